@@ -1,5 +1,3 @@
-"""Builds with a fake tensorrt package, a script as trtexec, and TensorRT-RTX if installed."""
-
 import json
 import sys
 import textwrap
@@ -82,7 +80,6 @@ class Runtime:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of Python modules that this process and its workers can import."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -318,8 +315,6 @@ def test_trtexec_flags_for_shapes_and_engine() -> None:
 
 @pytest.fixture
 def write_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that makes a shell script the trtexec of this machine."""
-
     def write(script: str) -> None:
         (tmp_path / "trtexec").write_text(
             f"#!/bin/sh\ncase \"$1\" in --help) echo '{HELP_85}'; exit 0;; esac\n"

@@ -1,5 +1,3 @@
-"""Gaps and version of a build, commands to build it again, and merged builds."""
-
 import contextlib
 from typing import Any
 
@@ -37,7 +35,6 @@ TENSOR = ParsedTensor("x", (1,), "FLOAT")
 def layer(
     name: str, inputs: str = "", outputs: str = "", kind: str = "CaskConvolution", **more: Any
 ) -> BuiltLayer:
-    """Return a layer; `inputs` and `outputs` are names of tensors."""
     return BuiltLayer(
         name,
         kind,

@@ -1,5 +1,3 @@
-"""Layers of an engine: their costs, their pairs in two engines, and the drawing."""
-
 import re
 import sys
 import xml.etree.ElementTree as ElementTree

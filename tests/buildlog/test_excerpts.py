@@ -1,5 +1,3 @@
-"""Excerpts of logs: single lines, other text, long lines, and the recorded builds."""
-
 import json
 from collections import Counter
 from typing import Any

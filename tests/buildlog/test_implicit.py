@@ -1,5 +1,3 @@
-"""Implicit-INT8 builds (with a calibration table) are detected, and verify rejects them."""
-
 from dataclasses import replace
 
 import pytest

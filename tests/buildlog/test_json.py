@@ -1,5 +1,3 @@
-"""Layer and profile JSON: dialects and damaged files."""
-
 import json
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""One engine layer from each of its spellings, and the names in it."""
-
 from string import ascii_letters, digits
 
 import pytest

@@ -1,5 +1,3 @@
-"""Read whole logs: formats of versions, prefixes of other programs, damage and limits."""
-
 import gzip
 import io
 import json
@@ -43,7 +41,6 @@ CASES = [
 
 
 def facts(build: Build) -> tuple[object, ...]:
-    """Return the contents of a build without its source and line numbers."""
     for node in build.parse.nodes:
         node.line = 0
     return (

@@ -1,5 +1,3 @@
-"""The graph that is rebuilt from a parse section."""
-
 import gzip
 from pathlib import Path
 from typing import Any

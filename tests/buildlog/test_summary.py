@@ -1,5 +1,3 @@
-"""Summary of a build: records read, passes, engine, tuning, memory, profile."""
-
 from collections import Counter
 
 import pytest

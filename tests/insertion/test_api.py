@@ -50,7 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small() -> onnx.ModelProto:
-    """Return two convolutions that read an image of three channels."""
     net = Net(3, SIZE)
     last = net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3)))
     return net.output(net.op("Softmax", "end", last)).model()
@@ -183,7 +182,6 @@ def test_insert_reads_external_weights(tmp_path: Path) -> None:
 
 
 def residual_chain(activation: bool) -> onnx.ModelProto:
-    """Return three residual blocks, with SiLU before each Add or ReLU after it."""
     net = Net()
     tensor = net.op("Relu", "stem", net.conv("c0", "x"))
     for i in range(3):
@@ -257,7 +255,6 @@ def test_example_quantizes_yolov8(
 
 
 def insertion() -> Insertion:
-    """Return an insertion that was neither measured nor predicted."""
     quantized = [
         QuantizedTensor("x", 0.5, "max", 0, "q"),
         QuantizedTensor("w", [0.5, 1.0], "weights-max", None, "p"),
@@ -342,7 +339,6 @@ def test_float_nodes_of_yolov8_head(choice: str, expected: set[str]) -> None:
 
 
 def head(order: str, product: str = "Conv") -> Model:
-    """Return one level of a detection head, box branch first or class branch first."""
     net = Net()
     box, cls = net.conv("box", "x", 16, 32, 1), net.conv("cls", "x", 16, 4, 1)
     parts = [box, cls] if order == "box first" else [cls, box]

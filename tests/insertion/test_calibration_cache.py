@@ -1,5 +1,3 @@
-"""Calibration caches: scales of all tensors, first line, contents, and the build with them."""
-
 import shlex
 import struct
 from collections.abc import Callable

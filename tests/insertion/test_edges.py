@@ -1,5 +1,3 @@
-"""Rare cases of insertion: unknown shapes, shared constants, integer inputs, wrong options."""
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -149,7 +147,6 @@ def test_dfl_is_found_after_operators_that_move_values(
 
 
 def add_box_head(net: Net, tensor: str) -> Net:
-    """Add a Slice of eight channels, Softmax and the mean over the bins."""
     bounds = {"starts": [0], "ends": [8], "axes": [1]}
     cut = net.op("Slice", "cut", tensor, *(net.const(k, v, np.int64) for k, v in bounds.items()))
     bins = net.const("bins", np.arange(8).reshape(1, 8, 1, 1))
@@ -193,7 +190,6 @@ def insert_into(
     data: list[dict[str, Any]] | None = None,
     **options: Any,
 ) -> qdqtool.Insertion:
-    """Insert with inputs of another type."""
     options = {"input_type": kind, "predict": False, **options}
     result = qdqtool.insert(model or two_layers(), data or images(), **options)
     check(result.model)
@@ -237,7 +233,6 @@ def test_input_type_that_does_not_fit_is_refused(
 
 
 def sine_branch() -> onnx.ModelProto:
-    """Return a convolution and a Sin that read the same input."""
     net = Net()
     return net.output(net.op("Relu", "r", net.conv("a", "x")), net.op("Sin", "other", "x")).model()
 
@@ -349,7 +344,6 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
 
 
 def ramp(low: float, high: float) -> list[dict[str, Any]]:
-    """Return a sample with evenly spaced values."""
     return [{"x": np.linspace(low, high, 1024, dtype=np.float32).reshape(1, 16, 8, 8)}]
 
 

@@ -1,5 +1,3 @@
-"""The choice between INT8 and FP8, from statistics, errors and times."""
-
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt

@@ -1,5 +1,3 @@
-"""FP8: numbers, placement and models that checker, onnxruntime and TensorRT-RTX accept."""
-
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,6 @@ def round_fp8(values: npt.NDArray[Any], scale: npt.NDArray[Any] | float) -> Arra
 
 
 def relu_net() -> Net:
-    """Return two convolutions with a Relu between, of 32 channels."""
     net = Net(32)
     first = net.op("Relu", "r", net.conv("a", "x", 32, 32))
     return net.output(net.op("Relu", "end", net.conv("b", first, 32, 32)))
@@ -158,7 +155,6 @@ def test_forms_of_products_that_remain_float(
 
 
 def attention_net(head: int, sequence: int = 64) -> Model:
-    """Return a Linear and one attention of one head."""
     net = Net()
     shape = [1, 2, sequence, head]
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
@@ -246,7 +242,6 @@ def test_version_without_fp8_convolutions_is_a_warning(
 
 
 def mixed_net() -> onnx.ModelProto:
-    """Return a depthwise convolution between two others, of 32 channels."""
     net = Net(32)
     first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
     deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))

@@ -57,7 +57,6 @@ def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
 
 
 def remove_pairs(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
-    """Return the model without the Q/DQ pairs of some activations."""
     for entry in entries:
         model = remove_pair(Model(model), entry).proto
     check(model)
@@ -67,7 +66,6 @@ def remove_pairs(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.Mode
 def mean_error(
     model: onnx.ModelProto, other: onnx.ModelProto, data: list[dict[str, np.ndarray]]
 ) -> float:
-    """Return the mean over the samples of the second model's error."""
     return float(np.mean([relative_error(run(model, x)[0], run(other, x)[0]) for x in data]))
 
 
@@ -166,7 +164,6 @@ def chain_insertion() -> Insertion:
 
 
 def measure_all(result: Insertion, data: object, **options: Any) -> ActivationLosses | None:
-    """Measure all activations of an insertion."""
     activations = result.activations
     return measure_losses(
         Model(result.model), activations, data, activations=activations, **options
@@ -210,7 +207,6 @@ def test_measure_tries_activations_only_for_large_error(
 
 @pytest.fixture(scope="module")
 def clipping() -> Insertion:
-    """An insertion with one activation that is clipped on every image."""
     return qdqtool.insert(
         chain(), images(8), predict=False, method_for=[("b/relu", "percentile")], percentile=60.0
     )
@@ -482,7 +478,6 @@ def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
 
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed: bool) -> None:
-    """The suggested pattern leaves the tensor float."""
     assert yolov8.losses is not None
     worst = replace(
         yolov8.losses.tensors[0],
@@ -562,7 +557,6 @@ def test_error_of_onnxruntime_is_one_line(
 
 
 def mismatched_network() -> onnx.ModelProto:
-    """Return a convolution of four channels with an input of any number of channels."""
     net = Net()
     net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
     return net.output(net.conv("c", "x", 4, 4)).open_model()
@@ -575,7 +569,6 @@ def insert_detector() -> tuple[Insertion, list[dict[str, Array]]]:
 
 
 def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
-    """Return a residual block whose input is used again after it, crossed by a sequence."""
     net, data = Net(), images(2)
     first = net.op("Relu", "r0", net.conv("c0", "x"))
     sizes = net.const("eights", [8, 8], np.int64)

@@ -24,12 +24,10 @@ from tests.insertion.nets import Net, detector, initializer, with_constant_nodes
 
 
 def inputs(placement: Placement) -> set[tuple[str, str, str]]:
-    """Return the quantized inputs as (tensor, consumer, role)."""
     return {(t, r.node.name, r.role) for t, readers in placement.inputs.items() for r in readers}
 
 
 def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
-    """Return why each node is left float: the class and the values of the reason."""
     return {s.node: (type(s.record), *field_values(s.record)[2:]) for s in placement.skipped}
 
 
@@ -38,7 +36,6 @@ def place_net(net: Net, rules: PlacementRules | None = None) -> Placement:
 
 
 def quantized_inputs(placement: Placement, node: str) -> set[str]:
-    """Return the quantized inputs of a node."""
     return {t for t, name, _ in inputs(placement) if name == node}
 
 
@@ -67,7 +64,6 @@ def test_sparse_weights_are_left_float(net: Net) -> None:
 
 
 def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Store an initializer as a sparse one that holds every value."""
     graph = model.graph
     (full,) = (t for t in graph.initializer if t.name == name)
     array = onnx.numpy_helper.to_array(full)
@@ -79,10 +75,6 @@ def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
-    """Return a residual block, optionally with an activation before its Add.
-
-    ``after`` follows it.
-    """
     net = Net()
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     inner = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
@@ -442,7 +434,6 @@ def test_exclusion_names_first_pattern_that_matches() -> None:
 
 
 def transposed_net(group: int = 1) -> Net:
-    """Return a convolution ``c`` and a transposed convolution ``t``."""
     net = Net()
     weights = net.const("w", np.ones((16, 16, 2, 2)))
     relu = net.op("Relu", "r", net.conv("c", "x"))
@@ -615,7 +606,6 @@ def test_residual_is_quantized_for_quantized_consumer(
 
 
 def pooling_net(before: str = "Relu", after: str = "Conv", output: bool = False) -> Net:
-    """Return a pooling ``pool`` after a convolution and another operator, before ``after``."""
     net = Net()
     tensor = net.conv("a", "x")
     if before == "Add":
@@ -743,7 +733,6 @@ MOVES = {
 
 
 def best_scores(net: Net, x: str) -> str:
-    """Add a TopK and a multiplication of the selected scores."""
     values, _ = net.op("TopK", "top", x, net.const("k", [1], np.int64), outputs=2, axis=1)
     return str(net.op("Mul", "end", values, net.const("two", 2.0)))
 

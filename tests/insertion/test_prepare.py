@@ -21,7 +21,6 @@ from tests.notes import note
 
 
 def prepare_copy(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a prepared copy of a model, and the notes."""
     copy = copy_model(model)
     notes = prepare_float_model(Model(copy), opset=13)
     check(copy)
@@ -31,7 +30,6 @@ def prepare_copy(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
 def prepare_and_compare(
     model: onnx.ModelProto, tolerance: float = 1e-4
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a prepared copy of a model, which must compute the same, and the notes."""
     copy, notes = prepare_copy(model)
     for feeds in images(2):
         assert_same_outputs(model, copy, feeds, rtol=tolerance, atol=tolerance)
@@ -210,7 +208,6 @@ def test_shared_weights_are_copied(net: Net) -> None:
 
 
 def deep_network(length: int) -> onnx.ModelProto:
-    """Return a convolution whose weights go through a chain of Identity nodes."""
     net = Net()
     tensor = net.const("w", np.ones((16, 16, 1, 1)))
     for i in range(length):
@@ -230,7 +227,6 @@ def test_weights_after_up_to_1000_nodes_are_computed(length: int, folded: bool) 
 def computed_weights(
     op: str, *inputs: tuple[str, object, object], **attributes: object
 ) -> onnx.ModelProto:
-    """Return a convolution whose weights ``k`` are the output of one node with constant inputs."""
     net = Net()
     weights = net.op(op, "k", *(net.const(*i) for i in inputs), **attributes)
     return net.output(net.op("Conv", "c", "x", weights)).open_model()

@@ -1,5 +1,3 @@
-"""Preprocessing: insert and tune state and record it, predict and fix use the record."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -35,7 +35,6 @@ def insert_scaled(
     weights: str = "float",
     include: tuple[str, ...] = (),
 ) -> tuple[onnx.ModelProto, list[QuantizedTensor]]:
-    """Return the Q/DQ model with one scale for all activations, and its quantized tensors."""
     copy = copy_model(model)
     index = Model(copy)
     placement = compute_placement(index, PlacementRules(head="none", include=include))
@@ -50,7 +49,6 @@ def insert_scaled(
 
 
 def two_layers() -> onnx.ModelProto:
-    """Return two layers with the names of Ultralytics' exports."""
     net = Net()
     first = net.op("Relu", "/m.0/act/Relu", net.conv("/m.0/conv/Conv", "x"))
     return net.output(net.op("Relu", "/m.1/act/Relu", net.conv("/m.1/conv/Conv", first))).model()

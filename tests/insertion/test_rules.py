@@ -22,10 +22,6 @@ TRT85 = target_named("trt8.5")
 
 
 def bottleneck(activation: str, bare: bool = False) -> Model:
-    """Return a residual block with or without SiLU.
-
-    ``bare`` adds a residual without activation before it.
-    """
     net = Net()
     stem = net.silu("stem/s", net.conv("stem", "x"))
     stem = net.op("Relu", "r", net.op("Add", "bare", net.conv("b", stem), stem)) if bare else stem
@@ -37,7 +33,6 @@ def bottleneck(activation: str, bare: bool = False) -> Model:
 
 
 def sketch(model: Model, **options: Any) -> Model:
-    """Return the Q/DQ model that is simulated to compare placements."""
     placement = compute_placement(model, PlacementRules(**options))
     return rules.build_simulation_model(
         model, placement, find_scale_groups(model, placement.inputs)

@@ -45,7 +45,6 @@ def group(*sources: str) -> ScaleGroup:
 
 
 def relative_error(values: np.ndarray, scale: float) -> float:
-    """Return the root of the squared error of quantization over the sum of squares."""
     wide = values.astype(np.float64)
     restored = np.clip(np.rint(wide / scale), -127, 127) * scale
     return float(np.sqrt(((wide - restored) ** 2).mean() / (wide**2).mean()))
@@ -121,8 +120,6 @@ def test_zero_tensor_does_not_change_scale_of_group(method: str) -> None:
 
 
 class CountedStatistics(TensorStatistics):
-    """Statistics that count how often their histogram is read."""
-
     reads = 0
 
     @property
@@ -247,7 +244,6 @@ def test_positive(scale: float, expected: float) -> None:
 
 
 def table(folder: Path, **scales: float) -> Path:
-    """Write a TensorRT calibration table."""
     path = folder / "calib.table"
     rows = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
     path.write_text("\n".join(["TRT-8502-EntropyCalibration2", *rows]) + "\n")
@@ -312,7 +308,6 @@ def test_entries_of_other_widths_are_named(tmp_path: Path) -> None:
 
 
 def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any]:
-    """Calibrate a heat map on at most three samples and return the report."""
     net = Net()
     body = net.op("Relu", "r", net.conv("c", "x"))
     model = net.output(net.op("Sigmoid", "s", net.conv("heat", body, cout=3))).index()
@@ -345,7 +340,6 @@ def list_tensors(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
 
 @pytest.fixture
 def concat(net: Net) -> Net:
-    """Return the Concat ``cat`` of activations ``a`` and ``b``, and convolutions of all three."""
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     joined = net.op("Concat", "cat", a, b, axis=1)
     return net.output(net.conv("c", joined, 32), net.conv("d", a), net.conv("e", b))

@@ -1,5 +1,3 @@
-"""Insertion into networks with attention, and the predictions for them."""
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -52,7 +50,6 @@ needs_compiler = pytest.mark.skipif(
 
 
 def build(model: onnx.ModelProto) -> Answer:
-    """Build a model with TensorRT-RTX and compare it with its prediction."""
     with Lab() as lab:
         return lab.answer(model)
 
@@ -152,7 +149,6 @@ def test_unused_and_constant_products_are_not_counted() -> None:
 
 
 def is_left_by_attention(reason: Reason) -> bool:
-    """Return whether the preset of attention leaves a node float."""
     return getattr(reason, "part", None) == PresetPart.ATTENTION
 
 
@@ -255,7 +251,6 @@ def test_tuning_sites_of_attention(attention: str) -> None:
 
 
 def add_pairs(model: onnx.ModelProto, *consumers: str) -> onnx.ModelProto:
-    """Return a copy with a Q/DQ pair before every input of some nodes."""
     copy = copy_model(model)
     del copy.graph.node[:]
     for node in model.graph.node:
@@ -344,7 +339,6 @@ KINDS = ("rt-detr", "dab-detr", "rf-detr", "d-fine", "d-fine column")
 
 
 def coordinate_nodes(kind: str) -> set[str]:
-    """Return producers of boxes and sampling points, MLPs before them, and consumers of boxes."""
     boxes = {f"{head}.{i}" for head in ("first", "d0.box", "d1.box") for i in range(3)}
     project = {"d0.project", "d1.project"} if kind == "d-fine column" else set()
     return (
@@ -483,7 +477,6 @@ EINSUMS = {
 
 
 def replace_by_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which Einsums compute some of the products."""
     result = copy_model(model)
     for node in result.graph.node:
         if node.name in EINSUMS:

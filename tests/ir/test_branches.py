@@ -1,5 +1,3 @@
-"""Branches of If and bodies of Loop: folded if the condition is constant, else counted."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +41,6 @@ def model_with(
     before: tuple[onnx.NodeProto, ...] = (),
     flag: bool = False,
 ) -> onnx.ModelProto:
-    """Return a network of a node with subgraphs and of a Relu after this node."""
     inputs = [image("x")]
     if flag:
         inputs.append(helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))
@@ -65,7 +62,6 @@ def conditional(
 
 
 def nested() -> onnx.NodeProto:
-    """Return an If whose first branch is another If."""
     inner = conditional(output="inner", name="inner")
     return conditional(then_branch=helper.make_graph([inner], "then", [], [image("inner")]))
 
@@ -78,7 +74,6 @@ def float_branches(x: str) -> dict[str, onnx.GraphProto]:
 
 
 def after_stem(node: onnx.NodeProto, weights: str, scale: float | None) -> onnx.ModelProto:
-    """Return a network of a convolution with the output ``r``, and an If of the data."""
     g = Graph(opset=17)
     stem = g.model(g.conv(g.input(*IMAGE), "stem", 16, weights=weights, scale=scale)).graph
     before = (*stem.node, helper.make_node("Relu", [stem.node[-1].output[0]], ["r"]))
@@ -98,7 +93,6 @@ COUNT = onnx.numpy_helper.from_array(np.asarray(3, np.int64), "count")
 
 
 def model_with_loop(body: onnx.GraphProto) -> onnx.ModelProto:
-    """Return a network with a Loop. The graph gets the inputs and outputs of a body."""
     body.node.add(op_type="Identity", input=["go"], output=["go_on"])
     body.input.extend(
         [
@@ -113,12 +107,10 @@ def model_with_loop(body: onnx.GraphProto) -> onnx.ModelProto:
 
 
 def loop() -> onnx.ModelProto:
-    """Return a network with a convolution in the body of a Loop."""
     return model_with_loop(branch("body", "state", "next"))
 
 
 def loop_with_if(*, quantized: bool = True) -> onnx.ModelProto:
-    """Return a network with an If inside a Loop; one of its branches has a convolution."""
     then = branch("yes", "state", "t", quantized=quantized)
     relu = helper.make_node("Relu", ["state"], ["e"])
     other = helper.make_graph([relu], "no", [], [image("e")])
@@ -127,7 +119,6 @@ def loop_with_if(*, quantized: bool = True) -> onnx.ModelProto:
 
 
 def scan() -> onnx.ModelProto:
-    """Return a network with a convolution in the body of a Scan."""
     body = branch("body", "state", "next")
     body.input.extend([image("state"), image("row")])
     body.node.add(op_type="Identity", input=["row"], output=["row_out"])
@@ -138,7 +129,6 @@ def scan() -> onnx.ModelProto:
 
 
 def subgraph_reason(proto: onnx.ModelProto, target: str = "trt8.5") -> Any:
-    """Return the reason of the only finding about subgraphs."""
     findings = qdqtool.predict(proto, target).findings
     (finding,) = (f for f in findings if f.code == "SUBGRAPH")
     return finding.causes[0].reason

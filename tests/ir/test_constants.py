@@ -1,5 +1,3 @@
-"""Values of constants, computed node by node and within limits."""
-
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -120,7 +118,6 @@ def test_unknown_tensor_is_not_constant() -> None:
 
 
 def filled(net: Net, name: str, dims: list[int], value: float = 0.5) -> str:
-    """Add a constant that ConstantOfShape computes."""
     tensor = helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [value])
     return net.op("ConstantOfShape", name, net.const(f"{name}.dims", dims, np.int64), value=tensor)
 
@@ -173,7 +170,6 @@ def test_computed_scale_is_folded(net: Net) -> None:
 
 
 def moved_weights(net: Net) -> str:
-    """Return weights that the passes move."""
     return net.op("Transpose", "t", net.const("w", np.ones((3, 3, 4, 8))), perm=[3, 2, 0, 1])
 
 

@@ -1,5 +1,3 @@
-"""Index and editor of a model."""
-
 import numpy as np
 import onnx
 import pytest
@@ -17,7 +15,6 @@ from tests.trt.builder import Graph
 
 
 def network(seed: int) -> onnx.ModelProto:
-    """Build pairs, a residual, a Concat, a Reshape, and two nodes of one name."""
     g = Graph(seed=seed)
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
     y = g.conv(g.pair(x, "p", 0.1), "a", 8)
@@ -35,7 +32,6 @@ NODE_FIELDS = ("index", "name", "op", "domain", "inputs", "outputs", "captured")
 
 
 def describe(model: Model) -> dict[str, object]:
-    """Return everything in the index of a model, with nodes by position."""
     tensors = sorted(
         {t for n in model.nodes for t in (*n.inputs, *n.outputs) if t} | set(model.inputs)
     )
@@ -59,7 +55,6 @@ def describe(model: Model) -> dict[str, object]:
 
 
 def edit(model: Model, draw: st.DrawFn) -> None:
-    """Make up to four edits that take effect together."""
     editor = Editor(model)
     tensors = sorted(t for t in (*model.producers, *model.inputs) if not model.is_constant(t))
 
@@ -127,14 +122,12 @@ def insert_pair(editor: Editor, node: Node) -> None:
 
 
 def finish(editor: Editor) -> onnx.ModelProto:
-    """Return the edited model, which is valid."""
     proto = editor.finish().proto
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
 def without_pairs(model: Model, stems: str) -> onnx.ModelProto:
-    """Return a copy of a model without the pairs of these stems."""
     editor = Editor(model.copy())
     for stem in stems:
         assert editor.remove_pairs(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
@@ -231,7 +224,6 @@ def test_rename_includes_branches() -> None:
 
 
 def two_pairs() -> onnx.ModelProto:
-    """Build r -> pair a -> pair b -> end, and a constant that no node reads."""
     g = Graph()
     x = g.relu(g.input(1, 4, 4, 4), "r")
     g.const("spare", np.float32(1))

@@ -1,5 +1,3 @@
-"""Reading and writing model files."""
-
 import gzip
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,7 +77,6 @@ def test_names_of_model_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_external_weight(entries: Mapping[str, str] | list[tuple[str, str]]) -> onnx.ModelProto:
-    """Return a model whose first initializer, 432 bytes, is in a file."""
     proto = conv_net()
     tensor = proto.graph.initializer[0]
     assert len(tensor.raw_data) == 432
@@ -240,7 +237,6 @@ def elu() -> onnx.ModelProto:
 
 
 def refer_to_attribute(proto: onnx.ModelProto) -> None:
-    """Make a node outside of functions refer to an attribute of a function."""
     attribute = proto.graph.node[0].attribute[0]
     attribute.ref_attr_name = "alpha"
     attribute.ClearField("f")
@@ -306,7 +302,6 @@ def test_save_never_overwrites_source(tmp_path: Path, data: bytes) -> None:
 
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every model exceed the size that protobuf can serialize."""
     monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 100)
 
 

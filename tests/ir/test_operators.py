@@ -102,7 +102,6 @@ def recipes(operator: Operator) -> list[Recipe]:
 
 
 def forms(matches: Callable[[Operator], object]) -> list[Any]:
-    """Return (operator, recipe) for each recipe of each matching operator."""
     return [
         pytest.param(operator, recipe, id=f"{operator.name} {number}")
         for operator in OPERATORS.values()
@@ -112,7 +111,6 @@ def forms(matches: Callable[[Operator], object]) -> list[Any]:
 
 
 def build_quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
-    """Build a convolution, the operator, and a pair on each of its results."""
     g = Graph(opset=OPSET)
     before = g.conv(g.input(*SHAPE), "before")
     results = recipe(g, before)
@@ -133,7 +131,6 @@ def find_passed_operators(prediction: Prediction) -> list[str]:
 
 
 def has_one_input(operator: Operator) -> bool:
-    """Return whether an operator needs only one input. Other operators have separate tests."""
     two = ("PRelu", "BatchNormalization", "LayerNormalization")
     return (
         operator.weights is None
@@ -328,7 +325,6 @@ def test_average_runs_in_int8_like_pooling(operator: Operator, recipe: Recipe) -
 
 
 def build_with_weights(operator: Operator) -> tuple[onnx.ModelProto, int]:
-    """Return a node with weights, four outputs of three inputs, and the rank of the weights."""
     shapes = {"Conv": (4, 3, 3, 3), "ConvTranspose": (3, 4, 2, 2), "Gemm": (3, 4), "MatMul": (3, 4)}
     shape = shapes[operator.name]
     data = (1, 3, 6, 6) if len(shape) == 4 else (2, 3)

@@ -1,5 +1,3 @@
-"""Simulated quantizers: recognized in each form, never quantized twice, and rewritten exactly."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -56,14 +54,12 @@ def arithmetic(*steps: str) -> MakeQuantizer:
 
 
 def straight_through(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return ``x + (quantized - x)``, the straight-through form of training."""
     quantized = arithmetic("/", "round", "clip", "*")(g, x, name, scale)
     difference = g.op("Sub", [quantized, x], f"{name}.difference")
     return g.op("Add", [x, difference], f"{name}.sum")
 
 
 def floor(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return a quantizer that rounds by ``Floor(x + 0.5)``."""
     s = g.const(f"{name}.s", np.asarray(scale, np.float32))
     x = g.op(
         "Add",
@@ -100,8 +96,6 @@ def openvino(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 def affine(
     domain: str, op: str, *, factor: float | None = None, **attributes: Any
 ) -> MakeQuantizer:
-    """Return a maker of quantizers with scale, zero point, bounds and gradient factor as inputs."""
-
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         values: list[Any] = [np.asarray(scale.reshape(-1) if scale.size > 1 else scale, np.float32)]
         values.append(np.zeros(values[0].shape, np.int64))
@@ -134,7 +128,6 @@ pt2e = pt2e_named("{}quantize_per_{}")
 
 
 def reversed_operands(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return a quantizer whose constants are the first operands."""
     values = {"i": 1 / scale, "l": np.float32(-128), "h": np.float32(127), "s": scale}
     c = {k: g.const(f"{name}.{k}", np.asarray(v, np.float32)) for k, v in values.items()}
     x = g.op("Round", g.op("Mul", [c["i"], x], f"{name}.0"), f"{name}.1")
@@ -143,7 +136,6 @@ def reversed_operands(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 
 
 def dq_operator(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return a quantizer of arithmetic up to the integers, and a DQ."""
     s = g.const(f"{name}.s", np.asarray(scale, np.float32))
     bounds = [g.const(f"{name}.{key}", np.float32(b)) for key, b in (("l", -128), ("u", 127))]
     x = g.op("Round", g.op("Div", [x, s], f"{name}.0"), f"{name}.1")
@@ -154,8 +146,6 @@ def dq_operator(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 
 
 def qcdq(low: int, high: int) -> MakeQuantizer:
-    """Return a maker of Brevitas quantizers: Q, Clip of the integers, DQ."""
-
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         flat = np.asarray(scale, np.float32).reshape(-1 if np.size(scale) > 1 else ())
         pair = [g.const(f"{name}.s", flat), g.const(f"{name}.z", np.zeros(flat.shape, np.int8))]
@@ -168,8 +158,6 @@ def qcdq(low: int, high: int) -> MakeQuantizer:
 
 
 def custom(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
-    """Return a maker of quantizers of one operator whose inputs have an unknown meaning."""
-
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         return g.op(op, x, name, domain=domain, **attributes)
 
@@ -249,7 +237,6 @@ ARITHMETIC = ("halves up", "no bounds")  # forms of INEXACT that TensorRT builds
 def network(
     make: MakeQuantizer, count: int = 2, per_channel: bool = True, step: float = 0.02
 ) -> onnx.ModelProto:
-    """Return convolutions whose inputs and weights have quantizers."""
     g = Graph(opset=17)
     x = g.input(1, 16, 8, 8)
     for number in range(count):
@@ -289,7 +276,6 @@ def test_fix_rewrites_arithmetic_exactly(name: str, per_channel: bool) -> None:
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_fix_rewrites_operators_of_other_tools(name: str, per_channel: bool) -> None:
-    """The outputs equal those of arithmetic with the same scales."""
     make, form = OPERATORS[name]
     before = network(make, per_channel=per_channel)
     assert {f.form for f in find_fake_quantizers(load(before))} == {form}
@@ -337,7 +323,6 @@ def test_chain_with_a_second_consumer_is_no_quantizer() -> None:
 
 
 def fallback() -> onnx.ModelProto:
-    """Return a network whose convolution is an operator of ATen."""
     g = Graph(opset=17)
     y = g.op(
         "ATen", g.input(1, 16, 8, 8), "conv", domain="org.pytorch.aten", operator="_convolution"
@@ -404,7 +389,6 @@ def test_verdict_of_integer_clips_names_wrong_results() -> None:
 
 
 def to_half(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model of arithmetic with all tensors in float16."""
     for tensor in proto.graph.initializer:
         array = onnx.numpy_helper.to_array(tensor)
         tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float16), tensor.name))

@@ -1,5 +1,3 @@
-"""Detection heads: YOLO's distribution focal loss (DFL), and the convolutions before it."""
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,7 +18,6 @@ FORMS = ("read", "unread", "pair", "stored", "moved", "joined")
 
 
 def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
-    """Build convolutions of boxes and scores. The boxes go through a DFL with bins 0 to 7, each to a power."""
     g = Graph()
     stem = g.op("Relu", g.conv(g.input(1, 16, 4, 4), "stem", 16), "r")
     box, score = (

@@ -1,5 +1,3 @@
-"""Networks that normalize their inputs."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +26,6 @@ def by_255(g: Graph, x: str) -> str:
 
 
 def by_factor(g: Graph, x: str) -> str:
-    """Multiply by 1/255, with the constant as the first operand."""
     return g.op("Mul", [g.const("factor", 1 / 255), x], "mul")
 
 
@@ -70,7 +67,6 @@ def nothing(g: Graph, x: str) -> str:
 
 
 def other_arithmetic(g: Graph, x: str) -> str:
-    """Divide a constant by the input."""
     return g.op("Div", [g.const("one", 1.0), x], "div")
 
 

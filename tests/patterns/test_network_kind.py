@@ -1,5 +1,3 @@
-"""Recognition of networks other than YOLO-like detectors, by metadata, outputs and normalizations."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -32,19 +30,16 @@ def classifier(g: Graph, softmax: bool = False) -> str:
 
 
 def features_too(g: Graph) -> list[str]:
-    """Return the outputs of a classifier that also returns its last feature map."""
     return [classifier(g, softmax=True), "act:0"]
 
 
 def unknown_shapes(g: Graph) -> str:
-    """Add a classifier with a plugin, after which no shape can be inferred."""
     features = g.op("MyPlugin", backbone(g), "plugin", domain="custom")
     pooled = g.op("ReduceMean", features, "pool", axes=[2, 3], keepdims=0)
     return g.op("Sigmoid", g.gemm(pooled, "fc", 8), "prob")
 
 
 def grid_heads(g: Graph) -> list[str]:
-    """Add a detector without decoding: grids of strides 8 and 16."""
     deep = strided(g, 3, 8)
     return [g.conv(deep, "head8"), g.conv(g.conv(deep, "c3", stride=2), "head16")]
 
@@ -58,7 +53,6 @@ def transformer(g: Graph) -> str:
 
 
 def strided(g: Graph, count: int, channels: int = 16) -> str:
-    """Add a feature map of stride 2**count."""
     tensor = g.input(1, 3, 64, 64)
     for number in range(count):
         tensor = g.relu(g.conv(tensor, f"c{number}", channels, stride=2), f"a{number}")
@@ -66,7 +60,6 @@ def strided(g: Graph, count: int, channels: int = 16) -> str:
 
 
 def products(g: Graph, tensor: str, features: int, *widths: int) -> list[str]:
-    """Add a matrix product for each width."""
     weights = {n: g.const(f"w{n}", np.ones((features, n), np.float32)) for n in widths}
     return [g.op("MatMul", [tensor, w], f"fc{n}") for n, w in weights.items()]
 
@@ -82,7 +75,6 @@ def simcc(g: Graph) -> list[str]:
 
 
 def patches(g: Graph) -> str:
-    """Add attention on patches of 8x8 pixels, without layer normalization."""
     tokens = g.reshape(g.conv(g.input(1, 3, 64, 64), "patch", 32, k=8, stride=8), "t", 1, 32, 64)
     tokens = g.op("Transpose", tokens, "last", perm=[0, 2, 1])
     keys = g.op("Transpose", tokens, "keys", perm=[0, 2, 1])
@@ -91,20 +83,17 @@ def patches(g: Graph) -> str:
 
 
 def pyramid(g: Graph) -> list[str]:
-    """Add feature maps of a backbone, whose number of channels grows with the stride."""
     low = g.relu(g.conv(strided(g, 3), "c8", 64, stride=1), "a8")
     return [low, g.relu(g.conv(low, "c16", 128, stride=2), "a16")]
 
 
 def text_line(g: Graph) -> str:
-    """Add scores of 40 characters at 32 positions along a line of text."""
     features = g.conv(g.input(1, 3, 32, 128), "stem", 40, stride=4)
     scores = g.op("ReduceMax", features, "rows", axes=[2], keepdims=0)
     return g.op("Transpose", scores, "last", perm=[0, 2, 1])
 
 
 def rows_of_boxes(g: Graph) -> str:
-    """Add decoded boxes [1, 84, 336] of an image that is 128 pixels high."""
     features = g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8)
     first = g.reshape(features, "first", 1, 84, 256)
     return g.concat([first, g.slice(first, "s", 0, 80, axis=2)], "c", axis=2)

@@ -1,5 +1,3 @@
-"""Structures of a graph: attention, layer normalization, activations, quantizers, subgraphs."""
-
 import cProfile
 import math
 import tracemalloc
@@ -163,7 +161,6 @@ def test_layer_norm_with_gain_before_division_is_not_fused(root: str, inverse: b
 
 
 def vit_with_change(change: str) -> Model:
-    """Build a transformer whose first decomposed layer norm is changed."""
     proto = onnx.ModelProto.FromString(vit(pieces=True).SerializeToString())
     nodes = {n.name: n for n in proto.graph.node}
     if change == "cube":
@@ -359,7 +356,6 @@ def test_summaries_are_equal_for_equal_scales(
 
 
 def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> onnx.ModelProto:
-    """Build pairs in a row that share a scale and, if there are zeros, a zero point."""
     constants = [numpy_helper.from_array(scale.astype(np.float32), "s")]
     constants += [numpy_helper.from_array(np.zeros(scale.size, np.int8), "z")] if zeros else []
     nodes, tensor = [], "x"

@@ -1,5 +1,3 @@
-"""TensorRT's custom FP8 quantizers are read as ONNX's quantizers."""
-
 import onnx
 import pytest
 from onnx import helper

@@ -1,5 +1,3 @@
-"""Messages of models: serialization, hash, extraction of parts, and public functions on models."""
-
 import functools
 import hashlib
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from tests.errors import has
 
 
 def documented() -> onnx.ModelProto:
-    """Return a model with documentation, metadata, typed weights and a large first weight."""
     model = conv_net()
     graph = model.graph
     large = numpy_helper.from_array(np.ones(2048, np.float32), "large")
@@ -44,7 +41,6 @@ def documented() -> onnx.ModelProto:
 
 
 def with_binary_documentation(part: str) -> onnx.ModelProto:
-    """Return a model in which the documentation of a part is not UTF-8."""
     model = documented()
     message, field = {
         "model": (model, b"\x32"),
@@ -62,7 +58,6 @@ BINARY_DOCUMENTATION = [
 
 
 def with_function() -> onnx.ModelProto:
-    """Return a model with a function, a sparse initializer and a weight of several megabytes."""
     model = documented()
     body = [helper.make_node("Relu", ["a"], ["b"])]
     model.functions.append(
@@ -76,7 +71,6 @@ def with_function() -> onnx.ModelProto:
 
 
 def with_unknown_field(part: str) -> onnx.ModelProto:
-    """Return a model in which a part has the field 3000, which onnx does not define."""
     model = documented()
     message = {"model": model, "graph": model.graph, "weight": model.graph.initializer[0]}[part]
     message.MergeFromString(b"\xc2\xbb\x01\x03new")

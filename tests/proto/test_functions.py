@@ -1,5 +1,3 @@
-"""Functions of a model: calls are replaced by the functions' nodes, with readable names."""
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -100,7 +98,6 @@ def parse(text: str) -> onnx.ModelProto:
 
 
 def call_chain(length: int, body: str) -> str:
-    """Return a model with a chain of functions, each of which calls the next one in its body."""
     header = '<domain: "pkg", opset_import: ["": 17, "pkg": 1]>'
     functions = [f"{header} F{k} (a) => (b) {{ {body.format(next=k + 1)} }}" for k in range(length)]
     last = f"{header} F{length} (a) => (b) {{ b = Relu (a) }}"
@@ -172,7 +169,6 @@ def test_functions_that_cannot_be_inlined(text: str, code: str) -> None:
 
 
 def blocks(body: str) -> onnx.ModelProto:
-    """Return two calls of a function with data, weights, scale and zero point."""
     g = Graph()
     x = g.input(1, 16, 16, 16)
     for number in (0, 1):
@@ -188,7 +184,6 @@ def blocks(body: str) -> onnx.ModelProto:
 
 
 def quantized_blocks() -> onnx.ModelProto:
-    """Return two convolutions with Q/DQ, each in a call of one function."""
     return blocks("""
         { [in_Q] xq = QuantizeLinear (x, s, z)
           [in_DQ] xd = DequantizeLinear (xq, s, z)

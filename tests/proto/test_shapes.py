@@ -1,5 +1,3 @@
-"""Inference of types, also for models that crash onnx or exhaust memory."""
-
 import os
 import subprocess
 import sys

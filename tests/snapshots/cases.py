@@ -1,5 +1,3 @@
-"""The cases of all snapshots: command lines that run in a folder of small files, findings and notes."""
-
 import contextlib
 import functools
 import re
@@ -326,7 +324,6 @@ OTHER_FILES = {
 
 @functools.cache
 def folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder with the files that the command lines name."""
     home = tempfile.TemporaryDirectory(prefix="qdqtool-snapshots-")
     path = Path(home.name)
     contract.prepare(path)
@@ -344,7 +341,6 @@ def folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def answer(line: str) -> str:
-    """Return what a command line prints on stdout, then on stderr, and its exit code if it is not 0."""
     home = Path(folder().name)
     command = line.removesuffix(" #")
     with contextlib.chdir(home), without_package("tensorrt_rtx"):  # which would build the demo
@@ -378,7 +374,6 @@ def networks_with_findings() -> Iterator[tuple[str, list[Finding]]]:
 
 
 def finding_cases() -> Cases:
-    """Return the messages and fixes of each finding code, with the first network that shows each."""
     texts: dict[str, dict[str, str]] = {}
     for network, findings in networks_with_findings():
         for f in findings:

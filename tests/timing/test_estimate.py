@@ -1,5 +1,3 @@
-"""Estimated times of whole engines: work, range, gain, and time that fixes save."""
-
 import contextlib
 import functools
 from dataclasses import replace
@@ -324,7 +322,6 @@ def test_range_is_wider_for_gpus_that_are_less_known(
 
 @functools.cache
 def chain_of(channels: int) -> tuple[Model, Prediction]:
-    """Return the model with batch 4 and its prediction."""
     model = load(convolution_chain(channels=channels, batch=4))
     return model, predict(model, TARGET)
 
@@ -514,7 +511,6 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str) -> No
 
 @functools.cache
 def stored_networks() -> dict[str, dict[str, list[dict[str, str]]]]:
-    """Return the layers of all published networks of the fit, by network and variant."""
     networks: dict[str, dict[str, list[dict[str, str]]]] = {}
     for row in read(NETWORKS):
         networks.setdefault(row["network"], {}).setdefault(row["variant"], []).append(row)

@@ -1,5 +1,3 @@
-"""GPUs: their names, figures, findings, device information in logs, and calibration of times."""
-
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -630,7 +628,6 @@ def test_calibrate_with_a_measured_time() -> None:
 
 @pytest.fixture
 def saved_calibration(tmp_path: Path) -> str:
-    """Save the calibration of an RTX 3060 that takes 1.3 times the estimate."""
     measured = estimate_model(convolution_chain(batch=8))[1].total_ms * 1.3
     _, time = estimate_model(convolution_chain(batch=8), calibrate=f"{measured}ms")
     (tmp_path / "machine.json").write_text(json.dumps(time.calibration.as_json()))
@@ -699,7 +696,6 @@ def layer_names(**options: Any) -> list[str]:
 
 
 def write_profile(folder: Path, layers: Iterable[tuple[str, float]]) -> str:
-    """Write a profile of layers and milliseconds as trtexec does."""
     rows = [
         {"name": name, "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0}
         for name, ms in layers

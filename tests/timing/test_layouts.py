@@ -1,5 +1,3 @@
-"""Layouts, conversions, regions of Myelin, and times of kernels."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -272,7 +270,6 @@ WIDE = 64
 
 
 def block(quantized: bool = True) -> Model:
-    """Return a transformer block with a normalization at both ends."""
     g = Graph(opset=17)
     x = g.input(1, 16, WIDE)
     ones, zeros = (
@@ -489,7 +486,6 @@ _ADA_AND_BLACKWELL = [gpu for gpu in all_gpus() if gpu.cc in ("8.9", "12.0", "12
 
 
 def time_in(gpu: Gpu, precision: Precision, *, is_product: bool) -> float:
-    """Return the time of a layer that computes for long: 4,096 x 4,096 x 4,096 products."""
     layer = LayerWork(
         work.CONV,
         precision,

@@ -1,5 +1,3 @@
-"""Time that the fix of a finding saves."""
-
 import functools
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The differential fuzzer on twelve networks, and its functions that need no compiler."""
-
 import onnx
 import pytest
 
@@ -64,7 +62,6 @@ def test_fuzz_networks_are_valid_and_reproducible() -> None:
 
 
 def _deep() -> onnx.ModelProto:
-    """Return six convolutions with Relu, and a branch with Tanh."""
     net = Net()
     x = net.input((1, 4, 8, 8))
     for _ in range(6):

@@ -1,5 +1,3 @@
-"""The snapshot tool on single scenarios."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -56,7 +54,6 @@ def test_snapshot_ignores_version_and_time_of_tuning() -> None:
 
 
 def quantized_relu(scale: float = 0.5, prefix: str = "x_", after: str = "Relu") -> onnx.ModelProto:
-    """Return x -> Q -> DQ -> Relu -> y; all names of the quantizer begin with a prefix."""
     q, dq, s, zero = (prefix + name for name in ("Q", "DQ", "scale", "zero"))
     nodes = [
         helper.make_node("QuantizeLinear", ["x", s, zero], [q], name=q + "_node"),

@@ -115,7 +115,6 @@ class Graph:
         zero: int | None = 0,
         integer: Any = None,
     ) -> str:
-        """Add a Q called ``<stem>.Q`` and a DQ called ``<stem>.DQ``."""
         quantized = self.q(x, f"{stem}.Q", scale, axis, zero, integer)
         return self.dq(quantized, f"{stem}.DQ", scale, axis, zero, integer)
 
@@ -253,7 +252,6 @@ class Graph:
         return self.op("Gemm", inputs, name, transB=1)
 
     def model(self, *outputs: str) -> onnx.ModelProto:
-        """Return the model; the types of its outputs are inferred."""
         infos = [helper.make_empty_tensor_value_info(name) for name in outputs]
         graph = helper.make_graph(self.nodes, "g", self.inputs, infos, self.initializers)
         domains = {"": self.opset} | {n.domain: 1 for n in self.nodes if n.domain}

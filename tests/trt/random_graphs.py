@@ -217,7 +217,6 @@ def _moved(s: Sketch, x: str) -> str:
 
 
 def _fork(s: Sketch, x: str, shape: Shape) -> None:
-    """Add a convolution with two or three consumers, whose Qs have scales of their own."""
     if shape[1] > 16:
         return
     out = s.graph.conv(x, s.name("stem"), 4, 1, 1, 1, s.choose(*SCALES), "qdq")

@@ -39,7 +39,6 @@ def _product(g: Graph) -> list[str]:
 
 
 def _silu_add(g: Graph, own: bool = False, out: bool = False) -> list[str]:
-    """Return a residual Add after SiLU, optionally with pairs of the SiLU and of the sum."""
     x = _image(g, 8)
     y = g.silu(g.conv(x, "c"), "act")
     y = g.add(g.pair(y, "own") if own else y, g.pair(x, "skip"), "Add")
@@ -302,7 +301,6 @@ for _file in sorted(Path(__file__).with_name("passes").glob("test_*.py")):
 
 
 def model_of(name: str) -> onnx.ModelProto:
-    """Return the graph of a case; by default, the case's operator followed by a Q."""
     g = Graph()
     outputs = GRAPHS.get(name, _operator_before_q(name.partition("/")[0]))(g)
     return g.model(*([outputs] if isinstance(outputs, str) else outputs))

@@ -1,5 +1,3 @@
-"""The simulator against published builds: convolutions, conversions, pass lines and layer names."""
-
 import os
 import re
 from collections import Counter
@@ -25,7 +23,6 @@ Outcome = tuple[tuple[str, ...], str, list[str]]
 
 
 def outcome(inputs: Iterable[str], output: str, fused: Iterable[str]) -> Outcome:
-    """Return precisions, and the fused nodes that a log lists as well."""
     nodes = sorted(n for n in fused if "Add" in n or "MaxPool" in n)
     return tuple(map(width, inputs)), width(output), nodes
 
@@ -121,7 +118,6 @@ ORDER = {  # least share of the lines that are in the order of the log (longest 
 
 
 def traces(case: str, without: tuple[str, ...] = ()) -> tuple[list[Event], list[Event]]:
-    """Return the trace of the build and the predicted one, without the lines of some passes."""
     excluded = (*COUNTED_ONLY.get(case, ()), *without)
     return (
         [e for e in built_trace(case) if e.pass_name not in excluded],

@@ -1,5 +1,3 @@
-"""Fusions of convolutions in the float network, on which placement and findings depend."""
-
 import cProfile
 from collections.abc import Callable
 
@@ -89,7 +87,6 @@ def quantized_add_inputs(net: Net) -> set[str]:
 
 
 def forms_skipped(net: Net) -> list[type]:
-    """Return the forms for which placement keeps a convolution in float."""
     placement = compute_placement(
         net.index(), PlacementRules(head="none", failing=list(FORMS_KEPT_FLOAT))
     )

@@ -1,5 +1,3 @@
-"""Consumers, origin, size and scales of a tensor, as missed optimizations record them."""
-
 import pickle
 
 import numpy as np

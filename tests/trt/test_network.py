@@ -1,5 +1,3 @@
-"""The network of the simulator: edits, consistency after each pass, and the import of a model."""
-
 import itertools
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Properties of the simulation of any graph: determinism, numbers, and growth."""
-
 import random
 from typing import Any
 
@@ -36,7 +34,6 @@ MOTION: tuple[type[Pass], ...] = (
 
 
 def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
-    """Return the parts of a prediction that are equal for equal graphs, with nodes renamed by ``names``."""
     old = names or {}
     convolutions = {
         old.get(c.name, c.name): (
@@ -71,7 +68,6 @@ def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
 
 
 def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return the graph with other names, and the old name of each new node name."""
     dice = random.Random(seed)
     numbers = list(range(10_000))
     dice.shuffle(numbers)
@@ -126,7 +122,6 @@ def test_order_and_names_do_not_matter(model: onnx.ModelProto, seed: int, target
 
 
 def move_quantizers(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
-    """Return the network after all motions, and the passes that changed it."""
     exporter, fired = Exporter(load(model)), set()
     target = target_named("trt8.5")
     ConstQDQInitializersFusion(target).run(exporter.network)
@@ -157,7 +152,6 @@ def test_moving_quantizers_changes_no_number(model: onnx.ModelProto) -> None:
 
 
 def every_motion() -> onnx.ModelProto:
-    """Build a graph in which every motion fires, with an average pooling that no Q may pass."""
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
     half = g.pool(x, "pool")

@@ -25,7 +25,6 @@ Outcome = tuple[list[Precision], Precision]
 
 
 def chain(g: Graph, weights: str = "qdq") -> onnx.ModelProto:
-    """Build two convolutions with a Relu between: INT8 to INT8, then INT8 to float."""
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "a", weights=weights), "r")
     return g.model(g.op("Softmax", g.conv(x, "b", weights=weights), "s"))
 
@@ -252,7 +251,6 @@ def test_tensorflow(fold: bool, constant_nodes: bool) -> None:
 
 
 def modelopt_block() -> onnx.ModelProto:
-    """Build a residual block with int8 weights, a pair on the skip branch only, and Relu after the Add."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "stem", weights="int8", bias=True), "r")
     y = g.relu(g.conv(x, "a", weights="int8", bias=True), "ra")

@@ -1,5 +1,3 @@
-"""Targets: names and versions, properties, and their effect on predictions."""
-
 import shlex
 from dataclasses import replace
 

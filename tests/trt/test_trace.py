@@ -1,5 +1,3 @@
-"""Lines of TensorRT's optimizer: parsing and rendering."""
-
 from collections.abc import Iterable
 
 import pytest

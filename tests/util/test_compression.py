@@ -1,5 +1,3 @@
-"""Compressed files: several members, damage, and too large contents."""
-
 import gzip
 import lzma
 from collections.abc import Callable

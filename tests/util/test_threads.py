@@ -1,5 +1,3 @@
-"""Threads that take tasks from one iterable."""
-
 import threading
 from collections.abc import Callable, Iterator
 

@@ -1,5 +1,3 @@
-"""Build log of TensorRT 8.5 that is generated from a prediction and agrees with it."""
-
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.trace import render
@@ -23,7 +21,6 @@ def engine_line(layer: EngineLayer) -> str:
 def log_of(
     prediction: Prediction, version: str = "8502", flags: str = "--int8 --fp16"
 ) -> list[str]:
-    """Return the lines of a whole log."""
     stamp = "[11/21/2026-12:00:00] "
     head = [
         f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx {flags} --verbose",

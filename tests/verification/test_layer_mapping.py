@@ -1,5 +1,3 @@
-"""Engine layers are mapped to nodes of the model."""
-
 import json
 import re
 from collections import Counter
@@ -80,7 +78,6 @@ def test_is_auxiliary(kind: str, name: str, auxiliary: bool) -> None:
 
 
 def two_in_a_row() -> Model:
-    """Return ``/m.0/cv``, a Relu without a name, and ``/m_1/cv``. Weights are Constants and initializers."""
     g = Graph(constant_nodes=True)
     x = g.relu(g.conv(g.input(1, 8, 4, 4), "/m.0/cv", 8, 1), "r")
     proto = g.model(g.conv(x, "/m_1/cv", 8, 1, scale=None, weights="float"))
@@ -260,7 +257,6 @@ def test_count_named_convolutions_of_unnamed_nodes(name: str, common: int, g: Gr
 
 
 def two_branches() -> onnx.ModelProto:
-    """Return two 3x3 convolutions of one DQ, each followed by a quantized 1x1 convolution."""
     net = Net()
     x = net.qdq(net.input((1, 8, 16, 16)))
     heads = [net.op("Relu", net.conv(x, 16, 3, name=f"c{i}")) for i in range(2)]
@@ -296,7 +292,6 @@ INT8, FP32, UNKNOWN = Precision.INT8, Precision.FP32, Precision.UNKNOWN
 
 
 def built(precision: Precision, output: Precision, status: str = "built") -> BuiltModel:
-    """Return a build whose second convolution is as predicted."""
     rows = [
         BuiltNode(ONE.index, "first", "Conv", precision, output=output),
         BuiltNode(OTHER.index, "second", "Conv", OTHER.precision, output=OTHER.output),
@@ -344,7 +339,6 @@ def test_longest_common_subsequence_of_long_sequences(length: int, expected: int
 
 
 def dynamic_programming_length(first: list[int], second: list[int]) -> int:
-    """Return the length of the longest common subsequence."""
     row = [0] * (len(second) + 1)
     for x in first:
         before = row[:]
@@ -372,8 +366,6 @@ def chain_of_two() -> Model:
 
 
 def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
-    """Return a layer JSON of rows with name, kind, input type, output type and nodes."""
-
     def tensor(name: str, kind: str) -> dict[str, object]:
         return {"Name": name, "Dimensions": [1, 8, 16, 16], "Format/Datatype": kind}
 

@@ -1,5 +1,3 @@
-"""Comparison of pass lines, layers, conversions and tensors. Most builds here have a few layers."""
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +78,6 @@ def predicted(**changes: object) -> Prediction:
 
 
 def logged(*events: Event) -> list[LogEvent]:
-    """Return the events as lines 11, 12, ... of a log."""
     return [
         LogEvent(e.pass_name, e.kind, e.subject, e.object, line=11 + i)
         for i, e in enumerate(events)
@@ -443,7 +440,6 @@ def test_at_most_50_mismatches_of_a_kind_are_listed(extra: int) -> None:
 
 
 def parse_section(proto: onnx.ModelProto) -> list[str]:
-    """Return the lines that the ONNX parser of TensorRT 8.5 logs."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
     shapes = {
         v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)

@@ -1,5 +1,3 @@
-"""Comparison of the estimated time with a build that was profiled or timed."""
-
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -69,7 +67,6 @@ def row(name: str, ms: float) -> ProfileRow:
 
 
 def profile(*factors: float) -> list[ProfileRow]:
-    """Return a row for each of the first layers, with its estimate times a factor."""
     named = zip(PREDICTED.layers, TIME.layers, factors, strict=False)
     return [row(layer.name, value * factor) for layer, value, factor in named]
 

@@ -1,5 +1,3 @@
-"""Run the pipeline up to one pass, and that pass once."""
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +37,6 @@ class PassResult:
 
     @property
     def reasons(self) -> list[tuple[str, str]]:
-        """(node, reason) of every missed optimization."""
         return [(r.node, r.key) for r in self.records]
 
     def layer(self, name: str) -> Layer:

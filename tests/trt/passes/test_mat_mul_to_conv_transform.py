@@ -37,7 +37,6 @@ def test_gemm_with_quantized_weights_becomes_convolution(g: Graph, bias: bool) -
 
 
 def shared_transpose(g: Graph) -> list[str]:
-    """Return a product and another consumer of its Transpose, which remains before the weights."""
     weights = g.pair(g.const("w", g.random.normal(0, 1, (4, 8))), "w")
     turned = g.op("Transpose", weights, "t", perm=[1, 0])
     return [g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), turned], "m"), g.op("Neg", turned, "n")]

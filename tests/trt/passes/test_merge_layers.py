@@ -9,7 +9,6 @@ from tests.trt.passes.step import run_pass
 def merged_names(
     *options: dict[str, object], target: str = "trt8.4", relu: bool = False
 ) -> list[str]:
-    """Return the layer names in each Merging line for convolutions a, b, c ... on one tensor."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     outputs = []

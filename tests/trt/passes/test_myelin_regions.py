@@ -184,7 +184,6 @@ def linear_gelu(g: Graph) -> str:
 def fp8_attention(
     g: Graph, head: int = 64, keys: int = 16, *, probabilities: bool = True, after: bool = True
 ) -> str:
-    """Build an attention of two heads with FP8 Q/DQ, whose scores are scaled."""
     g.opset, g.fp8 = 19, True
     q, k, v = (
         g.pair(g.op("Neg", g.input(1, 2, *shape, name=name), f"{name}n"), f"{name}.pair")

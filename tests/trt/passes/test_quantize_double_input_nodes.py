@@ -297,7 +297,6 @@ def test_report_names_zero_points() -> None:
 
 
 def report_for(between: str) -> InputNotDequantized:
-    """Return the report about ``c``, with ``between`` between it and the pair ``p``."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     y = g.pair(x, "p")

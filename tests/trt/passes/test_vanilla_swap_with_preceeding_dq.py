@@ -94,7 +94,6 @@ def test_axis_of_scales_follows_transpose(g: Graph, perm: list[int], axis: int) 
 
 
 def requantized_pool(g: Graph) -> list[str]:
-    """Build a MaxPool with its own Q/DQ before it and two Qs of another scale after it."""
     x = g.pair(g.op("Sigmoid", g.input(1, 8, 8, 8), "before"), "p", 0.1)
     y = g.pool(x, "pool")
     return [g.conv(y, "a", scale=0.2), g.conv(y, "b", k=1, scale=0.2)]
