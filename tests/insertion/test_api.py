@@ -172,8 +172,7 @@ def test_insert_reads_external_weights(tmp_path: Path) -> None:
     onnx.save(
         copy_model(model), path, save_as_external_data=True, location="w.bin", size_threshold=16
     )
-    result = qdqtool.insert(path, images(), predict=False)
-    result.save(tmp_path / "q.onnx")
+    qdqtool.insert(path, images(), predict=False).save(tmp_path / "q.onnx")
     assert_same_outputs(model, onnx.load(tmp_path / "q.onnx"), images(1)[0], atol=0.05)
     (path.parent / "w.bin").unlink()
     with pytest.raises(ModelError, match="missing") as caught:
@@ -203,8 +202,7 @@ def test_residual_auto_leaves_fewest_conversions() -> None:
 
 
 def test_residual_add_of_bare_convolution_needs_no_conversion() -> None:
-    result = qdqtool.insert(residual_chain(False), images(2))
-    summary = require_prediction(result).summary()
+    summary = require_prediction(qdqtool.insert(residual_chain(False), images(2))).summary()
     assert [summary[k] for k in ("int8", "int8_to_int8", "conversions")] == [8, 7, 1]
 
 

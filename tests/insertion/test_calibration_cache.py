@@ -125,8 +125,7 @@ def conv_relu(net: Net) -> list[str]:
 
 def moves(net: Net) -> list[str]:
     pooled = net.op("MaxPool", "pool", "x", kernel_shape=[2, 2])
-    turned = net.op("Transpose", "turn", pooled, perm=[0, 2, 3, 1])
-    return [net.reshape("flat", turned, 1, -1)]
+    return [net.reshape("flat", net.op("Transpose", "turn", pooled, perm=[0, 2, 3, 1]), 1, -1)]
 
 
 def concat(net: Net) -> list[str]:
@@ -290,8 +289,7 @@ def test_convolution_before_an_add_gets_a_unary_scale_on_request() -> None:
 
 
 def test_shapes_and_indices_are_no_float_tensors(net: Net) -> None:
-    shape = net.op("Shape", "shape", "x")
-    net.output(net.op("Reshape", "same", net.conv("c", "x"), shape))
+    net.output(net.op("Reshape", "same", net.conv("c", "x"), net.op("Shape", "shape", "x")))
     assert list_float_tensors(net.index()) == ["x", "c.out", "same.out"]
 
 
@@ -315,8 +313,7 @@ def test_precisions_keep_quantized_and_float_layers(net: Net) -> None:
 
 
 def test_layer_without_a_scale_for_its_input_is_float() -> None:
-    net = residual()
-    model = net.index()
+    model = residual().index()
     precisions = choose_precisions(model, complete_scales(model, {}), {"c"})
     assert precisions.layers == {"c": "fp16", "add": "fp16"}
 

@@ -80,8 +80,7 @@ def test_prepare_removes_nodes_before_weights_but_not_before_outputs(net: Net) -
     net.output(
         net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1])
     )
-    before = net.model()
-    after, _ = prepare_and_compare(before, 1e-5)
+    after, _ = prepare_and_compare(net.model(), 1e-5)
     assert [n.name for n in after.graph.node] == ["c", "end", "turned"]
 
 
@@ -91,8 +90,7 @@ def test_folding_keeps_bias_with_another_consumer(net: Net) -> None:
     second = net.op(
         "Conv", "b", "x", net.const("wb", net.rng.standard_normal((16, 16, 1, 1))), bias
     )
-    before = net.output(net.norm("n", first), second).model()
-    after, _ = prepare_and_compare(before)
+    after, _ = prepare_and_compare(net.output(net.norm("n", first), second).model())
     left = {t.name for t in after.graph.initializer}
     assert {"bias", "wb"} <= left and not {"wa", "n.gamma", "n.var"} & left
 
@@ -177,8 +175,7 @@ def test_box_channels_are_followed_while_they_stay_axis_1(
         "Concat", "join", net.conv("box", "x", cout=8), net.conv("cls", "x", cout=8), axis=1
     )
     turned = net.op("Transpose", "turned", joined, **({} if perm is None else {"perm": perm}))
-    head = find_head(add_box_head(net, turned).index())
-    assert {net.nodes[i].name for i in head.boxes} == boxes
+    assert {net.nodes[i].name for i in find_head(add_box_head(net, turned).index()).boxes} == boxes
 
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (1, 16, 8, 8), np.uint8)
@@ -244,8 +241,7 @@ def test_int8_input_with_float_consumer_is_refused() -> None:
 
 
 def test_uint8_input_with_float_consumer() -> None:
-    changed = insert_into("uint8", sine_branch())
-    sine = run(changed.model, {"x": PIXELS})[1]
+    sine = run(insert_into("uint8", sine_branch()).model, {"x": PIXELS})[1]
     np.testing.assert_allclose(sine, np.sin(PIXELS.astype(np.float32) / 255), atol=1e-6)
 
 

@@ -153,8 +153,7 @@ def test_half_leaves_integers_other_domains_and_unknown_types(net: Net) -> None:
     shape = net.op(
         "Concat", "sizes", net.op("Shape", "shape", inner), net.const("four", [4], np.int64), axis=0
     )
-    strange = net.op("Strange", "strange", inner, domain="example")
-    mixed = net.op("Mul", "mixed", inner, strange)
+    mixed = net.op("Mul", "mixed", inner, net.op("Strange", "strange", inner, domain="example"))
     late = net.op("Relu", "late", mixed)
     net.output(net.conv("b", net.op("Relu", "r", inner)), net.conv("c", late))
     proto = net.output(net.op("Identity", "end", shape), dtype=TensorProto.INT64).open_model(19)
@@ -331,8 +330,7 @@ def test_to_float_widens_type_attributes(net: Net) -> None:
         net.op("Any", f"n{i}", "x", **{name: before})
     model = net.open_model()
     widen_float16(Model(model))
-    values = [node.attribute[0].i for node in model.graph.node]
-    assert values == [after for *_, after in attributes]
+    assert [node.attribute[0].i for node in model.graph.node] == [after for *_, after in attributes]
 
 
 def list_initializers(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -389,8 +387,7 @@ def test_newer_opsets_become_fp16_too(opset: int, net: Net) -> None:
     """From opset 23 on, the type of a DequantizeLinear's result may be an attribute."""
     model = net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x")))).model(opset, ir=11)
     result = insert(model, images(), target="11", head="none")
-    codes = require_prediction(result).findings_by_code()
-    assert "FLOAT-FP32" not in codes
+    assert "FLOAT-FP32" not in require_prediction(result).findings_by_code()
     weights = [t for t in result.model.graph.initializer if len(t.dims) == 4]
     assert {t.data_type for t in weights} == {TensorProto.FLOAT16}
     run(result.model, images(1)[0])

@@ -50,10 +50,8 @@ def test_convolution_is_quantized_per_output_channel(net: Net) -> None:
 def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     first = net.op("Add", "add1", net.conv("c1", stem), stem)
-    second = net.op("Add", "add2", net.conv("c2", stem), first)
-    net.output(net.conv("c3", second))
-    result = place_net(net)
-    skips = {(t, n) for t, n, role in inputs(result) if role == "residual"}
+    net.output(net.conv("c3", net.op("Add", "add2", net.conv("c2", stem), first)))
+    skips = {(t, n) for t, n, role in inputs(place_net(net)) if role == "residual"}
     assert skips == {("stem.out", "add1"), ("add1.out", "add2")}
 
 

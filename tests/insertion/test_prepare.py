@@ -389,8 +389,7 @@ def test_computed_parameters_become_constants(net: Net) -> None:
     normed = net.op("BatchNormalization", "n", net.op("Relu", "r", conv), *parameters)
     added = net.op("Add", "a", normed, identity("k", (16, 1, 1)))
     constant = net.op("Conv", "c2", identity("data", (1, 16, 8, 8)), "w/i.out")
-    before = net.output(constant, added, net.conv("plain", "x")).model()
-    after, notes = prepare_and_compare(before)
+    after, notes = prepare_and_compare(net.output(constant, added, net.conv("plain", "x")).model())
     assert notes == [note("weights-computed", count=7)]
     assert {n.name for n in after.graph.node} == {
         "c",
@@ -457,8 +456,7 @@ def test_model_without_opset_is_refused(net: Net) -> None:
 def test_raising_opset_keeps_node_names(net: Net) -> None:
     halves = net.op("Split", "halves", net.conv("c", "x"), outputs=2, axis=1, split=[8, 8])
     up = net.op("Upsample", "up", halves[1], net.const("s", [1, 1, 2, 2]))
-    before = net.output(up, net.op("Relu", "r", halves[0])).model(9, ir=6)
-    after, _ = prepare_and_compare(before)
+    after, _ = prepare_and_compare(net.output(up, net.op("Relu", "r", halves[0])).model(9, ir=6))
     named = {n.output[0]: (n.op_type, n.name) for n in after.graph.node if n.op_type != "Constant"}
     assert named == {
         "c.out": ("Conv", "c"),
@@ -479,8 +477,7 @@ def test_duplicate_node_names_are_replaced() -> None:
     ]
     graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    notes = prepare_float_model(Model(model))
-    assert notes == [note("nodes-named", count=2)]
+    assert prepare_float_model(Model(model)) == [note("nodes-named", count=2)]
     assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 

@@ -132,8 +132,7 @@ def test_uint8_input_needs_a_known_preprocessing(photos: Path) -> None:
 
 def test_tune_states_and_records_the_preprocessing(photos: Path) -> None:
     tuning = qdqtool.tune(classifier(), photos, keep=0.5)
-    used = tuning.as_json()["images"]["preprocess"]
-    assert used == recorded(tuning.model)
+    assert tuning.as_json()["images"]["preprocess"] == recorded(tuning.model)
     assert note("preprocess", name="yolo", origin="default") in tuning.notes
     assert note("default-preprocess") in tuning.warnings
     again = qdqtool.tune(classifier(), photos, keep=0.5, preprocess=PRESETS["vit"].preprocess)
@@ -177,5 +176,4 @@ def test_compare_uses_what_the_quantized_model_records(photos: Path) -> None:
     assert result.agreement is not None and result.agreement.preprocess is not None
     assert result.agreement.as_json()["preprocess"]["name"] == "imagenet"
     assert "default-preprocess" not in note_codes(result.notes)
-    by_default = qdqtool.compare(model, model, data=photos)
-    assert note("default-preprocess") in by_default.notes
+    assert note("default-preprocess") in qdqtool.compare(model, model, data=photos).notes

@@ -125,8 +125,7 @@ def test_inserted_model_is_valid_and_runs(
     result = qdqtool.insert(model, images(2), residual=residual, unify=unify, include=["Conv"])
     check(result.model)
     require_prediction(result)
-    outputs = run(result.model, images(1)[0])
-    assert all(np.isfinite(o).all() for o in outputs)
+    assert all(np.isfinite(o).all() for o in run(result.model, images(1)[0]))
     index = Model(result.model)
     for node in filter(is_q, index.nodes):
         params = read_params(index, node)
@@ -417,8 +416,7 @@ def test_values_too_large_for_half_stay_float32(net: Net, largest: float, kept: 
     set_value(model, "a.weight", np.ones((16, 16, 1, 1), np.float32))
     result = qdqtool.insert(model, images(2), target="trt11", method="max", losses=1)
     assert ("wide.out" in result.float32) == kept
-    kind = Model(result.model).elem_type("wide.out")
-    assert (kind == onnx.TensorProto.FLOAT) == kept
+    assert (Model(result.model).elem_type("wide.out") == onnx.TensorProto.FLOAT) == kept
     assert result.agreement is not None and math.isfinite(result.agreement.error)
     assert "FLOAT-FP32" not in require_prediction(result).findings_by_code()
 

@@ -149,9 +149,8 @@ def test_quantize_equals_onnxruntime() -> None:
     value[0, 0] = [[0.5, 1.5, -0.5], [-1.5, 2.5, 200.0], [-200.0, 0.0, 3.5]]
     scale = rng.uniform(0.5, 2.0, 5).astype(np.float32)
     scale[0] = 1.0
-    node = helper.make_node("QuantizeLinear", ["v", "s", "z"], ["q"], axis=1)
     graph = helper.make_graph(
-        [node],
+        [helper.make_node("QuantizeLinear", ["v", "s", "z"], ["q"], axis=1)],
         "q",
         [
             helper.make_tensor_value_info("v", 1, value.shape),
@@ -300,8 +299,7 @@ def test_matrix_products_that_share_tensor_have_a_dq_each(net: Net, op: str, tar
     rng = np.random.default_rng(0)
     outputs = []
     for name in ("one", "two", "three"):
-        weight = net.const(f"{name}.w", rng.normal(size=(16, 4)))
-        outputs.append(net.op(op, name, rows, weight))
+        outputs.append(net.op(op, name, rows, net.const(f"{name}.w", rng.normal(size=(16, 4)))))
     model, quantized = insert_scaled(net.output(*outputs).model())
     shared = [n for n in nodes_of(model, "QuantizeLinear") if n.input[0] == rows]
     assert len(shared) == 1 and len([q for q in quantized if q.tensor == rows]) == 1
@@ -309,8 +307,7 @@ def test_matrix_products_that_share_tensor_have_a_dq_each(net: Net, op: str, tar
     fed = [dqs[n.input[0]] for n in nodes_of(model, op)]
     assert len({n.name for n in fed}) == 3 and {n.input[0] for n in fed} == {shared[0].output[0]}
     assert fed[1].name == "two/_input_quantizer/DequantizeLinear"
-    convolutions = predict(model, target).convolutions
-    assert {c.name: c.precision for c in convolutions} == dict.fromkeys(
+    assert {c.name: c.precision for c in predict(model, target).convolutions} == dict.fromkeys(
         ("c", "one", "two", "three"), Precision.INT8
     )
 

@@ -58,14 +58,12 @@ def test_max_range_of_group_is_largest() -> None:
     assert chosen.scale == pytest.approx(float(np.abs(WIDE).max()) / 127, rel=1e-6)
     assert [m.tensor for m in chosen.members] == ["a", "b"]
     ratio = np.abs(WIDE).max() / np.abs(NARROW).max()
-    lost = [m.bits_lost for m in chosen.members]
-    assert lost == pytest.approx([0.0, np.log2(ratio)], abs=1e-4)
+    assert [m.bits_lost for m in chosen.members] == pytest.approx([0.0, np.log2(ratio)], abs=1e-4)
     assert (chosen.power, warnings) == (None, [])
 
 
 def test_percentile_of_group_is_that_of_all_values() -> None:
-    choice = MethodChoice("percentile", percentile=99.0)
-    chosen, _ = choose_scale(group("a", "b"), PAIR, choice)
+    chosen, _ = choose_scale(group("a", "b"), PAIR, MethodChoice("percentile", percentile=99.0))
     expected = np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127
     assert chosen.scale == pytest.approx(expected, rel=0.01)
 
@@ -360,8 +358,7 @@ def test_concat_that_is_not_quantized_ties_nothing(concat: Net) -> None:
 
 def test_scale_groups_without_unify_have_one_tensor(concat: Net) -> None:
     groups = find_scale_groups(concat.index(), ["cat.out", "a.out"], unify=False)
-    single = [("cat.out",), ("a.out",)]
-    assert list_tensors(groups) == [g.sources for g in groups] == single
+    assert list_tensors(groups) == [g.sources for g in groups] == [("cat.out",), ("a.out",)]
 
 
 def test_concat_with_constant_is_source_itself(net: Net) -> None:
@@ -421,8 +418,7 @@ def test_scale_groups_tie_operators_that_q_passes(
     net.const("flat", [1, 16, 64], np.int64)
     net.const("zero", 0.0)
     net.const("six", 6.0)
-    a = net.op("Relu", "a", net.conv("ca", "x"))
-    net.output(net.op(op, "n", a, *inputs, **attributes))
+    net.output(net.op(op, "n", net.op("Relu", "a", net.conv("ca", "x")), *inputs, **attributes))
     groups = find_scale_groups(net.index(), ["a.out", "n.out"])
     assert list_tensors(groups) == ([("a.out", "n.out")] if ties else [("a.out",), ("n.out",)])
     assert groups[0].sources == ("a.out",) and not groups[0].is_shared
@@ -476,8 +472,7 @@ def test_pad_between_two_consumers_keeps_one_scale(
 
 def test_table_of_another_tool(tmp_path: Path) -> None:
     path = tmp_path / "ranges.json"
-    entries = {"a": [-1.0, 2.54], "b": [0.0, 1.0], "elsewhere": [0.0, 9.0]}
-    path.write_text(json.dumps(entries))
+    path.write_text(json.dumps({"a": [-1.0, 2.54], "b": [0.0, 1.0], "elsewhere": [0.0, 9.0]}))
     model = Model(one_layer())
     model.inputs.append("a")
     (chosen,), report = read_table_scales(path, [GROUP], model)

@@ -363,8 +363,7 @@ def test_coordinates_stay_float(kind: str) -> None:
     }
     for head, nodes in expected.items():
         skipped = compute_placement(Model(detr(kind)), PlacementRules(head=head)).skipped
-        names = {s.node for s in skipped if not is_left_by_attention(s.record)}
-        assert names == nodes | vectors
+        assert {s.node for s in skipped if not is_left_by_attention(s.record)} == nodes | vectors
 
 
 def test_find_coordinates() -> None:

@@ -123,8 +123,7 @@ def filled(net: Net, name: str, dims: list[int], value: float = 0.5) -> str:
 
 
 def convolution(net: Net, weights: str) -> Model:
-    y = net.op("Conv", "c", "x", weights, kernel_shape=[3, 3], pads=[1] * 4)
-    net.output(y)
+    net.output(net.op("Conv", "c", "x", weights, kernel_shape=[3, 3], pads=[1] * 4))
     return net.index()
 
 
@@ -163,8 +162,7 @@ def test_computed_scale_is_folded(net: Net) -> None:
         "QuantizeLinear",
         "DequantizeLinear",
     ]
-    consumers = find_computed_parameters(model)
-    assert {t: [n.op for n in nodes] for t, nodes in consumers.items()} == {
+    assert {t: [n.op for n in nodes] for t, nodes in find_computed_parameters(model).items()} == {
         scale: ["QuantizeLinear", "DequantizeLinear"]
     }
 

@@ -128,8 +128,7 @@ def test_wrong_entry_of_external_weight_is_an_error(
     path = tmp_path / "m.onnx"
     path.write_bytes(with_external_weight(entries).SerializeToString())
     (tmp_path / "w.bin").write_bytes(bytes(500))
-    name = conv_net().graph.initializer[0].name
-    refused = has("tensor-damaged", path=str(path), node=name)
+    refused = has("tensor-damaged", path=str(path), node=conv_net().graph.initializer[0].name)
     with pytest.raises(ModelError, check=refused, match=value):
         load(path)
 

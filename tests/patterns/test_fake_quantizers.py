@@ -55,8 +55,7 @@ def arithmetic(*steps: str) -> MakeQuantizer:
 
 def straight_through(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
     quantized = arithmetic("/", "round", "clip", "*")(g, x, name, scale)
-    difference = g.op("Sub", [quantized, x], f"{name}.difference")
-    return g.op("Add", [x, difference], f"{name}.sum")
+    return g.op("Add", [x, g.op("Sub", [quantized, x], f"{name}.difference")], f"{name}.sum")
 
 
 def floor(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
@@ -116,8 +115,7 @@ def pt2e_named(names: str) -> MakeQuantizer:
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         domain, suffix = "quantized_decomposed", "channel" if scale.size > 1 else "tensor"
-        quantize = affine(domain, names.format("", suffix))
-        integers = quantize(g, x, f"{name}.q", scale)
+        integers = affine(domain, names.format("", suffix))(g, x, f"{name}.q", scale)
         inputs = [f"{name}.q.{i}" for i in range(5 if scale.size > 1 else 4)]
         return g.op(names.format("de", suffix), [integers, *inputs], name, domain=domain)
 
@@ -245,8 +243,7 @@ def network(
         scale = scale if per_channel else scale.max()
         data = make(g, x, f"a{number}", np.asarray(step, np.float32))
         w = make(g, g.const(f"w{number}", weights), f"q{number}", np.asarray(scale))
-        x = g.op("Conv", [data, w], f"c{number}", kernel_shape=[1, 1])
-        x = g.relu(x, f"r{number}")
+        x = g.relu(g.op("Conv", [data, w], f"c{number}", kernel_shape=[1, 1]), f"r{number}")
     proto = g.model(x)
     known = {o.domain for o in proto.opset_import}
     for domain in sorted({n.domain for n in proto.graph.node} - known):
@@ -352,8 +349,7 @@ def test_arithmetic_of_stored_integers_becomes_a_dq(per_channel: bool) -> None:
     def weights(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         (tensor,) = (t for t in g.initializers if t.name == x)
         values = onnx.numpy_helper.to_array(tensor)
-        integers = np.clip(np.rint(values / scale), -127, 127).astype(np.int8)
-        stored = g.const(f"{name}.i", integers)
+        stored = g.const(f"{name}.i", np.clip(np.rint(values / scale), -127, 127).astype(np.int8))
         s = g.const(f"{name}.s", np.asarray(scale, np.float32))
         return g.op("Mul", [g.op("Cast", stored, f"{name}.c", to=1), s], f"{name}.m")
 

@@ -79,8 +79,7 @@ def test_importer_head_and_view_agree_on_dfl(op: str, form: str, power: int) -> 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_convolutions_before_dfl_are_the_last_ones(form: str) -> None:
-    view = View(Model(detector(form)))
-    assert {n.name for n in find_last_convolutions(view)} == {"box", "score"}
+    assert {n.name for n in find_last_convolutions(View(Model(detector(form))))} == {"box", "score"}
 
 
 @pytest.mark.parametrize(
@@ -98,8 +97,7 @@ def test_product_with_other_bins_is_not_dfl(g: Graph, shape: tuple[int, ...], st
     op, count = ("Conv", shape[1]) if len(shape) == 4 else ("MatMul", shape[0])
     soft = g.op("Softmax", g.input(1, count, 4, count), "soft", axis=1)
     weights = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) * step
-    proto = g.model(g.op(op, [soft, g.const("w", weights)], "end"))
-    assert not find_dfl(Model(proto))
+    assert not find_dfl(Model(g.model(g.op(op, [soft, g.const("w", weights)], "end"))))
 
 
 def test_search_for_dfl_is_linear_in_branches(g: Graph) -> None:

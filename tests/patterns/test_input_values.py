@@ -31,8 +31,7 @@ def by_factor(g: Graph, x: str) -> str:
 
 def after_other_nodes(g: Graph, x: str) -> str:
     """Rescale as Keras does, by 1/127.5 and an offset of -1, after a Q/DQ pair."""
-    quantized = g.dq(g.q(x, "q", 1.0), "dq", 1.0)
-    moved = g.op("Identity", quantized, "same")
+    moved = g.op("Identity", g.dq(g.q(x, "q", 1.0), "dq", 1.0), "same")
     scaled = g.op("Mul", [moved, g.const("factor", 1 / 127.5)], "mul")
     return g.op("Add", [scaled, g.const("offset", -1.0)], "add")
 
@@ -58,8 +57,7 @@ def back_to_pixels(g: Graph, x: str) -> str:
 
 
 def minus_one_to_one(g: Graph, x: str) -> str:
-    doubled = g.op("Mul", [x, g.const("two", 2.0)], "mul")
-    return g.op("Sub", [doubled, g.const("one", 1.0)], "sub")
+    return g.op("Sub", [g.op("Mul", [x, g.const("two", 2.0)], "mul"), g.const("one", 1.0)], "sub")
 
 
 def nothing(g: Graph, x: str) -> str:
@@ -130,8 +128,7 @@ def test_feature_maps_and_functions_are_not_judged() -> None:
 
 
 def test_detectors_of_yolo_take_no_pixels() -> None:
-    model = Model(detector())
-    assert warn_preprocess(model, used("yolo")) == []
+    assert warn_preprocess(Model(detector()), used("yolo")) == []
 
 
 def test_classifier_with_its_own_normalization_is_not_sent_to_a_mean() -> None:

@@ -94,14 +94,12 @@ def text_line(g: Graph) -> str:
 
 
 def rows_of_boxes(g: Graph) -> str:
-    features = g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8)
-    first = g.reshape(features, "first", 1, 84, 256)
+    first = g.reshape(g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8), "first", 1, 84, 256)
     return g.concat([first, g.slice(first, "s", 0, 80, axis=2)], "c", axis=2)
 
 
 def rows_of_anchors(g: Graph) -> str:
-    turned = g.op("Transpose", backbone(g), "last", perm=[0, 2, 3, 1])
-    return g.reshape(turned, "rows", 1024, 4)
+    return g.reshape(g.op("Transpose", backbone(g), "last", perm=[0, 2, 3, 1]), "rows", 1024, 4)
 
 
 Build = Callable[[Graph], str | list[str]]

@@ -64,8 +64,7 @@ def test_attention_through_mask_transpose_and_pair() -> None:
         "QuantizeLinear", "Q", soft, net.const("scale", 1 / 127), net.const("zp", 0, np.int8)
     )
     pair = net.op("DequantizeLinear", "DQ", pair, "scale", "zp")
-    turned = net.op("Transpose", "turned", pair, perm=[0, 2, 1])
-    net.output(net.op("MatMul", "av", v, turned))
+    net.output(net.op("MatMul", "av", v, net.op("Transpose", "turned", pair, perm=[0, 2, 1])))
     model = net.index()
     (attention,) = find_attentions(model)
     assert (attention.scores.name, attention.values.name) == ("qk", "av")
@@ -106,8 +105,7 @@ def test_other_products_are_not_attention(build: Callable[[Net], str]) -> None:
 
 @pytest.mark.parametrize("square", ["Pow", "Mul"])
 def test_decomposed_layer_norms(square: str) -> None:
-    model = Model(vit(pieces=True, square=square))
-    norms = find_decomposed_layer_norms(model)
+    norms = find_decomposed_layer_norms(Model(vit(pieces=True, square=square)))
     assert [norm.nodes[0].name for norm in norms] == [
         "b0.ln1.mean",
         "b0.ln2.mean",
@@ -198,8 +196,7 @@ def test_changed_layer_norm_is_not_fused(change: str, count: int) -> None:
     "axes", [np.float32(-1), np.int64(-1), np.zeros((2, 2), np.int64)], ids=["float", "0-d", "2-d"]
 )
 def test_placement_accepts_damaged_axes(net: Net, axes: np.ndarray) -> None:
-    mean = net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype))
-    net.output(net.conv("c", mean))
+    net.output(net.conv("c", net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype))))
     compute_placement(Model(net.open_model(18)), PlacementRules())
 
 
@@ -444,13 +441,11 @@ def test_shared_scales_are_held_once() -> None:
 
 def test_inner_graphs_are_listed_with_those_inside_of_them() -> None:
     deep, otherwise = (helper.make_graph([], name, [], []) for name in ("deep", "else"))
-    loop = helper.make_node("Loop", [], [], body=deep)
-    then = helper.make_graph([loop], "then", [], [])
+    then = helper.make_graph([helper.make_node("Loop", [], [], body=deep)], "then", [], [])
     branch = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise)
     several = helper.make_node("Own", [], [], domain="own", graphs=[deep, otherwise])
     nodes = [helper.make_node("Relu", ["x"], ["c"]), branch, several]
-    names = [g.name for g in nested_graphs(nodes)]
-    assert names in (
+    assert [g.name for g in nested_graphs(nodes)] in (
         ["then", "deep", "else", "deep", "else"],
         ["else", "then", "deep", "deep", "else"],
     )

@@ -101,8 +101,7 @@ def call_chain(length: int, body: str) -> str:
     header = '<domain: "pkg", opset_import: ["": 17, "pkg": 1]>'
     functions = [f"{header} F{k} (a) => (b) {{ {body.format(next=k + 1)} }}" for k in range(length)]
     last = f"{header} F{length} (a) => (b) {{ b = Relu (a) }}"
-    text = "g (float[1] x) => (float[1] y) { y = pkg.F0 (x) }"
-    return "\n".join([text, *functions, last])
+    return "\n".join(["g (float[1] x) => (float[1] y) { y = pkg.F0 (x) }", *functions, last])
 
 
 def run(proto: onnx.ModelProto, flag: bool) -> np.ndarray:
@@ -234,7 +233,6 @@ def test_fix_writes_the_model_without_functions() -> None:
 
 def test_compare_and_extract_see_functions() -> None:
     model = quantized_blocks()
-    comparison = qdqtool.compare(model, load(model).copy())
-    assert comparison.summary()["lost_int8"] == 0
+    assert qdqtool.compare(model, load(model).copy()).summary()["lost_int8"] == 0
     part = qdqtool.extract(model, node="layer1/Conv", hops=1).proto
     assert "Conv" in [n.op_type for n in part.graph.node]

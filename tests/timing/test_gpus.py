@@ -672,8 +672,7 @@ def test_calibrate_with_a_profile_of_a_jetson(tmp_path: Path) -> None:
     gpu = find_gpu("AGX Orin 64GB")
     plain = estimate_model(convolution_chain(12, batch=8), gpu, compare=False)[1]
     layers_ms = 1.5 * estimate_seconds(plain.workload.layers, gpu) * 1e3 + 0.004
-    rows = [*zip(layer_names(batch=8), layers_ms.tolist(), strict=True)]
-    profile = write_profile(tmp_path, rows)
+    profile = write_profile(tmp_path, [*zip(layer_names(batch=8), layers_ms.tolist(), strict=True)])
     _, time = estimate_model(convolution_chain(12, batch=8), gpu, calibrate=profile, compare=False)
     assert time.calibration.overhead_us == 0
     assert sum(time.layers) == pytest.approx(layers_ms.sum(), rel=0.02)

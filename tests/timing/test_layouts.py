@@ -176,8 +176,7 @@ def test_constants_are_complete() -> None:
 
 @pytest.mark.parametrize("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
 def test_tensors_without_positions_have_no_reformats(shape: tuple[int, ...] | None) -> None:
-    pointwise = (layer("PointWise", "h", "p"), MAPS)
-    assert layout_changes(Q, TO_HALF, pointwise, shape=shape) == []
+    assert layout_changes(Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS), shape=shape) == []
 
 
 # Reformats of origin REFORMAT in the published listings; conversions have origin QDQ.
@@ -200,8 +199,7 @@ def test_number_of_reformats_is_near_that_of_published_engines(case: str, built:
 
 def silu_network() -> Model:
     g = Graph()
-    x = g.input(1, 32, 16, 16)
-    a = g.silu(g.conv(g.pair(x, "xq"), "a", 32), "sa")
+    a = g.silu(g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32), "sa")
     return Model(g.model(g.op("Softmax", [g.silu(g.conv(g.pair(a, "aq"), "b", 32), "sb")], "s")))
 
 
@@ -283,8 +281,7 @@ def block(quantized: bool = True) -> Model:
             t, w = g.pair(t, f"{name}.in"), g.pair(w, f"{name}.wq")
         return g.op("MatMul", [t, w], name)
 
-    normed = g.op("LayerNormalization", [x, ones, zeros], "ln1")
-    q = linear(normed, "q")
+    q = linear(g.op("LayerNormalization", [x, ones, zeros], "ln1"), "q")
     scores = g.op(
         "Softmax",
         [g.op("MatMul", [q, g.op("Transpose", [q], "t", perm=[0, 2, 1])], "scores")],
@@ -321,8 +318,7 @@ def test_kernel_of_fused_fp8_attention(g: Graph) -> None:
     """Two heads of 16 queries, 32 keys and 64 values each; bytes of FP8."""
     model = Model(g.model(fp8_attention(g, 64, 32)))
     engine, prediction = model_workload(model, "trt10"), predict(model, "trt10")
-    works = {x.name: w for x, w in zip(prediction.layers, engine.layers, strict=True)}
-    attention = works["scores"]
+    attention = {x.name: w for x, w in zip(prediction.layers, engine.layers, strict=True)}["scores"]
     assert attention.macs == 2 * (2 * 16 * 32 * 64)
     assert (attention.precision, attention.written_as) == (Precision.FP8, Precision.FP8)
     assert attention.read == 2 * (16 + 32 + 32) * 64
@@ -400,8 +396,7 @@ def test_time_of_kernels() -> None:
     latency = c["step_clocks"] * 2304 / 64 / 1777e6
     floor = c["floor_us"] * 1e-6 + c["floor_clocks"] / 1777e6
     expected = floor + latency + (compute**p + memory**p) ** (1 / p)
-    kernel = conv_physics(1e6, 256.0, 2304.0, 256.0)
-    assert time_of(kernel) == pytest.approx(expected, rel=1e-9)
+    assert time_of(conv_physics(1e6, 256.0, 2304.0, 256.0)) == pytest.approx(expected, rel=1e-9)
     conversion = LayerWork(work.CONVERSION, HALF, I8, channels=64.0, read=2e8, written=1e8)
     expected = floor + 3e8 * (1 - 3e6 * c["l2_share"] / 4e8) / (c["copy"] * 360e9)
     assert time_of(conversion) == pytest.approx(expected, rel=1e-9)

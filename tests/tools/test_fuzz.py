@@ -17,8 +17,7 @@ needs_compiler = pytest.mark.skipif(
 def test_fuzz_twelve_networks_agree() -> None:
     with Lab() as lab:
         answers = dict(run_seeds(iter(range(700_000, 700_012)), network, lab))
-    wrong = {seed: a.wrong for seed, a in answers.items() if a.wrong}
-    assert not wrong
+    assert not {seed: a.wrong for seed, a in answers.items() if a.wrong}
     assert sum(a.convolutions for a in answers.values()) > 24
     assert sum(a.absent for a in answers.values()) < 4
 

@@ -124,8 +124,7 @@ class Graph:
         self, name: str, shape: Sequence[int], form: str, axis: int = 0, parameter: str = "weight"
     ) -> str:
         """Add weights: ``float``, ``qdq`` (scale per channel), ``tensor`` (one scale) or ``int8`` (DQ only)."""
-        count = shape[axis]
-        scales = self.random.uniform(0.01, 0.02, count)
+        scales = self.random.uniform(0.01, 0.02, shape[axis])
         if form == "int8":
             integers = self.random.integers(-127, 128, tuple(shape))
             stored = self.const(

@@ -196,9 +196,8 @@ def _padding(s: Sketch, x: str, shape: Shape) -> None:
 
 def _gemm(s: Sketch, x: str, shape: Shape) -> None:
     size = int(np.prod(shape[1:]))
-    flat = s.graph.op("Flatten", x, s.name("flat"))
     out = s.graph.gemm(
-        flat,
+        s.graph.op("Flatten", x, s.name("flat")),
         s.name("gemm"),
         size,
         4,

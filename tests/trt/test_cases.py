@@ -76,8 +76,7 @@ def _mixed_floats(g: Graph) -> list[str]:
 
 def _requantized(g: Graph, between: bool) -> list[str]:
     x = g.conv(_image(g), "c") if not between else _image(g)
-    y = g.pair(g.pair(x, "first", 0.1), "second", 0.2)
-    return [g.conv(y, "end", scale=None)]
+    return [g.conv(g.pair(g.pair(x, "first", 0.1), "second", 0.2), "end", scale=None)]
 
 
 def _nested_concat(g: Graph) -> list[str]:
@@ -88,8 +87,7 @@ def _nested_concat(g: Graph) -> list[str]:
 
 def _merged_clone(g: Graph) -> list[str]:
     x = g.relu(g.conv(_image(g), "c"), "r")
-    joined = g.concat([x, g.op("Neg", x, "n")], "cat")
-    return [g.conv(x, "d"), g.conv(joined, "e")]
+    return [g.conv(x, "d"), g.conv(g.concat([x, g.op("Neg", x, "n")], "cat"), "e")]
 
 
 def _gemm(g: Graph, behind: str, weights: str = "qdq") -> list[str]:
@@ -100,8 +98,7 @@ def _gemm(g: Graph, behind: str, weights: str = "qdq") -> list[str]:
 
 
 def _carried_axis(g: Graph) -> list[str]:
-    weights = g.const("w", np.ones((3, 3, 4, 8)))
-    stored = g.pair(weights, "w.q", np.linspace(0.1, 0.2, 8), axis=3)
+    stored = g.pair(g.const("w", np.ones((3, 3, 4, 8))), "w.q", np.linspace(0.1, 0.2, 8), axis=3)
     turned = g.op("Transpose", stored, "turn", perm=[3, 2, 0, 1])
     return [g.op("Conv", [g.pair(_image(g), "in"), turned], "c", kernel_shape=[3, 3], pads=[1] * 4)]
 
@@ -134,8 +131,7 @@ def _cast_weights(g: Graph) -> list[str]:
 
 def _network_output_q(g: Graph) -> list[str]:
     x = _image(g)
-    q = g.q(x, "out")
-    return [q, g.conv(x, "c")]
+    return [g.q(x, "out"), g.conv(x, "c")]
 
 
 def _anchors(g: Graph) -> list[str]:

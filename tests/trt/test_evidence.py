@@ -96,8 +96,7 @@ def test_trace_has_lines_of_log(case: str) -> None:
 @pytest.mark.parametrize("case", WITH_TRACE)
 def test_trace_has_97_percent_of_all_lines(case: str) -> None:
     built, predicted = map(Counter, traces(case))
-    common = (built & predicted).total()
-    assert common >= 0.97 * max(built.total(), predicted.total())
+    assert (built & predicted).total() >= 0.97 * max(built.total(), predicted.total())
 
 
 @pytest.mark.parametrize("case", WITH_TRACE)

@@ -47,8 +47,7 @@ def test_add_of_one_tensor_is_an_activation(net: Net) -> None:
     up = net.op(
         "ConvTranspose", "up", "x", net.const("w", np.ones((16, 16, 1, 1))), kernel_shape=[1, 1]
     )
-    own = net.op("Add", "own", up, net.op("Tanh", "tanh", up))
-    net.output(net.op("Add", "add", own, "x"))
+    net.output(net.op("Add", "add", net.op("Add", "own", up, net.op("Tanh", "tanh", up)), "x"))
     assert find_float_fusions(net.index()).add_inputs.keys() == {"own.out"}
 
 
@@ -123,8 +122,7 @@ def residual_and_depthwise(inner: str, depthwise: str) -> Net:
     ("inner", "tensor"), [("silu", "s/Mul.out"), ("Relu", "s.out"), ("Neg", "s.out")]
 )
 def test_placement_quantizes_inputs_of_residual_add(inner: str, tensor: str) -> None:
-    net = residual_and_depthwise(inner, "silu")
-    assert quantized_add_inputs(net) == {tensor, "act/Mul.out"}
+    assert quantized_add_inputs(residual_and_depthwise(inner, "silu")) == {tensor, "act/Mul.out"}
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,7 @@ def test_consumers_past_110_poolings_are_not_searched(g: Graph, near: list[str])
 def test_feeds_weighted(g: Graph, downstream: str, feeds: bool) -> None:
     # YOLO's distribution focal loss, a 1x1 convolution to one channel after a Softmax, does not
     # count.
-    x = g.op("Exp", g.input(1, 4, 5, 5), "e")
-    y = g.op("LRN", x, "reader", size=3)
+    y = g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3)
     if downstream in ("quantized", "float"):
         y = g.conv(
             g.op("Tanh", y, "t"),
@@ -176,8 +175,7 @@ def test_feeds_weighted(g: Graph, downstream: str, feeds: bool) -> None:
             np.arange(4, dtype=np.float32), 2 if downstream == "wide dfl" else 1
         ).reshape(-1, 4, 1, 1)
         y = g.op("Conv", [y, g.const("bins", bins)], "c")
-    network = network_of(g, g.op("Neg", y, "end"))
-    (reader,) = find_consumers(layer(network, "e").out)
+    (reader,) = find_consumers(layer(network_of(g, g.op("Neg", y, "end")), "e").out)
     assert (reader.node, reader.feeds_weighted) == ("reader", feeds)
 
 

@@ -140,8 +140,7 @@ def test_senseless_scale_does_not_stop_prediction(g: Graph, scale: Any) -> None:
 def test_scale_of_text_or_missing_does_not_stop_prediction(g: Graph) -> None:
     x = g.input(1, 3, 8, 8)
     g.nodes.append(helper.make_node("Constant", [], ["s"], value_string="0.1"))
-    quantized = g.op("QuantizeLinear", [x, "s"], "Q")
-    data = g.op("DequantizeLinear", [quantized, "nowhere"], "DQ")
+    data = g.op("DequantizeLinear", [g.op("QuantizeLinear", [x, "s"], "Q"), "nowhere"], "DQ")
     assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
 
 

@@ -61,8 +61,7 @@ def test_scale_shapes(g: Graph, shape: tuple[int, ...], zero: bool) -> None:
         x = g.op("QuantizeLinear", [x, scale, *point], f"{name}.Q")
         x = g.op("DequantizeLinear", [x, scale, *point], f"{name}.DQ")
         x = g.relu(g.conv(x, name, scale=None), f"{name}.r")
-    prediction = predict(g.model(g.op("Softmax", x, "s")), advice=False)
-    assert outcomes(prediction) == EXPECTED
+    assert outcomes(predict(g.model(g.op("Softmax", x, "s")), advice=False)) == EXPECTED
 
 
 def with_axis(axis: int) -> onnx.ModelProto:
@@ -214,8 +213,7 @@ def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
         tmp_path, per_channel=per_channel, extra_options={"ActivationSymmetric": True}
     )
     assert any(n.op_type == "DequantizeLinear" and "bias" in n.input[0] for n in model.graph.node)
-    prediction = predict(model, advice=False)
-    assert outcomes(prediction) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
+    assert outcomes(predict(model, advice=False)) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
 
 
 def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
@@ -226,8 +224,7 @@ def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
     x = g.input(1, 8, 8, 3)
     channels = 3
     for name in "ab":
-        x = g.pair(x, f"{name}.in", [0.1])
-        x = g.op("Transpose", x, f"{name}.before", perm=[0, 3, 1, 2])
+        x = g.op("Transpose", g.pair(x, f"{name}.in", [0.1]), f"{name}.before", perm=[0, 3, 1, 2])
         if fold:
             weights = g.weights(name, (8, channels, 3, 3), "qdq")
         else:
@@ -235,8 +232,7 @@ def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
             pair = g.pair(stored, f"{name}.w", [0.01] * 8, axis=3)
             weights = g.op("Transpose", pair, f"{name}.wt", perm=[3, 2, 0, 1])
         x = g.op("Conv", [x, weights], name, pads=[1] * 4)
-        x = g.op("Transpose", x, f"{name}.after", perm=[0, 2, 3, 1])
-        x = g.relu(x, f"{name}.r")
+        x = g.relu(g.op("Transpose", x, f"{name}.after", perm=[0, 2, 3, 1]), f"{name}.r")
         channels = 8
     return g.model(g.op("Softmax", x, "s"))
 
@@ -369,11 +365,10 @@ def test_consumer_in_branch_keeps_output_float(g: Graph) -> None:
 
 
 def test_consumer_in_loop_keeps_output_float(g: Graph) -> None:
-    conv = g.conv(g.input(1, 3, 8, 8), "c", 3)
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go"], ["go_on"]),
-            helper.make_node("Add", ["v", conv], ["w"]),
+            helper.make_node("Add", ["v", g.conv(g.input(1, 3, 8, 8), "c", 3)], ["w"]),
         ],
         "body",
         [

@@ -112,8 +112,7 @@ def _steps(draw: st.DrawFn) -> list[Event]:
         elif kind in (trace.SWAP_TYPE, trace.CONVERT_TYPE):
             events.append(Event(scope, kind, draw(_NAMES), "QUANTIZE to kQDQ"))
         else:
-            other = draw(_NAMES)
-            events.append(Event(scope, kind, other, layer))
+            events.append(Event(scope, kind, draw(_NAMES), layer))
     return events
 
 

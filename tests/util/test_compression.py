@@ -30,8 +30,7 @@ each_format = pytest.mark.parametrize(
 
 def unpack_file(path: Path, limit: int = 1 << 30, *, whole: bool = True) -> bytes:
     with path.open("rb") as file:
-        head = file.read(HEAD)
-        return b"".join(unpack_blocks(head, file.read, str(path), limit, whole=whole))
+        return b"".join(unpack_blocks(file.read(HEAD), file.read, str(path), limit, whole=whole))
 
 
 @each_format
@@ -39,8 +38,7 @@ def unpack_file(path: Path, limit: int = 1 << 30, *, whole: bool = True) -> byte
 def test_all_members_are_unpacked(tmp_path: Path, compress: Compress, cuts: list[int]) -> None:
     """A file may have several members."""
     starts = [0, *cuts]
-    ends = [*cuts, len(TEXT)]
-    members = [compress(TEXT[a:b]) for a, b in zip(starts, ends, strict=True)]
+    members = [compress(TEXT[a:b]) for a, b in zip(starts, [*cuts, len(TEXT)], strict=True)]
     (tmp_path / "f").write_bytes(b"".join(members))
     assert unpack_file(tmp_path / "f") == TEXT
 

@@ -463,8 +463,7 @@ def test_build_model_nodes(requests: list[BuildOptions]) -> None:
 
 @pytest.mark.usefixtures("requests")
 def test_build_model_layer_table(tmp_path: Path) -> None:
-    result = build_model(MODEL, "tensorrt", tmp_path)
-    assert result.layers_path == tmp_path / "layers.json"
+    assert build_model(MODEL, "tensorrt", tmp_path).layers_path == tmp_path / "layers.json"
     text = (tmp_path / "layers.json").read_text()
     assert text.startswith('{\n "builder"') and text.endswith("}\n")  # indented
     table = json.loads(text)

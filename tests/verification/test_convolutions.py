@@ -212,8 +212,7 @@ def test_convolution_and_its_pass_lines(
 
 def test_pass_lines_of_fused_and_merged_layers(g: Graph) -> None:
     """The first line of inputs and outputs counts."""
-    x = g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1)
-    model = Model(g.model(g.conv(x, "d", 8, 1)))
+    model = Model(g.model(g.conv(g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1), "d", 8, 1)))
     mapper = NodeMapper(model, [])
     events = [
         line("q", 3, "my + conv"),

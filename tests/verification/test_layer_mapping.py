@@ -122,8 +122,7 @@ def test_name_conflicts_of_a_convolution(
     name: str, maps: int, kernel: list[int], conflict: tuple[str, str] | None, g: Graph
 ) -> None:
     """The layer states the filters and the kernel, and its name contains the weights."""
-    first = g.conv(g.input(1, 4, 16, 16), "c", 8, 3)
-    model = Model(g.model(g.conv(first, "d", 8, 3)))
+    model = Model(g.model(g.conv(g.conv(g.input(1, 4, 16, 16), "c", 8, 3), "d", 8, 3)))
     build = Build()
     extras = {"OutMaps": maps, "Kernel": kernel}
     build.layers = [BuiltLayer(name=name, type="CaskConvolution", extras=extras)]
@@ -133,8 +132,7 @@ def test_name_conflicts_of_a_convolution(
 
 @pytest.mark.parametrize("name", ["a.b", "a_b"])
 def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
-    x = g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1)
-    model = Model(g.model(g.conv(x, "a_b", 8, 1)))
+    model = Model(g.model(g.conv(g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1), "a_b", 8, 1)))
     node = NodeMapper(model, []).find_node(name)
     assert node is not None and node.name == name
 
@@ -360,8 +358,7 @@ def test_count_agreement(first: list[int], second: list[int]) -> None:
 
 def chain_of_two() -> Model:
     net = Net()
-    x = net.qdq(net.input((1, 8, 16, 16)))
-    hidden = net.op("Relu", net.conv(x, 16, 3, name="first"))
+    hidden = net.op("Relu", net.conv(net.qdq(net.input((1, 8, 16, 16))), 16, 3, name="first"))
     return Model(net.model(net.conv(net.qdq(hidden), 8, 1, name="second")))
 
 

@@ -127,8 +127,7 @@ def test_missing_lines_are_mismatches_if_the_passes_ended(
 def test_log_without_lines_of_the_kind_is_not_compared(
     events: list[Event], kind: MismatchKind, others: list[Event]
 ) -> None:
-    build = Build(trace=logged(*others))
-    result = compare_trace(predicted(trace=events), build, True, kind=kind)
+    result = compare_trace(predicted(trace=events), Build(trace=logged(*others)), True, kind=kind)
     assert (result.counts, result.mismatches) == (TraceCounts(len(events)), [])
 
 
@@ -345,8 +344,7 @@ def test_compare_layers_output_types(
 ) -> None:
     """INT8 and floats are compared, but not integers, such as shapes and indices."""
     prediction = predicted(conversions=0, layers=[predicted_layer("a", outputs=predicted_types)])
-    listed = layer("a", outputs=" ".join(built_types))
-    result = layers_compared(prediction, Build(layers=[listed]))
+    result = layers_compared(prediction, Build(layers=[layer("a", outputs=" ".join(built_types))]))
     assert [m.differs for m in result.mismatches] == [Difference.OUTPUT] * different
 
 

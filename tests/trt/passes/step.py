@@ -79,8 +79,7 @@ def run_pass(
 
 def build_model(build: Build) -> onnx.ModelProto:
     g = Graph()
-    outputs = build(g)
-    return g.model(*outputs)
+    return g.model(*build(g))
 
 
 def weakest_evidence(layer: Layer) -> Evidence:

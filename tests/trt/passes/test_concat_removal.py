@@ -11,8 +11,7 @@ def test_resize_is_copied_and_other_input_retargeted(g: Graph) -> None:
     left = g.resize(g.op("Sigmoid", g.input(1, 8, 2, 2), "s"), "Resize")
     right = g.op("Tanh", g.input(1, 8, 4, 4, name="y"), "t")
     out = g.op("Elu", g.pair(g.concat([left, right], "Concat"), "p"), "e")
-    result = run_pass(g.model(out), ConcatRemoval)
-    assert result.lines == [
+    assert run_pass(g.model(out), ConcatRemoval).lines == [
         ("Eliminating concatenation", "Concat"),
         (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
         ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
@@ -35,8 +34,7 @@ def test_convolution_read_by_concat_alone_is_retargeted(g: Graph) -> None:
     alone = g.conv(x, "alone", scale=None, weights="float")
     shared = g.conv(x, "shared", scale=None, weights="float")
     out = g.op("Tanh", g.concat([alone, shared], "Concat"), "t")
-    rows = run_pass(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).lines
-    assert rows == [
+    assert run_pass(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).lines == [
         ("Eliminating concatenation", "Concat"),
         ("Retargeting", "alone:0", "Concat:0"),
         (STRIDING, "shared:0", "Concat:0"),
@@ -47,8 +45,7 @@ def test_network_input_is_copied_next_to_convolution(g: Graph) -> None:
     # An 8.5.2 build.
     x = g.input(1, 8, 4, 4)
     inner = g.conv(g.input(1, 8, 4, 4, name="y"), "c", scale=None, weights="float")
-    out = g.conv(g.concat([x, inner], "Concat"), "d", 8)
-    rows = run_pass(g.model(out), ConcatRemoval).lines
+    rows = run_pass(g.model(g.conv(g.concat([x, inner], "Concat"), "d", 8)), ConcatRemoval).lines
     assert [(r[0], "clone_0" in r[1]) for r in rows[1:]] == [
         (STOMPING, True),
         ("Retargeting", False),

@@ -8,8 +8,7 @@ from tests.trt.passes.step import Graphs, run_pass
 
 def test_add_with_relu_becomes_pointwise(g: Graph) -> None:
     left, right = (g.op("Softmax", g.input(1, 8, name=n), f"s{n}") for n in "ab")
-    out = g.relu(g.add(left, right, "Add"), "Relu")
-    result = run_pass(g.model(out), EltwiseAddToPwn)
+    result = run_pass(g.model(g.relu(g.add(left, right, "Add"), "Relu")), EltwiseAddToPwn)
     assert result.lines == [
         ("Running", "Add + Relu"),
         ("Swap the layer type", "Add + Relu", "ELEMENTWISE to POINTWISE"),

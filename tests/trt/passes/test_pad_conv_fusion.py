@@ -25,10 +25,9 @@ def convolution_layers(
         g.conv(x, "Conv_13", scale=None, weights="qdq" if pair else "float"),
         "act",
     )
-    layers = predict(g.model("act:0"), advice=False).layers
     return [
         (layer.name, [t.precision for t in layer.inputs])
-        for layer in layers
+        for layer in predict(g.model("act:0"), advice=False).layers
         if layer.type in ("Padding", "Convolution")
     ]
 

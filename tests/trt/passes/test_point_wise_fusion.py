@@ -127,8 +127,7 @@ def test_add_after_silu_is_left_to_convolution_where_target_fuses_it(g: Graph, t
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_all_scalar_constants_of_chain_are_fused(g: Graph, target: str) -> None:
-    x = g.op("Softmax", g.input(1, 8), "s")
-    x = g.op("Max", [g.const("a", [[2.0]]), x], "m")
+    x = g.op("Max", [g.const("a", [[2.0]]), g.op("Softmax", g.input(1, 8), "s")], "m")
     result = run_pass(
         g.model(g.op("Min", [x, g.const("b", [[3.0]])], "n")), PointWiseFusion, target
     )
@@ -169,8 +168,7 @@ def test_layer_of_other_kernel_fuses_no_constant(g: Graph, owner: str, target: s
 
 def test_last_consumer_fuses_shared_constant(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
-    two = g.const("two", [[2.0]])
-    shaped = g.op("Reshape", [two, g.const("to", np.array([1, 1]))], "shape")
+    shaped = g.op("Reshape", [g.const("two", [[2.0]]), g.const("to", np.array([1, 1]))], "shape")
     out = g.op("Max", [x, shaped], "m")
     other = g.op("Min", [g.op("Softmax", x, "t"), shaped], "n")
     result = run_pass(g.model(out, g.op("Softmax", other, "u")), PointWiseFusion)
@@ -192,8 +190,7 @@ def test_chain_of_more_than_64_layers_is_cut(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
     for i in range(66):
         x = g.op("Neg", x, f"n{i}")
-    result = run_pass(g.model(x), PointWiseFusion)
-    layers = result.network.layers_of_kind(LayerKind.POINTWISE)
+    layers = run_pass(g.model(x), PointWiseFusion).network.layers_of_kind(LayerKind.POINTWISE)
     assert [len(layer.nodes) for layer in layers] == [64, 2]
 
 

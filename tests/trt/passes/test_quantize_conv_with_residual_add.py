@@ -136,8 +136,7 @@ def test_only_add_has_a_residual(g: Graph, op: str) -> None:
 
 
 def test_residual_of_fp8_is_fused() -> None:
-    model = block(fp8=True).model("end:0")
-    layer = run_pass(model, QuantizeConvWithResidualAdd, "trt10").layer(
+    layer = run_pass(block(fp8=True).model("end:0"), QuantizeConvWithResidualAdd, "trt10").layer(
         "Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43"
     )
     assert layer.int8_out and layer.quantized_type == Precision.FP8

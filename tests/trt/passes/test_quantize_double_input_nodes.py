@@ -101,8 +101,7 @@ def test_different_scales_keep_output_float() -> None:
 def test_shared_input_dq_is_removed_with_last_consumer(g: Graph) -> None:
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "in")
     outputs = [g.op("Softmax", g.conv(x, n, scale=None), f"s{n}") for n in "ab"]
-    result = run_pass(g.model(*outputs), QuantizeDoubleInputNodes)
-    assert result.lines == [
+    assert run_pass(g.model(*outputs), QuantizeDoubleInputNodes).lines == [
         ("Running", "a"),
         ("fusing", "(in.DQ and a.w.DQ)", "a"),
         ("Removing", "a.w.DQ"),
@@ -172,8 +171,7 @@ def fp8(**options: Any) -> Graph:
 def mixed(data: Any, after: Any = None) -> Graph:
     """Return a convolution of FP8 weights and ``data`` of a type, with a Q to type ``after`` after it."""
     g = Graph(opset=19, fp8=True)
-    x = g.op("Softmax", g.input(1, 32, 8, 8), "before")
-    x = g.pair(x, "in", integer=data)
+    x = g.pair(g.op("Softmax", g.input(1, 32, 8, 8), "before"), "in", integer=data)
     g.channels[x] = 32
     g.op("Softmax", g.pair(g.conv(x, "c", 32, scale=None), "p", integer=after), "end")
     return g
@@ -188,8 +186,7 @@ def test_fp8_weights_with_int8_data_are_reported(target: str) -> None:
 
 @pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
 def test_fp8_convolution_is_quantized(weights: str) -> None:
-    g = fp8(weights=weights)
-    result = run_pass(g.model("end:0"), QuantizeDoubleInputNodes, target="trt10")
+    result = run_pass(fp8(weights=weights).model("end:0"), QuantizeDoubleInputNodes, target="trt10")
     layer = result.layer("c")
     assert layer.int8 and layer.quantized_type == Precision.FP8
     assert result.reasons == [("c", "output-not-quantized")]

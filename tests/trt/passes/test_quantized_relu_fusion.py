@@ -34,8 +34,7 @@ def run(g: Graph, end: str, target: str = "trt10") -> PassResult:
 
 
 def test_relu_between_pairs_is_fused_on_10(g: Graph) -> None:
-    result = run(g, quantized_relu(g))
-    layer = result.layer("c.weight + c.w.Q + c + PWN(r)")
+    layer = run(g, quantized_relu(g)).layer("c.weight + c.w.Q + c + PWN(r)")
     assert layer.int8 and layer.int8_out and layer.fusion.has_activation
     assert {"r", "outer.Q"} <= {*layer.nodes}
 
@@ -56,8 +55,7 @@ def test_relu_that_writes_float_remains(g: Graph) -> None:
 
 
 def test_relu_after_other_consumer_of_dq_remains(g: Graph) -> None:
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    inner = g.pair(g.conv(x, "c", 8), "inner", 0.1)
+    inner = g.pair(g.conv(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "c", 8), "inner", 0.1)
     outer = g.op("Softmax", g.pair(g.relu(inner, "r"), "outer", 0.2), "end")
     result = run_pass(g.model(outer, g.op("Neg", inner, "n")), QuantizedReluFusion, "trt10")
     assert result.has_layer("r")

@@ -8,8 +8,7 @@ from tests.trt.passes.step import run_pass, weakest_evidence
 def test_requantization_after_convolution_is_fused(g: Graph) -> None:
     # The convolution's own pair is followed by a Concat's clone with another scale.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    left = g.pair(g.conv(x, "c"), "own", 0.2)
-    joined = g.concat([left, g.op("Tanh", x, "t")], "cat")
+    joined = g.concat([g.pair(g.conv(x, "c"), "own", 0.2), g.op("Tanh", x, "t")], "cat")
     result = run_pass(g.model(g.op("Elu", g.pair(joined, "p", 0.3), "e")), RequantizeFusion)
     layer = result.layer("c.weight + c.w.Q + c + own.DQ + p.Q_clone_0")
     assert layer.int8_out

@@ -15,8 +15,7 @@ def test_slice_is_removed(g: Graph) -> None:
 
 
 def test_split_is_removed(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
-    parts = g.ops("Split", [x], "Split", count=2, axis=1)
+    parts = g.ops("Split", [g.op("Sigmoid", g.input(1, 8, 4, 4), "s")], "Split", count=2, axis=1)
     result = run_pass(
         g.model(*(g.op("Tanh", p, f"t{i}") for i, p in enumerate(parts))), SliceRemoval
     )

@@ -11,8 +11,7 @@ from tests.trt.passes.step import Build, run_pass
 
 def concat_of_two(g: Graph) -> str:
     first = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    second = g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")
-    return g.concat([first, second], "Concat")
+    return g.concat([first, g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")], "Concat")
 
 
 def test_each_input_gets_a_clone(g: Graph) -> None:
@@ -30,8 +29,7 @@ def test_each_input_gets_a_clone(g: Graph) -> None:
 
 def test_nested_concat_gets_nested_clones(g: Graph) -> None:
     # NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2.
-    inner = concat_of_two(g)
-    outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), inner], "Outer")
+    outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), concat_of_two(g)], "Outer")
     network = importer.build(load(g.model(g.op("Neg", g.pair(outer, "p"), "n"))))
     pipeline.run(network, target_named("trt8.5"))
     names = {layer.name for layer in network.layers.values()}

@@ -23,8 +23,7 @@ def operator(g: Graph, op: str, x: str) -> str:
 @pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Flatten", "Reshape", "Transpose"])
 def test_q_moves_up_past_commuting_operator(g: Graph, op: str) -> None:
     between = operator(g, op, g.op("Sigmoid", g.input(1, 3, 4, 4), "before"))
-    out = g.op("Neg", g.pair(between, "p"), "n")
-    result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
+    result = run_pass(g.model(g.op("Neg", g.pair(between, "p"), "n")), VanillaSwapWithFollowingQ)
     assert result.lines == [("Running", "op"), ("Swapping", "op", "p.Q")]
     # Names stay at their place: the Q writes the tensor that the operator wrote (yolo engine, /neck/Resize).
     assert result.layer("p.Q").out.name == between
@@ -48,8 +47,7 @@ def test_fp8_q_moves_up_past_operators_without_arithmetic(op: str, is_passed: bo
 def test_q_moves_up_past_chain(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "before")
     out = g.op("Neg", g.pair(g.reshape(g.pool(x, "pool"), "r", 1, 12), "p"), "n")
-    result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
-    assert result.lines == [
+    assert run_pass(g.model(out), VanillaSwapWithFollowingQ).lines == [
         ("Running", "r"),
         ("Swapping", "r", "p.Q"),
         ("Running", "pool"),

@@ -19,8 +19,7 @@ def test_dqs_move_down_past_shuffles_of_gemm(g: Graph) -> None:
         ("Swapping", "Gemm_311.in.DQ", "reshape_before_Gemm_311"),
         ("Swapping", "Gemm_311.w.DQ", "transpose_before_Gemm_311"),
     ]
-    gemm = result.layer("Gemm_311")
-    assert [t.producer.name for t in gemm.inputs if t.producer] == [
+    assert [t.producer.name for t in result.layer("Gemm_311").inputs if t.producer] == [
         "Gemm_311.in.DQ",
         "Gemm_311.w.DQ",
     ]
@@ -94,8 +93,7 @@ def test_axis_of_scales_follows_transpose(g: Graph, perm: list[int], axis: int) 
 
 
 def requantized_pool(g: Graph) -> list[str]:
-    x = g.pair(g.op("Sigmoid", g.input(1, 8, 8, 8), "before"), "p", 0.1)
-    y = g.pool(x, "pool")
+    y = g.pool(g.pair(g.op("Sigmoid", g.input(1, 8, 8, 8), "before"), "p", 0.1), "pool")
     return [g.conv(y, "a", scale=0.2), g.conv(y, "b", k=1, scale=0.2)]
 
 
