@@ -19,11 +19,9 @@ from tests.tables import rows
 
 read, LOG = samples.build_of, samples.trtexec_log()
 
+
 # Printed by TensorRT 7 to 10, by trtexec and by programs that log for it. Names and numbers are invented.
-LINES = rows("logs/lines.tsv")
-
-
-@pytest.mark.parametrize(("contents", "line"), LINES)
+@pytest.mark.parametrize(("contents", "line"), rows("logs/lines.tsv"))
 def test_read_build_single_line(line: str, contents: str) -> None:
     build = read(line + "\n")
     assert contents in "; ".join(describe_contents(build))
@@ -60,24 +58,24 @@ def test_lines_without_content_are_read_in_linear_time(line: str) -> None:
     assert growth_factor(read_lines, LINEAR, longest=1 << 14) <= LINEAR
 
 
-LONG_LINES = [  # start, repeated part, end
-    ("", "\x1b]", ""),
-    ("Adding reformat layer: ", " (a) from ", ""),
-    ("Adding network input: ", " with dtype: a, dimensions: (", ""),
-    ("Swapping ", "( with ", ""),
-    ("Running: X on ", "_clone_1", "x"),
-    ("Swap the layer type of ", " from ", ""),
-    ("Layer(a): b, Tactic: 0x1, ", " (A[", ""),
-    ("", "a", " got cached result: "),
-    ("", " [", ""),
-    ("Skipping ", "a", ""),
-    ("Skipping tactic ", " due to ", ""),
-    ("Error ", "Assertion ", ""),
-    ("", "x (y) profiling completed in ", ""),
-]
-
-
-@pytest.mark.parametrize(("start", "part", "end"), LONG_LINES)
+@pytest.mark.parametrize(
+    ("start", "part", "end"),
+    [  # start, repeated part, end
+        ("", "\x1b]", ""),
+        ("Adding reformat layer: ", " (a) from ", ""),
+        ("Adding network input: ", " with dtype: a, dimensions: (", ""),
+        ("Swapping ", "( with ", ""),
+        ("Running: X on ", "_clone_1", "x"),
+        ("Swap the layer type of ", " from ", ""),
+        ("Layer(a): b, Tactic: 0x1, ", " (A[", ""),
+        ("", "a", " got cached result: "),
+        ("", " [", ""),
+        ("Skipping ", "a", ""),
+        ("Skipping tactic ", " due to ", ""),
+        ("Error ", "Assertion ", ""),
+        ("", "x (y) profiling completed in ", ""),
+    ],
+)
 def test_long_line_is_read_in_linear_time(start: str, part: str, end: str) -> None:
     def read_line(length: int) -> None:
         line = f"{start}{part * (length // len(part))}{end}"
@@ -103,14 +101,17 @@ def layer(name: str, source: str, target: str) -> dict[str, Any]:
     }
 
 
-LAYERS = [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")]
-
-
 def test_profile_that_is_cut_off_counts() -> None:
     rows = [
         f'{{ "name" : "{n}", "timeMs" : 1, "averageMs" : 0.3, "percentage" : 33 }}' for n in "abc"
     ]
-    build = read({"Layers": LAYERS, "Bindings": ["x", "y"]}, "[\n" + "\n, ".join(rows))
+    build = read(
+        {
+            "Layers": [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")],
+            "Bindings": ["x", "y"],
+        },
+        "[\n" + "\n, ".join(rows),
+    )
     assert (list(build.profile), build.complete) == (["a", "b", "c"], True)
     assert [(g.section, g.kind) for g in build.gaps] == [(Section.PROFILE, GapKind.CUT_FILE)]
 

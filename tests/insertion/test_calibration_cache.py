@@ -268,8 +268,11 @@ def test_scales_follow_from_neighbors(
 
 
 def test_measured_scales_are_used_next_to_those_of_quantizers(net: Net) -> None:
-    net.output(net.op("Relu", "r", net.conv("c", "x")))
-    result = complete_scales(net.index(), {"r.out": 0.5}, {"x": 0.25, "r.out": 9.0, "no": 1.0})
+    result = complete_scales(
+        net.output(net.op("Relu", "r", net.conv("c", "x"))).index(),
+        {"r.out": 0.5},
+        {"x": 0.25, "r.out": 9.0, "no": 1.0},
+    )
     assert result.scales == {"x": 0.25, "c.out": 0.5, "r.out": 0.5}
     assert result.counts == {"measured": 1, "quantizer": 1, "clipped": 1}
 
@@ -298,8 +301,9 @@ def test_shapes_and_indices_are_no_float_tensors(net: Net) -> None:
 
 def test_precisions_keep_quantized_and_float_layers(net: Net) -> None:
     first = net.op("Relu", "r", net.conv("c0", "x"))
-    net.output(net.op("Relu", "rh", net.conv("head", first)), net.conv("last", first))
-    model = net.index()
+    model = net.output(
+        net.op("Relu", "rh", net.conv("head", first)), net.conv("last", first)
+    ).index()
     scales = complete_scales(model, {"x": 1.0, "r.out": 0.5, "rh.out": 0.5})
     precisions = choose_precisions(model, scales, {"c0", "last"})
     # The head is float, with its activation; the last layer is INT8 and writes float.

@@ -67,8 +67,9 @@ def test_residual_of_unknown_shape_is_no_broadcast(net: Net) -> None:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     skip = net.op("Strange", "strange", stem, domain="example")
     out = net.op("Add", "add", net.conv("c1", stem), skip)
-    net.output(net.op("Conv", "c2", out, "c0.weight", kernel_shape=[3, 3]))
-    model = Model(net.open_model())
+    model = Model(
+        net.output(net.op("Conv", "c2", out, "c0.weight", kernel_shape=[3, 3])).open_model()
+    )
     assert model.shape("strange.out") is None and model.shape("c1.out") is not None
     placement = compute_placement(model, PlacementRules(head="none"))
     assert [r.role for r in placement.inputs["strange.out"]] == ["residual"]
@@ -77,10 +78,12 @@ def test_residual_of_unknown_shape_is_no_broadcast(net: Net) -> None:
 def test_prepare_removes_nodes_before_weights_but_not_before_outputs(net: Net) -> None:
     weight = net.op("Identity", "i", net.const("w", net.rng.standard_normal((16, 16, 3, 3))))
     out = net.op("Conv", "c", "x", weight, kernel_shape=[3, 3])
-    net.output(
-        net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1])
+    after, _ = prepare_and_compare(
+        net.output(
+            net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1])
+        ).model(),
+        1e-5,
     )
-    after, _ = prepare_and_compare(net.model(), 1e-5)
     assert [n.name for n in after.graph.node] == ["c", "end", "turned"]
 
 

@@ -40,8 +40,7 @@ def quantized_inputs(placement: Placement, node: str) -> set[str]:
 
 
 def test_convolution_is_quantized_per_output_channel(net: Net) -> None:
-    net.output(net.silu("s", net.norm("n", net.conv("c", "x"))))
-    result = place_net(net)
+    result = place_net(net.output(net.silu("s", net.norm("n", net.conv("c", "x")))))
     assert inputs(result) == {("x", "c", "input")}
     assert [(w.tensor, w.axis) for w in result.weights] == [("c.weight", 0)]
     assert not result.skipped
@@ -226,8 +225,7 @@ def test_poolings_in_a_row_are_quantized(net: Net) -> None:
         "AveragePool", "p1", net.op("Relu", "r", net.conv("a", "x")), kernel_shape=[1, 1]
     )
     second = net.op("AveragePool", "p2", first, kernel_shape=[1, 1])
-    net.output(net.conv("b", first), net.conv("c", second))
-    result = place_net(net)
+    result = place_net(net.output(net.conv("b", first), net.conv("c", second)))
     assert {node for _, node, _ in inputs(result)} == {"a", "p1", "b", "p2", "c"}
     assert not result.skipped
     assert [r.node.name for r in result.inputs["p1.out"]] == ["p2", "b"]
@@ -270,8 +268,7 @@ def test_small_convolution_is_left_float(
     sides = [kernel] * 2 if isinstance(kernel, int) else kernel
     weight = net.const("w", net.rng.standard_normal((cout, cin // group, *sides)))
     attributes = {} if group == 1 else {"group": group}
-    net.output(net.op("Conv", "c", tensor, weight, **attributes))
-    result = place_net(net)
+    result = place_net(net.output(net.op("Conv", "c", tensor, weight, **attributes)))
     assert quantized or reasons(result) == {
         "c": (placement_reasons.SmallConvolution, cin // group, cout, tuple(sides))
     }
@@ -550,8 +547,7 @@ def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
         return graph(name, helper.make_node("If", ["if.condition"], ["else.if"], **branches))
 
     net.const("w", np.ones((16, 16, 1, 1)))
-    net.output(net.conv("c", net.op("Relu", "r", net.choice("if", branch))))
-    result = place_net(net)
+    result = place_net(net.output(net.conv("c", net.op("Relu", "r", net.choice("if", branch)))))
     assert [w.node.name for w in result.weights] == ["c"]
     assert reasons(result) == {"if": (placement_reasons.SubgraphLayers, 3)}
 
@@ -663,8 +659,10 @@ def test_pooling_next_to_float_is_left_float(
 def test_longest_path_of_random_and_clipped_input(net: Net) -> None:
     low = net.op("RandomNormal", "made", shape=[1, 16, 8, 8])
     clipped = net.op("Clip", "clip", net.op("Relu", "r", "x"), "", net.const("six", 6.0))
-    net.output(net.op("Add", "add", low, clipped))
-    assert branch_lengths(net.index(), low, clipped) == (1, 2)
+    assert branch_lengths(net.output(net.op("Add", "add", low, clipped)).index(), low, clipped) == (
+        1,
+        2,
+    )
 
 
 @pytest.mark.parametrize("constant_nodes", [False, True])

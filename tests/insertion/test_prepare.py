@@ -171,8 +171,9 @@ def test_einsum_needs_equal_summed_sizes(
         onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape)
         for n, shape in (("x", left), ("y", right))
     ]
-    net.output(net.op("Einsum", "e", "x", "y", equation="bns,bsd->bnd"))
-    _, notes = prepare_copy(net.model())
+    _, notes = prepare_copy(
+        net.output(net.op("Einsum", "e", "x", "y", equation="bns,bsd->bnd")).model()
+    )
     assert notes == [note("products-written", count=1)] * written
 
 
@@ -200,8 +201,9 @@ def test_shared_weights_are_copied(net: Net) -> None:
     square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
     first, *others = (net.op("Conv", f"c{i}", "x", square) for i in range(3))
     net.output(net.norm("n", first), *others)
-    net.output(net.conv("d", "x", kernel=1), net.op("Relu", "r", "d.weight"))
-    after, notes = prepare_and_compare(net.model())
+    after, notes = prepare_and_compare(
+        net.output(net.conv("d", "x", kernel=1), net.op("Relu", "r", "d.weight")).model()
+    )
     assert notes[0] == note("weights-copied", count=3)
     weights = {n.name: n.input[1] for n in nodes_of(after, "Conv")}
     assert len(set(weights.values())) == 4 and weights["d"] != "d.weight"
@@ -233,8 +235,6 @@ def computed_weights(
 
 
 RAMP = np.arange(512.0).reshape(32, 16)
-VALUE = onnx.helper.make_tensor("v", 1, [1], [0.5])
-TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,11 @@ TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
             np.zeros((2, 16, 1, 3)),
         ),
         (
-            computed_weights("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=VALUE),
+            computed_weights(
+                "ConstantOfShape",
+                ("s", [2, 16, 1, 3], np.int64),
+                value=onnx.helper.make_tensor("v", 1, [1], [0.5]),
+            ),
             np.full((2, 16, 1, 3), 0.5),
         ),
         (
@@ -357,7 +361,11 @@ def test_standardized_weights_become_constants(net: Net) -> None:
             "Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]
         ),
         computed_weights("ConstantOfShape", ("s", [np.inf], np.float32)),
-        computed_weights("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=TWO),
+        computed_weights(
+            "ConstantOfShape",
+            ("s", [2, 16, 1, 3], np.int64),
+            value=onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0]),
+        ),
         computed_weights("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3),
     ],
 )
@@ -406,8 +414,9 @@ def test_computed_parameters_become_constants(net: Net) -> None:
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_raising_opset_keeps_names_and_metadata(net: Net, opset: int) -> None:
     relu = net.op("Relu", "named/relu", net.conv("named/conv", "x"))
-    net.output(net.op("Squeeze", "sq", net.op("GlobalAveragePool", "gap", relu), axes=[2, 3]))
-    before = net.model(opset, ir=6)
+    before = net.output(
+        net.op("Squeeze", "sq", net.op("GlobalAveragePool", "gap", relu), axes=[2, 3])
+    ).model(opset, ir=6)
     before.metadata_props.add(key="stride", value="32")
     before.doc_string = "kept"
     before.graph.node[0].doc_string = "first"

@@ -256,8 +256,9 @@ def test_names_of_pairs_avoid_existing_tensors(net: Net) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_sketched_weights_have_scales_of_one(net: Net, dtype: type) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x", cout=24))
-    net.output(net.op("ConvTranspose", "t", relu, net.const("tw", np.full((24, 8, 2, 2), 3.0))))
-    model = net.model()
+    model = net.output(
+        net.op("ConvTranspose", "t", relu, net.const("tw", np.full((24, 8, 2, 2), 3.0)))
+    ).model()
     for name in [t.name for t in model.graph.initializer]:
         set_value(model, name, value_of(model, name).astype(dtype))
     index = Model(model)

@@ -404,8 +404,10 @@ def test_box_mlp_next_to_scores_stays_float() -> None:
 
 def test_classifier_of_four_classes_is_no_box_mlp() -> None:
     net = Detr(3, 32)
-    net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))
-    assert find_skipped_nodes(net) == {"b.attn.qk", "b.attn.av"}
+    assert find_skipped_nodes(net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))) == {
+        "b.attn.qk",
+        "b.attn.av",
+    }
 
 
 def test_convolution_of_flow_grid_stays_float() -> None:
@@ -415,8 +417,9 @@ def test_convolution_of_flow_grid_stays_float() -> None:
     flow = net.conv("flow", net.op("Relu", "r1", net.conv("c1", x, 32, 32)), 32, 2)
     last = net.op("Transpose", "last", flow, perm=[0, 2, 3, 1])
     grid = net.op("Add", "moved", last, net.const("at", np.zeros(2)))
-    net.output(net.conv("end", net.op("GridSample", "warped", x, grid), 32, 16))
-    assert find_skipped_nodes(net) == {"flow"}
+    assert find_skipped_nodes(
+        net.output(net.conv("end", net.op("GridSample", "warped", x, grid), 32, 16))
+    ) == {"flow"}
 
 
 @needs_compiler

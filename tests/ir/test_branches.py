@@ -89,9 +89,6 @@ def run(proto: onnx.ModelProto) -> np.ndarray:
     return nets.run(proto, {"x": x})[0]
 
 
-COUNT = onnx.numpy_helper.from_array(np.asarray(3, np.int64), "count")
-
-
 def model_with_loop(body: onnx.GraphProto) -> onnx.ModelProto:
     body.node.add(op_type="Identity", input=["go"], output=["go_on"])
     body.input.extend(
@@ -102,7 +99,10 @@ def model_with_loop(body: onnx.GraphProto) -> onnx.ModelProto:
         ]
     )
     body.output.insert(0, helper.make_tensor_value_info("go_on", onnx.TensorProto.BOOL, []))
-    return model_with(helper.make_node("Loop", ["count", "", "x"], ["y"], "loop", body=body), COUNT)
+    return model_with(
+        helper.make_node("Loop", ["count", "", "x"], ["y"], "loop", body=body),
+        onnx.numpy_helper.from_array(np.asarray(3, np.int64), "count"),
+    )
 
 
 def loop() -> onnx.ModelProto:

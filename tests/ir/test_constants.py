@@ -13,8 +13,7 @@ from tests.insertion.nets import Net
 
 
 def value(net: Net, tensor: str, work: int = 1 << 29) -> np.ndarray | None:
-    net.output(net.conv("end", "x"))
-    return ConstantEvaluator(net.index(), work).evaluate(tensor)
+    return ConstantEvaluator(net.output(net.conv("end", "x")).index(), work).evaluate(tensor)
 
 
 def test_constant_of_chain_of_operators(net: Net) -> None:
@@ -31,8 +30,7 @@ def test_shared_part_of_constants_is_computed_once(net: Net) -> None:
     chain = [net.const("w", np.ones(8))]
     for i in range(20):
         chain.append(net.op("Neg", f"n{i}", chain[-1]))
-    net.output(net.conv("end", "x"))
-    constants = ConstantEvaluator(net.index(), work=1000)
+    constants = ConstantEvaluator(net.output(net.conv("end", "x")).index(), work=1000)
     for length in (10, 20, 5):
         np.testing.assert_array_equal(
             constants.evaluate(chain[length]), np.ones(8) * (-1) ** length
@@ -123,8 +121,7 @@ def filled(net: Net, name: str, dims: list[int], value: float = 0.5) -> str:
 
 
 def convolution(net: Net, weights: str) -> Model:
-    net.output(net.op("Conv", "c", "x", weights, kernel_shape=[3, 3], pads=[1] * 4))
-    return net.index()
+    return net.output(net.op("Conv", "c", "x", weights, kernel_shape=[3, 3], pads=[1] * 4)).index()
 
 
 def test_computed_weights_become_initializers(net: Net) -> None:
@@ -139,8 +136,7 @@ def test_computed_weights_become_initializers(net: Net) -> None:
 
 def test_chain_from_a_static_shape_is_folded(net: Net) -> None:
     size = net.op("Cast", "float", net.op("Size", "size", "x"), to=onnx.TensorProto.FLOAT)
-    net.output(net.op("Mul", "scaled", "x", size))
-    folded = fold_constants(net.index())
+    folded = fold_constants(net.output(net.op("Mul", "scaled", "x", size)).index())
     assert [node.op for node in folded.nodes] == ["Mul"]
     assert folded.constant(size) == np.prod(folded.shape("x"))
 
@@ -156,8 +152,7 @@ def test_large_constant_has_shape_without_data(net: Net) -> None:
 def test_computed_scale_is_folded(net: Net) -> None:
     scale, zero = filled(net, "s", [1]), net.const("z", 0, np.int8)
     q = net.op("QuantizeLinear", "q", "x", scale, zero)
-    net.output(net.op("DequantizeLinear", "dq", q, scale, zero))
-    model = net.index()
+    model = net.output(net.op("DequantizeLinear", "dq", q, scale, zero)).index()
     assert [node.op for node in fold_constants(model).nodes] == [
         "QuantizeLinear",
         "DequantizeLinear",

@@ -123,5 +123,4 @@ def test_search_for_dfl_is_linear_in_branches(g: Graph) -> None:
 )
 def test_counts_up(net: Net, values: Sequence[int], expected: bool) -> None:
     net.const("k", list(values))
-    net.output(net.op("Relu", "r", "x"))
-    assert is_bin_sequence(net.index(), "k") is expected
+    assert is_bin_sequence(net.output(net.op("Relu", "r", "x")).index(), "k") is expected

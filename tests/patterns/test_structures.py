@@ -64,8 +64,9 @@ def test_attention_through_mask_transpose_and_pair() -> None:
         "QuantizeLinear", "Q", soft, net.const("scale", 1 / 127), net.const("zp", 0, np.int8)
     )
     pair = net.op("DequantizeLinear", "DQ", pair, "scale", "zp")
-    net.output(net.op("MatMul", "av", v, net.op("Transpose", "turned", pair, perm=[0, 2, 1])))
-    model = net.index()
+    model = net.output(
+        net.op("MatMul", "av", v, net.op("Transpose", "turned", pair, perm=[0, 2, 1]))
+    ).index()
     (attention,) = find_attentions(model)
     assert (attention.scores.name, attention.values.name) == ("qk", "av")
     assert attention.probabilities == "turned.out"
@@ -99,8 +100,7 @@ def probabilities(net: Net) -> str:
 )
 def test_other_products_are_not_attention(build: Callable[[Net], str]) -> None:
     net = Tokens(4, 4)
-    net.output(build(net))
-    assert find_attentions(net.index()) == []
+    assert find_attentions(net.output(build(net)).index()) == []
 
 
 @pytest.mark.parametrize("square", ["Pow", "Mul"])
@@ -203,8 +203,7 @@ def test_placement_accepts_damaged_axes(net: Net, axes: np.ndarray) -> None:
 def test_coordinates_from_weights_without_output_axis() -> None:
     net = Net(2, 4)
     grid = net.op("ConvTranspose", "up", "x", net.const("w", np.ones(3)))
-    net.output(net.op("GridSample", "s", "x", grid))
-    model = Model(net.open_model())
+    model = Model(net.output(net.op("GridSample", "s", "x", grid)).open_model())
     assert find_coordinates(model, ()).producers == {model.node("up").index}
 
 
@@ -245,8 +244,7 @@ def test_activation_is_function_of_convolution_output(
     form: Callable[[Net, str], str], count: int, net: Net
 ) -> None:
     out = form(net, net.conv("c", "x"))
-    net.output(net.conv("next", out))
-    model = net.index()
+    model = net.output(net.conv("next", out)).index()
     assert list(pointwise.activation_outputs(model, "c.out")) == [out]
     tensor, nodes = out, 0
     while tensor != "c.out":
@@ -271,8 +269,7 @@ def test_activation_is_function_of_convolution_output(
 def test_input_of_activation(
     net: Net, build: Callable[[Net], str], node: str, expected: str | None
 ) -> None:
-    net.output(net.conv("a", "x"), net.conv("b", "x"), build(net))
-    model = net.index()
+    model = net.output(net.conv("a", "x"), net.conv("b", "x"), build(net)).index()
     assert pointwise.activation_input(model, model.node(node)) == expected
 
 
@@ -285,8 +282,7 @@ def test_gate_with_other_consumer_is_an_activation_output(net: Net) -> None:
 def test_add_of_reshaped_constant_is_a_bias(net: Net) -> None:
     net.const("k", np.ones(16))
     shaped = net.op("Reshape", "shape", "k", net.const("to", [1, 16, 1, 1], np.int64))
-    net.output(net.op("Add", "add", net.conv("c", "x"), shaped))
-    model = net.index()
+    model = net.output(net.op("Add", "add", net.conv("c", "x"), shaped)).index()
     assert pointwise.run_time_inputs(model, model.node("add")) == ["c.out"]
     assert pointwise.is_bias(model, model.node("add"))
     assert not pointwise.is_bias(model, model.node("c"))
@@ -297,8 +293,7 @@ def test_search_for_activation_is_linear_in_levels(net: Net) -> None:
     a, b = net.conv("a", "x"), net.conv("b", "x")
     for i in range(40):
         a, b = net.op("Add", f"p{i}", a, b), net.op("Mul", f"m{i}", a, b)
-    net.output(net.op("Add", "last", a, b))
-    model = net.index()
+    model = net.output(net.op("Add", "last", a, b)).index()
     profile = cProfile.Profile()
     assert profile.runcall(pointwise.activation_input, model, model.node("last")) is None
     assert sum(entry.callcount for entry in profile.getstats()) < 5000
@@ -306,8 +301,7 @@ def test_search_for_activation_is_linear_in_levels(net: Net) -> None:
 
 def test_activation_input_is_the_nearest_tensor_in_any_order_of_nodes(net: Net) -> None:
     start = net.op("Relu", "r", net.conv("c", "x"))
-    net.output(net.op("Mul", "m", start, net.op("Sigmoid", "g", start)))
-    proto = net.index().proto
+    proto = net.output(net.op("Mul", "m", start, net.op("Sigmoid", "g", start))).index().proto
     nodes = list(proto.graph.node)
     for _ in range(2):
         model = Model(proto)

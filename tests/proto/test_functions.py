@@ -9,7 +9,6 @@ from qdqtool.ir.modelfile import load
 from tests.errors import has
 from tests.trt.builder import Graph
 
-HEADER = '<ir_version: 10, opset_import: ["": 17, "pkg": 1]>'
 LEAKY = """
     <domain: "pkg", opset_import: ["": 17]>
     Leaky <slope: float = 0.25> (a) => (b)
@@ -94,7 +93,7 @@ EXPECTED = {
 
 
 def parse(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(HEADER + text)
+    return onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 17, "pkg": 1]>' + text)
 
 
 def call_chain(length: int, body: str) -> str:

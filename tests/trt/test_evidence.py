@@ -153,12 +153,6 @@ def test_types_of_layers_match_build(case: str) -> None:
 
 ROOT = Path(__file__).parents[2]
 LOGS = Path(os.environ.get("QDQTOOL_SHARED", ROOT.parent / "shared")) / "evidence"
-BY_LINE = [
-    (name, build)
-    for name, case in pipeline.cases().items()
-    for build in case.builds
-    if ":" in build
-]
 # Text of the lines that do not name their pass.
 WORDS = {
     "MergeLayers": "Merging layers",
@@ -180,7 +174,15 @@ WORDS = {
 
 
 @pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not available")
-@pytest.mark.parametrize(("name", "build"), BY_LINE)
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        (name, build)
+        for name, case in pipeline.cases().items()
+        for build in case.builds
+        if ":" in build
+    ],
+)
 def test_line_of_case_is_in_log(name: str, build: str) -> None:
     folder, _, number = build.partition(":")
     source = next(p for p in (LOGS / folder / "log.txt", LOGS / folder / "lines.txt") if p.exists())

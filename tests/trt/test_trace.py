@@ -8,15 +8,13 @@ from qdqtool.trt import trace
 from qdqtool.trt.trace import Event
 from tests.tables import rows
 
-# Lines of real logs (8.2 to 8.5), with the event of each when it is the first line.
-LINES = rows("logs/trace.tsv")
-
 
 def read(lines: Iterable[str]) -> list[Event | None]:
     return list(map(trace.TraceReader().read, lines))
 
 
-@pytest.mark.parametrize("row", LINES, ids=lambda row: row[0])
+# Lines of real logs (8.2 to 8.5), with the event of each when it is the first line.
+@pytest.mark.parametrize("row", rows("logs/trace.tsv"), ids=lambda row: row[0])
 def test_line_parses_to_event_and_renders_back(row: list[str]) -> None:
     line, event = row[0], Event(*row[1:])
     assert trace.parse(line) == event

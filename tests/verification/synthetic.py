@@ -3,7 +3,6 @@ from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.trace import render
 
 _WORDS = {Precision.INT8: "Int8", Precision.FP16: "Half"}
-_TYPES = {"Convolution": "CaskConvolution", "Conversion": "Reformat", "ConvActPool": "ConvActPool"}
 
 
 def engine_line(layer: EngineLayer) -> str:
@@ -14,7 +13,11 @@ def engine_line(layer: EngineLayer) -> str:
 
     inputs = side([(t.tensor, t.precision) for t in layer.inputs])
     outputs = side([(t.tensor, t.precision) for t in layer.outputs])
-    kind = _TYPES.get(layer.type, layer.type)
+    kind = {
+        "Convolution": "CaskConvolution",
+        "Conversion": "Reformat",
+        "ConvActPool": "ConvActPool",
+    }.get(layer.type, layer.type)
     return f"Layer({kind}): {layer.name}, Tactic: 0x0000000000000001, {inputs} -> {outputs}"
 
 

@@ -283,8 +283,7 @@ def test_verify_finds_a_changed_tensor_of_a_merged_layer(
     assert exit_code(result) == bool(wrong)
 
 
-PAIR = Model(two_convolutions())
-PREDICTED = predict(PAIR, "rtx1.7")
+PREDICTED = predict(Model(two_convolutions()), "rtx1.7")
 ONE, OTHER = PREDICTED.convolutions
 INT8, FP32, UNKNOWN = Precision.INT8, Precision.FP32, Precision.UNKNOWN
 

@@ -82,6 +82,14 @@ def build_model(build: Build) -> onnx.ModelProto:
     return g.model(*build(g))
 
 
+def end_of(drawn: Graph) -> Callable[[Graph], str]:
+    def build(g: Graph) -> str:
+        g.__dict__.update(drawn.__dict__)
+        return "end:0"
+
+    return build
+
+
 def weakest_evidence(layer: Layer) -> Evidence:
     return functools.reduce(
         Evidence.choose_weaker, {case.evidence for case in layer.cases}, Evidence.SEEN

@@ -16,11 +16,18 @@ def test_bias_of_gemm_is_fused(g: Graph) -> None:
     assert result.lines[1][2].startswith("Gemm_311.bias + (Unnamed Layer* ")
 
 
-def test_batchnorm_is_fused_into_float_convolution(g: Graph) -> None:
+@pytest.mark.parametrize(
+    ("op", "fused", "activated"), [("Relu", "bn + r", True), ("Neg", "bn", False)]
+)
+def test_batchnorm_is_fused_into_float_convolution(
+    g: Graph, op: str, fused: str, activated: bool
+) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
-    result = run_pass(g.model(out), ConvScaleFusion)
-    assert result.lines == [("Running", "c"), ("Fusing", "c", "bn")]
-    assert weakest_evidence(result.layer("c + bn")) == Evidence.ASSUMED
+    result = run_pass(g.model(g.op(op, out, "r")), ConvScaleFusion)
+    assert result.lines == [("Running", "c"), ("Fusing", "c", fused)]
+    layer = result.layer(f"c + {fused}")
+    assert layer.fusion.has_activation is activated
+    assert weakest_evidence(layer) == Evidence.ASSUMED
 
 
 def test_batchnorm_after_deconvolution_is_fused_by_deconv_pass(g: Graph) -> None:
@@ -32,17 +39,6 @@ def test_batchnorm_after_deconvolution_is_fused_by_deconv_pass(g: Graph) -> None
         ("Running", "d"),
         ("Fusing", "d", "bn"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("op", "name", "activated"), [("Relu", "c + bn + r", True), ("Neg", "c + bn", False)]
-)
-def test_relu_of_fused_batchnorm_is_the_activation(
-    g: Graph, op: str, name: str, activated: bool
-) -> None:
-    out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
-    result = run_pass(g.model(g.op(op, out, "r")), ConvScaleFusion)
-    assert result.layer(name).fusion.has_activation is activated
 
 
 @pytest.mark.parametrize(

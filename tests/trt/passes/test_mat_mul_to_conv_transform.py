@@ -42,23 +42,31 @@ def shared_transpose(g: Graph) -> list[str]:
     return [g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), turned], "m"), g.op("Neg", turned, "n")]
 
 
-def several_matrices(g: Graph) -> list[str]:
-    weights = g.pair(g.const("w", g.random.normal(0, 1, (2, 8, 4))), "w")
-    return [g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")]
-
-
-def computed_weights(g: Graph) -> list[str]:
-    other = g.pair(g.relu(g.input(8, 4, name="y"), "r"), "w")
-    return [g.op("Gemm", [g.pair(g.input(1, 8), "x"), other], "m")]
-
-
 @pytest.mark.parametrize(
     "build",
     [
         lambda g: [g.gemm(g.input(1, 8), "m", 8, weights="float")],
         shared_transpose,
-        several_matrices,
-        computed_weights,
+        lambda g: [
+            g.op(
+                "MatMul",
+                [
+                    g.pair(g.input(2, 3, 8), "x"),
+                    g.pair(g.const("w", g.random.normal(0, 1, (2, 8, 4))), "w"),
+                ],
+                "m",
+            )
+        ],
+        lambda g: [
+            g.op(
+                "Gemm",
+                [
+                    g.pair(g.input(1, 8), "x"),
+                    g.pair(g.relu(g.input(8, 4, name="y"), "r"), "w"),
+                ],
+                "m",
+            )
+        ],
     ],
     ids=["float", "shared transpose", "several matrices", "computed"],
 )
