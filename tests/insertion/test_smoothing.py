@@ -180,12 +180,6 @@ def scaling(net: Tokens, x: str) -> str:
     return x
 
 
-def sum_of_inputs(net: Tokens, x: str) -> str:
-    return str(
-        net.op("Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x)))
-    )
-
-
 def one_tensor(net: Tokens, x: str) -> str:
     """Add an attention as torch exports MultiheadAttention.
 
@@ -248,7 +242,14 @@ def test_smoothing_copies_shared_scale_of_normalization() -> None:
         (lambda net, x: gelu(net, net.linear("first", x)), {"half"}),
         (windows, {"ln"}),
         (scaling, {"ln"}),
-        (sum_of_inputs, {"one", "two"}),
+        (
+            lambda net, x: str(
+                net.op(
+                    "Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x))
+                )
+            ),
+            {"one", "two"},
+        ),
         (
             lambda net, x: net.op(
                 "Sub", "sub", net.const("c", np.ones(WIDTH)), net.linear("first", x)

@@ -162,10 +162,6 @@ def test_computed_scale_is_folded(net: Net) -> None:
     }
 
 
-def moved_weights(net: Net) -> str:
-    return net.op("Transpose", "t", net.const("w", np.ones((3, 3, 4, 8))), perm=[3, 2, 0, 1])
-
-
 def quantized_weights(net: Net) -> str:
     scale, zero = net.const("s", 0.5), net.const("z", 0, np.int8)
     q = net.op("QuantizeLinear", "q", filled(net, "w", [8, 16, 3, 3]), scale, zero)
@@ -181,7 +177,9 @@ def output_weights(net: Net) -> str:
 @pytest.mark.parametrize(
     "make_weights",
     [
-        moved_weights,
+        lambda net: net.op(
+            "Transpose", "t", net.const("w", np.ones((3, 3, 4, 8))), perm=[3, 2, 0, 1]
+        ),
         quantized_weights,
         output_weights,
         lambda net: net.op("RandomNormal", "noise", shape=[8, 16, 3, 3]),

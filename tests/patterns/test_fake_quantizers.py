@@ -162,10 +162,6 @@ def custom(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
     return make
 
 
-def aimet(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    return g.op("QcQuantizeOp", x, name, domain="aimet.customop.cpu", op_name=name)
-
-
 DECOMPOSED = {
     "dynamo": arithmetic("*inverse", "round", "+", "clip", "-", "*"),
     "no offsets": arithmetic("*inverse", "round", "clip", "*"),
@@ -214,7 +210,9 @@ INEXACT = {
     "rounding": qonnx(rounding_mode="FLOOR"),
     "bipolar": qonnx(op="BipolarQuant"),
     "halves up": floor,
-    "AIMET": aimet,
+    "AIMET": lambda g, x, name, scale: g.op(
+        "QcQuantizeOp", x, name, domain="aimet.customop.cpu", op_name=name
+    ),
     "AIMET, blocks": custom("aimet.customop.cuda", "GroupedBlockQuantizeDequantize"),
     "no bounds": arithmetic("/", "round", "*"),
     "unsigned and narrow": qonnx(signed=0, narrow=1),

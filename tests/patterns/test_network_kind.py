@@ -29,16 +29,6 @@ def classifier(g: Graph, softmax: bool = False) -> str:
     return g.op("Softmax", scores, "prob") if softmax else scores
 
 
-def features_too(g: Graph) -> list[str]:
-    return [classifier(g, softmax=True), "act:0"]
-
-
-def unknown_shapes(g: Graph) -> str:
-    features = g.op("MyPlugin", backbone(g), "plugin", domain="custom")
-    pooled = g.op("ReduceMean", features, "pool", axes=[2, 3], keepdims=0)
-    return g.op("Sigmoid", g.gemm(pooled, "fc", 8), "prob")
-
-
 def grid_heads(g: Graph) -> list[str]:
     deep = strided(g, 3, 8)
     return [g.conv(deep, "head8"), g.conv(g.conv(deep, "c3", stride=2), "head16")]
@@ -64,10 +54,6 @@ def products(g: Graph, tensor: str, features: int, *widths: int) -> list[str]:
     return [g.op("MatMul", [tensor, w], f"fc{n}") for n, w in weights.items()]
 
 
-def depth(g: Graph) -> str:
-    return g.reshape(g.conv(backbone(g), "depth", 1), "squeeze", 1, 32, 32)
-
-
 def simcc(g: Graph) -> list[str]:
     """Add scores of 17 keypoints, two per pixel of the width (64) and of the height (32)."""
     features = g.relu(g.conv(g.input(1, 3, 32, 64), "stem", 17), "act")
@@ -87,19 +73,9 @@ def pyramid(g: Graph) -> list[str]:
     return [low, g.relu(g.conv(low, "c16", 128, stride=2), "a16")]
 
 
-def text_line(g: Graph) -> str:
-    features = g.conv(g.input(1, 3, 32, 128), "stem", 40, stride=4)
-    scores = g.op("ReduceMax", features, "rows", axes=[2], keepdims=0)
-    return g.op("Transpose", scores, "last", perm=[0, 2, 1])
-
-
 def rows_of_boxes(g: Graph) -> str:
     first = g.reshape(g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8), "first", 1, 84, 256)
     return g.concat([first, g.slice(first, "s", 0, 80, axis=2)], "c", axis=2)
-
-
-def rows_of_anchors(g: Graph) -> str:
-    return g.reshape(g.op("Transpose", backbone(g), "last", perm=[0, 2, 3, 1]), "rows", 1024, 4)
 
 
 Build = Callable[[Graph], str | list[str]]
@@ -118,8 +94,25 @@ OTHERS: dict[str, tuple[Build, NetworkKind]] = {
         lambda g: g.conv(g.op("GlobalAveragePool", backbone(g), "pool"), "fc", k=1),
         NetworkKind.CLASSIFIER,
     ),
-    "features too": (features_too, NetworkKind.CLASSIFIER),
-    "unknown shapes": (unknown_shapes, NetworkKind.CLASSIFIER),
+    "features too": (lambda g: [classifier(g, softmax=True), "act:0"], NetworkKind.CLASSIFIER),
+    "unknown shapes": (
+        lambda g: g.op(
+            "Sigmoid",
+            g.gemm(
+                g.op(
+                    "ReduceMean",
+                    g.op("MyPlugin", backbone(g), "plugin", domain="custom"),
+                    "pool",
+                    axes=[2, 3],
+                    keepdims=0,
+                ),
+                "fc",
+                8,
+            ),
+            "prob",
+        ),
+        NetworkKind.CLASSIFIER,
+    ),
     "pyramid": (pyramid, NetworkKind.CLASSIFIER),
     "segmentation": (lambda g: g.conv(backbone(g), "head"), NetworkKind.MAP),
     "segmentation at stride 8, without the final resize": (
@@ -130,7 +123,10 @@ OTHERS: dict[str, tuple[Build, NetworkKind]] = {
         lambda g: g.op("ArgMax", g.conv(backbone(g), "c", 21), "argmax", axis=1, keepdims=0),
         NetworkKind.MAP,
     ),
-    "depth": (depth, NetworkKind.MAP),
+    "depth": (
+        lambda g: g.reshape(g.conv(backbone(g), "depth", 1), "squeeze", 1, 32, 32),
+        NetworkKind.MAP,
+    ),
     "simcc": (simcc, NetworkKind.MAP),
     "super-resolution": (
         lambda g: g.op("DepthToSpace", g.conv(backbone(g), "up", 12), "shuffle", blocksize=2),
@@ -146,8 +142,27 @@ OTHERS: dict[str, tuple[Build, NetworkKind]] = {
         lambda g: g.conv(g.input(1, 1, 64, 101), "stem", 16, stride=8),
         NetworkKind.CHANNELS,
     ),
-    "text line": (text_line, NetworkKind.TEXT),
-    "rows of anchors": (rows_of_anchors, NetworkKind.ROWS),
+    "text line": (
+        lambda g: g.op(
+            "Transpose",
+            g.op(
+                "ReduceMax",
+                g.conv(g.input(1, 3, 32, 128), "stem", 40, stride=4),
+                "rows",
+                axes=[2],
+                keepdims=0,
+            ),
+            "last",
+            perm=[0, 2, 1],
+        ),
+        NetworkKind.TEXT,
+    ),
+    "rows of anchors": (
+        lambda g: g.reshape(
+            g.op("Transpose", backbone(g), "last", perm=[0, 2, 3, 1]), "rows", 1024, 4
+        ),
+        NetworkKind.ROWS,
+    ),
 }
 
 

@@ -60,11 +60,6 @@ def _attention(g: Graph) -> list[str]:
     return [g.op("MatMul", [g.pair(chances, "p"), g.pair(values, "v")], "m")]
 
 
-def _transposed_3d(g: Graph) -> list[str]:
-    x = g.pair(g.op("Softmax", g.input(1, 4, 4, 4, 4), "before"), "in")
-    return [g.op("ConvTranspose", [x, g.pair(g.const("w", np.ones((4, 8, 2, 2, 2))), "wq")], "up")]
-
-
 def _mixed_floats(g: Graph) -> list[str]:
     # The scale of the weights is float16, that of the data is float32.
     w = g.const("w", np.ones((8, 4, 3, 3)), np.float16)
@@ -111,8 +106,7 @@ def _computed_scale(g: Graph) -> list[str]:
 
 
 def _shared_weights(g: Graph) -> list[str]:
-    w = g.const("w", np.ones((8, 4, 3, 3)))
-    x = _image(g)
+    x, w = _image(g), g.const("w", np.ones((8, 4, 3, 3)))
     return [
         g.op(
             "Conv",
@@ -124,19 +118,9 @@ def _shared_weights(g: Graph) -> list[str]:
     ]
 
 
-def _cast_weights(g: Graph) -> list[str]:
-    w = g.op("Cast", g.pair(g.const("w", np.ones((8, 4, 3, 3))), "w.q"), "cast", to=1)
-    return [g.op("Conv", [g.pair(_image(g), "in"), w], "c", kernel_shape=[3, 3])]
-
-
 def _network_output_q(g: Graph) -> list[str]:
     x = _image(g)
     return [g.q(x, "out"), g.conv(x, "c")]
-
-
-def _anchors(g: Graph) -> list[str]:
-    grid = g.op("Expand", [g.const("one", [1.0]), g.const("dims", np.array([2], np.int64))], "grid")
-    return [grid, g.conv(_image(g), "c")]
 
 
 def _gelu(g: Graph) -> list[str]:
@@ -156,11 +140,6 @@ def _existing_image(g: Graph) -> str:
     return "before:0" if any(n.name == "before" for n in g.nodes) else _image(g)
 
 
-def _stem(g: Graph) -> list[str]:
-    x = g.relu(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "r")
-    return [g.conv(g.pool(x, "pool", k=3), "b")]
-
-
 def _concat_of(g: Graph, part: str) -> list[str]:
     return [g.op("Softmax", g.concat([part, g.op("Neg", _existing_image(g), "n")], "cat"), "end")]
 
@@ -170,14 +149,28 @@ GRAPHS: dict[str, Build] = {
     "Cast/q-past-cast": lambda g: g.conv(g.op("Cast", g.op("Neg", _image(g), "n"), "k", to=1), "c"),
     "ConcatRemoval/deconvolution-copied": lambda g: _concat_of(g, _transposed(g, "float", None)),
     "ConcatRemoval/stomping": lambda g: _concat_of(g, g.input(1, 4, 8, 8, name="y")),
-    "ConstCastFold/cast": _cast_weights,
+    "ConstCastFold/cast": lambda g: [
+        g.op(
+            "Conv",
+            [
+                g.pair(_image(g), "in"),
+                g.op("Cast", g.pair(g.const("w", np.ones((8, 4, 3, 3))), "w.q"), "cast", to=1),
+            ],
+            "c",
+            kernel_shape=[3, 3],
+        )
+    ],
     "ConstEltFusion/with-relu": lambda g: _gemm(g, "relu"),
     "ConstQDQInitializersFusion/computed": _computed_scale,
     "ConstWeightsQuantizeFusion/several-readers": _shared_weights,
     "ConstantFoldDanglingQDQ/dequantized-weights": lambda g: g.conv(
         _image(g), "c", scale=None, weights="qdq"
     ),
-    "ConvActPoolFusion/stem-other": _stem,
+    "ConvActPoolFusion/stem-other": lambda g: [
+        g.conv(
+            g.pool(g.relu(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "r"), "pool", k=3), "b"
+        )
+    ],
     "ConvScaleFusion/float": lambda g: g.bn(
         g.conv(_image(g), "c", scale=None, weights="float"), "bn"
     ),
@@ -209,7 +202,10 @@ GRAPHS: dict[str, Build] = {
         g.conv(x := _image(g), "a", scale=0.1),
         g.conv(x, "b", scale=0.1),
     ],
-    "MyelinOptimization/constants": _anchors,
+    "MyelinOptimization/constants": lambda g: [
+        g.op("Expand", [g.const("one", [1.0]), g.const("dims", np.array([2], np.int64))], "grid"),
+        g.conv(_image(g), "c"),
+    ],
     "Pad/q-past-copying-pad": lambda g: g.op(
         "Softmax", g.pair(g.pad(_image(g), "pad", "reflect"), "p"), "end"
     ),
@@ -229,7 +225,16 @@ GRAPHS: dict[str, Build] = {
         g.conv(x := g.conv(_image(g), "c"), "a", scale=0.1),
         g.conv(x, "b", scale=0.2),
     ],
-    "QuantizeDoubleInputNodes/deconvolution-3d": _transposed_3d,
+    "QuantizeDoubleInputNodes/deconvolution-3d": lambda g: [
+        g.op(
+            "ConvTranspose",
+            [
+                g.pair(g.op("Softmax", g.input(1, 4, 4, 4, 4), "before"), "in"),
+                g.pair(g.const("w", np.ones((4, 8, 2, 2, 2))), "wq"),
+            ],
+            "up",
+        )
+    ],
     "QuantizeDoubleInputNodes/int8-matmul": _attention,
     "QuantizeDoubleInputNodes/mixed-floats": _mixed_floats,
     "QuantizeDoubleInputNodes/pointwise": lambda g: _pointwise(g, "Max"),

@@ -36,11 +36,6 @@ def test_nested_concat_gets_nested_clones(g: Graph) -> None:
     assert {"p.Q_clone_0", "p.Q_clone_1_clone_0", "p.Q_clone_1_clone_1"} <= names
 
 
-def two_qs(g: Graph) -> list[str]:
-    tensor = concat_of_two(g)
-    return [g.op("Neg", g.pair(tensor, n, s), f"n{n}") for n, s in (("p", 0.1), ("q", 0.2))]
-
-
 @pytest.mark.parametrize(
     ("build", "consumers"),
     [
@@ -58,7 +53,14 @@ def two_qs(g: Graph) -> list[str]:
             {("p.Q", "QuantizeLinear"), ("a", "Abs")},
             id="float consumer",
         ),
-        pytest.param(two_qs, {("p.Q", "QuantizeLinear"), ("q.Q", "QuantizeLinear")}, id="second Q"),
+        pytest.param(
+            lambda g: [
+                g.op("Neg", g.pair(concat_of_two(g), n, s), f"n{n}")
+                for n, s in (("p", 0.1), ("q", 0.2))
+            ],
+            {("p.Q", "QuantizeLinear"), ("q.Q", "QuantizeLinear")},
+            id="second Q",
+        ),
     ],
 )
 def test_q_does_not_move(g: Graph, build: Build, consumers: set[tuple[str, str]] | None) -> None:
