@@ -119,10 +119,6 @@ def add_consumers(proto: onnx.ModelProto) -> None:
         proto.graph.output.append(helper.make_empty_tensor_value_info(f"{name}.cos"))
 
 
-def add_outputs(proto: onnx.ModelProto) -> None:
-    proto.graph.output.extend(helper.make_empty_tensor_value_info(f"{name}.out") for name in "an")
-
-
 # Changes of `norm_between_convolutions` that prevent folding. Its nodes are a, n and b.
 UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
     "training": lambda proto: proto.graph.node[1].attribute.append(
@@ -130,7 +126,9 @@ UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
     ),
     "second output": lambda proto: proto.graph.node[1].output.append("running_mean"),
     "other domain": move_to_other_domain,
-    "is an output": add_outputs,
+    "is an output": lambda proto: proto.graph.output.extend(
+        helper.make_empty_tensor_value_info(f"{name}.out") for name in "an"
+    ),
     "other consumers": add_consumers,
     "parameter missing": lambda proto: proto.graph.node[1].input.pop(),
     "computed gamma": lambda proto: compute_input(proto, proto.graph.node[1], 1),

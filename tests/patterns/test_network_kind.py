@@ -190,9 +190,18 @@ def test_segmentation_network_of_any_size_is_a_map() -> None:
     assert other is not None and other.kind == NetworkKind.MAP
 
 
+def set_metadata(model: onnx.ModelProto, **metadata: str) -> Model:
+    helper.set_model_props(model, metadata)
+    return Model(model)
+
+
 @pytest.mark.parametrize(
     "proto",
     [
+        pytest.param(
+            set_metadata(build(classifier), task="detect", stride="32").proto,
+            id="task of Ultralytics, whatever the outputs",
+        ),
         pytest.param(detector(), id="head with DFL"),
         pytest.param(build(grid_heads), id="grids"),
         pytest.param(
@@ -211,11 +220,6 @@ def test_task_of_another_tool_is_not_a_task_of_ultralytics() -> None:
     model = set_metadata(build(OTHERS["segmentation"][0]), task="image-segmentation")
     assert find_non_detector_kind(model) is not None
     assert choose_preprocess(model.metadata, None).origin == "default"
-
-
-def set_metadata(model: onnx.ModelProto, **metadata: str) -> Model:
-    helper.set_model_props(model, metadata)
-    return Model(model)
 
 
 def test_task_alone_is_not_enough_to_be_sure_of_ultralytics() -> None:
@@ -239,11 +243,6 @@ def test_preprocess_of_another_task_is_warned(changes: dict[str, Any], is_warned
     assert codes == (["preprocess-of-task"] if is_warned else [])
     other = set_metadata(build(classifier), task="depth", stride="32")
     assert not warn_task_mismatch(other, {"origin": "option", **changes})
-
-
-def test_ultralytics_detectors_get_none_whatever_their_outputs() -> None:
-    model = set_metadata(build(classifier), task="detect", stride="32")
-    assert find_non_detector_kind(model) is None
 
 
 def test_model_of_a_function_gets_a_warning() -> None:

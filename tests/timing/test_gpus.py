@@ -268,20 +268,26 @@ def test_parse_time(text: str, ms: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "parameter"),
+    ("text", "options", "code", "parameter"),
     [
-        ("sm=8.6", "wrong-type", "gpu"),
-        ("sm=8.6,sms=0,clock=1,bandwidth=1", "out-of-range", "gpu"),
-        ("sm=x,sms=1,clock=1000,bandwidth=10", "wrong-format", "sm"),
-        ("foo=1", "wrong-format", "gpu"),
-        ("sm=4.0,sms=1,clock=1000,bandwidth=10", "out-of-range", "sm"),
-        ("sm=8.6,sms=nan,clock=1000,bandwidth=10", "out-of-range", "gpu"),
-        ("sm=8.6,sms=1,clock=1000,bandwidth=inf", "out-of-range", "gpu"),
+        ("sm=8.6", {}, "wrong-type", "gpu"),
+        ("sm=8.6,sms=0,clock=1,bandwidth=1", {}, "out-of-range", "gpu"),
+        ("sm=x,sms=1,clock=1000,bandwidth=10", {}, "wrong-format", "sm"),
+        ("foo=1", {}, "wrong-format", "gpu"),
+        ("sm=4.0,sms=1,clock=1000,bandwidth=10", {}, "out-of-range", "sm"),
+        ("sm=8.6,sms=nan,clock=1000,bandwidth=10", {}, "out-of-range", "gpu"),
+        ("sm=8.6,sms=1,clock=1000,bandwidth=inf", {}, "out-of-range", "gpu"),
+        ("orin nx", {"clock": 0.0}, "out-of-range", "clock"),
+        ("orin nx", {"clock": 99999.0}, "out-of-range", "clock"),
+        ("orin nx", {"clock": float("nan")}, "out-of-range", "clock"),
+        ("orin nx", {"power": "lots"}, "wrong-format", "power"),
     ],
 )
-def test_choose_gpu_rejects_descriptions(text: str, code: str, parameter: str) -> None:
+def test_choose_gpu_rejects_descriptions_clocks_and_powers(
+    text: str, options: dict[str, Any], code: str, parameter: str
+) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
-        gpus.choose_gpu(text)
+        gpus.choose_gpu(text, **options)
 
 
 def test_power_mode_with_fewer_sms() -> None:
@@ -299,22 +305,6 @@ def test_choose_gpu_clock_and_power() -> None:
     low, high = (gpus.choose_gpu("orin nx", power=power) for power in ("10W", "MAXN"))
     assert low.clock < high.clock == 918
     assert "clock-guessed" in note_codes(low.notes)
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "parameter"),
-    [
-        ({"clock": 0.0}, "out-of-range", "clock"),
-        ({"clock": 99999.0}, "out-of-range", "clock"),
-        ({"clock": float("nan")}, "out-of-range", "clock"),
-        ({"power": "lots"}, "wrong-format", "power"),
-    ],
-)
-def test_choose_gpu_rejects_clocks_and_powers(
-    options: dict[str, Any], code: str, parameter: str
-) -> None:
-    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
-        gpus.choose_gpu("orin nx", **options)
 
 
 def test_gpus_that_do_not_sustain_their_clock() -> None:

@@ -355,12 +355,6 @@ def test_count_agreement(first: list[int], second: list[int]) -> None:
     assert count_agreement(first, second) == TraceCounts(len(first), len(second), common, ordered)
 
 
-def chain_of_two() -> Model:
-    net = Net()
-    hidden = net.op("Relu", net.conv(net.qdq(net.input((1, 8, 16, 16))), 16, 3, name="first"))
-    return Model(net.model(net.conv(net.qdq(hidden), 8, 1, name="second")))
-
-
 def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
     def tensor(name: str, kind: str) -> dict[str, object]:
         return {"Name": name, "Dimensions": [1, 8, 16, 16], "Format/Datatype": kind}
@@ -381,7 +375,9 @@ def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
 
 @pytest.mark.parametrize(("data", "wrong"), [("Int8", []), ("Float", ["second"])])
 def test_verify_compares_the_kernel_that_multiplies(data: str, wrong: list[str]) -> None:
-    model = chain_of_two()
+    net = Net()
+    hidden = net.op("Relu", net.conv(net.qdq(net.input((1, 8, 16, 16))), 16, 3, name="first"))
+    model = Model(net.model(net.conv(net.qdq(hidden), 8, 1, name="second")))
     predicted = predict(model, "trt10").convolution("first").output
     rows = [
         ("__myl_Quant_myl0_0", "kgen", "Float", "Int8", "q first"),

@@ -18,7 +18,6 @@ from tests.trt.builder import Graph
 Line = tuple[str, ...]
 Build = Callable[[Graph], list[str]]
 """Builds a graph and returns its outputs."""
-Graphs = dict[str, Build]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from qdqtool.ir.operators import LayerKind
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Build, Graphs, run_pass, weakest_evidence
+from tests.trt.passes.step import Build, run_pass, weakest_evidence
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,18 @@ def test_activation_name(activation: Callable[[Graph, str], str], name: str) -> 
     assert [a.op for a in activations if a is not None] == [name]
 
 
-UNCHANGED: Graphs = {
-    "second consumer": lambda g: [g.op("LeakyRelu", g.conv(g.input(1, 3, 8, 8), "c"), "l"), "c:0"],
-    "second activation": lambda g: [
-        g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.op("LeakyRelu", g.conv(g.input(1, 3, 8, 8), "c"), "l"), "c:0"],
+            id="second consumer",
+        ),
+        pytest.param(
+            lambda g: [g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")],
+            id="second activation",
+        ),
     ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_activation_is_not_fused(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), GenericConvActFusion).lines == []
+)
+def test_activation_is_not_fused(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), GenericConvActFusion).lines == []

@@ -12,7 +12,7 @@ from qdqtool.trt import importer
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Build, Graphs, Line, run_pass
+from tests.trt.passes.step import Build, Line, run_pass
 
 
 @pytest.mark.parametrize(
@@ -325,30 +325,44 @@ def test_pair_inside_activation_of_matrix_product_is_reported(
     assert result == ["p.Q" if place == "inner" else "gate.Q"]
 
 
-UNCHANGED: Graphs = {
-    "Relu": lambda g: [g.op("Neg", g.relu(g.op("Exp", g.input(1, 8), "e"), "r"), "n")],
-    "second consumer": lambda g: [
-        g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"),
-        g.op("Softmax", "e:0", "s"),
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.op("Neg", g.relu(g.op("Exp", g.input(1, 8), "e"), "r"), "n")], id="Relu"
+        ),
+        pytest.param(
+            lambda g: [
+                g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"),
+                g.op("Softmax", "e:0", "s"),
+            ],
+            id="second consumer",
+        ),
+        pytest.param(
+            lambda g: [g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"), "e:0"],
+            id="network output",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op("Exp", g.add(g.bn(g.conv(g.input(1, 8, 8, 8), "c"), "bn"), "x", "add"), "e")
+            ],
+            id="residual Add of a convolution",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Exp",
+                    g.add(
+                        g.pair(g.op("Softmax", g.input(1, 8), "s"), "p"),
+                        g.pair(g.op("Tanh", "x", "t"), "q"),
+                        "add",
+                    ),
+                    "e",
+                )
+            ],
+            id="Add of two quantized tensors",
+        ),
     ],
-    "network output": lambda g: [g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"), "e:0"],
-    "residual Add of a convolution": lambda g: [
-        g.op("Exp", g.add(g.bn(g.conv(g.input(1, 8, 8, 8), "c"), "bn"), "x", "add"), "e")
-    ],
-    "Add of two quantized tensors": lambda g: [
-        g.op(
-            "Exp",
-            g.add(
-                g.pair(g.op("Softmax", g.input(1, 8), "s"), "p"),
-                g.pair(g.op("Tanh", "x", "t"), "q"),
-                "add",
-            ),
-            "e",
-        )
-    ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_layers_are_not_fused(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), PointWiseFusion).lines == []
+)
+def test_layers_are_not_fused(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), PointWiseFusion).lines == []

@@ -7,7 +7,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 def test_reshape_moves_past_gemm_bias(g: Graph) -> None:
@@ -90,23 +90,36 @@ def test_hidden_gemm_writes_int8(g: Graph, activation: str, bias: str) -> None:
     assert prediction.conversion_nodes == ["fc1.in.Q"]
 
 
-UNCHANGED: Graphs = {
-    "no bias": lambda g: [g.gemm(g.input(1, 8), "fc", 8, bias=False)],
-    "Add of a computed tensor": lambda g: [
-        g.add(
-            g.gemm(g.input(1, 8), "fc", 8, bias=False),
-            g.op("Softmax", g.input(1, 4, name="y"), "soft"),
-            "add",
-        )
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(lambda g: [g.gemm(g.input(1, 8), "fc", 8, bias=False)], id="no bias"),
+        pytest.param(
+            lambda g: [
+                g.add(
+                    g.gemm(g.input(1, 8), "fc", 8, bias=False),
+                    g.op("Softmax", g.input(1, 4, name="y"), "soft"),
+                    "add",
+                )
+            ],
+            id="Add of a computed tensor",
+        ),
+        pytest.param(
+            lambda g: [g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")],
+            id="Softmax",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Add",
+                    [g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])],
+                    "add",
+                ),
+                g.relu("fc:0", "r"),
+            ],
+            id="second consumer",
+        ),
     ],
-    "Softmax": lambda g: [g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")],
-    "second consumer": lambda g: [
-        g.op("Add", [g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])], "add"),
-        g.relu("fc:0", "r"),
-    ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_reshape_does_not_move(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), SqueezePushDownJoin).lines == []
+)
+def test_reshape_does_not_move(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), SqueezePushDownJoin).lines == []

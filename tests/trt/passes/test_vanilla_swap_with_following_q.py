@@ -3,7 +3,7 @@ from onnx import TensorProto, helper
 
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 def operator(g: Graph, op: str, x: str) -> str:
@@ -92,19 +92,30 @@ def test_q_moves_up_past_cast_from_float_only(g: Graph, from_: int, swaps: bool)
     assert bool(run_pass(g.model(out), VanillaSwapWithFollowingQ).lines) is swaps
 
 
-UNCHANGED: Graphs = {
-    "AveragePool": lambda g: [
-        g.op("Neg", g.pair(operator(g, "AveragePool", g.input(1, 3, 4, 4)), "p"), "n")
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [
+                g.op("Neg", g.pair(operator(g, "AveragePool", g.input(1, 3, 4, 4)), "p"), "n")
+            ],
+            id="AveragePool",
+        ),
+        pytest.param(
+            lambda g: [g.op("Neg", g.pair(operator(g, "Relu", g.input(1, 3, 4, 4)), "p"), "n")],
+            id="Relu",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Neg",
+                    g.pair(operator(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1),
+                    "n",
+                )
+            ],
+            id="scale per channel",
+        ),
     ],
-    "Relu": lambda g: [g.op("Neg", g.pair(operator(g, "Relu", g.input(1, 3, 4, 4)), "p"), "n")],
-    "scale per channel": lambda g: [
-        g.op(
-            "Neg", g.pair(operator(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n"
-        )
-    ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_q_does_not_move(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), VanillaSwapWithFollowingQ).lines == []
+)
+def test_q_does_not_move(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), VanillaSwapWithFollowingQ).lines == []

@@ -6,7 +6,7 @@ from qdqtool.evidence import Evidence
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass, weakest_evidence
+from tests.trt.passes.step import Build, run_pass, weakest_evidence
 
 
 def test_dqs_move_down_past_shuffles_of_gemm(g: Graph) -> None:
@@ -52,18 +52,23 @@ def reshaped_weights(g: Graph) -> str:
     return g.reshape(g.pair(weights, "w", [0.1] * 8, axis=0), "op", 4, 8)
 
 
-UNCHANGED: Graphs = {
-    "second consumer": lambda g: [g.pool(dequantized(g), "op"), g.op("Neg", "p.DQ:0", "n")],
-    "AveragePool": lambda g: [g.pool(dequantized(g), "op", "AveragePool")],
-    "Relu": lambda g: [g.relu(dequantized(g), "op")],
-    "Add": lambda g: [g.add(dequantized(g), "p.DQ:0", "op")],
-    "Reshape of channels with scales": lambda g: [g.op("Neg", reshaped_weights(g), "n")],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_dq_does_not_move(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), VanillaSwapWithPreceedingDQ).lines == []
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.pool(dequantized(g), "op"), g.op("Neg", "p.DQ:0", "n")],
+            id="second consumer",
+        ),
+        pytest.param(lambda g: [g.pool(dequantized(g), "op", "AveragePool")], id="AveragePool"),
+        pytest.param(lambda g: [g.relu(dequantized(g), "op")], id="Relu"),
+        pytest.param(lambda g: [g.add(dequantized(g), "p.DQ:0", "op")], id="Add"),
+        pytest.param(
+            lambda g: [g.op("Neg", reshaped_weights(g), "n")], id="Reshape of channels with scales"
+        ),
+    ],
+)
+def test_dq_does_not_move(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), VanillaSwapWithPreceedingDQ).lines == []
 
 
 def test_dq_with_several_consumers_is_reported(g: Graph) -> None:
