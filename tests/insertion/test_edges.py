@@ -216,31 +216,26 @@ def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
     assert np.mean(np.abs(before - after) > 1e-4) < 0.02  # near ties, the code differs by one
 
 
+def sine_branch() -> onnx.ModelProto:
+    net = Net()
+    return net.output(net.op("Relu", "r", net.conv("a", "x")), net.op("Sin", "other", "x")).model()
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "error", "code", "node", "value"),
     [
         ("uint8", {"preprocess": PREPROCESS}, ModelError, "wrong-shape", "x", "3 channels"),
         ("uint8", {"target": "trt8.4"}, QdqtoolError, "unsupported", "", "trt8.4"),
         ("int8", {"exclude": ["^a$"]}, ModelError, "option-without-effect", "", "int8"),
+        ("int8", {"model": sine_branch()}, ModelError, "needed-as-float", "x", "'other'"),
     ],
-    ids=["channels of mean", "target", "float input"],
+    ids=["channels of mean", "target", "float input", "float consumer"],
 )
 def test_input_type_that_does_not_fit_is_refused(
     kind: str, options: dict[str, Any], error: type[QdqtoolError], code: str, node: str, value: str
 ) -> None:
     with pytest.raises(error, check=has(code, parameter="input_type", node=node), match=value):
         insert_into(kind, **options)
-
-
-def sine_branch() -> onnx.ModelProto:
-    net = Net()
-    return net.output(net.op("Relu", "r", net.conv("a", "x")), net.op("Sin", "other", "x")).model()
-
-
-def test_int8_input_with_float_consumer_is_refused() -> None:
-    refused = has("needed-as-float", parameter="input_type", node="x")
-    with pytest.raises(ModelError, check=refused, match="'other'"):
-        insert_into("int8", sine_branch())
 
 
 def test_uint8_input_with_float_consumer() -> None:

@@ -198,26 +198,13 @@ def test_residual_input_of_add(
 def classifier(float_consumer: bool) -> Net:
     net = Net()
     relu = net.op("Relu", "r", net.conv("c", "x"))
-    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", relu))
+    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "pool", relu))
     outputs = [
         net.op("Gemm", "fc", flat, net.const("w", net.rng.standard_normal((10, 16))), transB=1)
     ]
     if float_consumer:
         outputs.append(net.op("Sigmoid", "other", relu))
     return net.output(*outputs)
-
-
-def test_pooling_of_classifier_is_quantized() -> None:
-    assert ("r.out", "gap", "input") in inputs(place_net(classifier(False)))
-
-
-def test_pooling_next_to_float_consumer_is_left_float() -> None:
-    result = place_net(classifier(True))
-    assert not quantized_inputs(result, "gap")
-    assert reasons(result)["gap"] == (
-        placement_reasons.FloatNode,
-        placement_reasons.SkipCause.INPUT_READ_AS_FLOAT,
-    )
 
 
 def test_poolings_in_a_row_are_quantized(net: Net) -> None:
@@ -323,6 +310,13 @@ def relu_net() -> Net:
             "exclude_op",
             r"Relu.*Add, Conv",
         ),
+        (
+            residual_net(),
+            PlacementRules(exclude=["("]),
+            "invalid-pattern",
+            "",
+            r"`exclude` '\('.*not a regular expression",
+        ),
         (relu_net(), PlacementRules(include=["r"]), "no-match", "include", "'r'"),
         (
             relu_net(),
@@ -338,11 +332,6 @@ def test_option_that_fits_no_node_is_refused(
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter), match=value):
         place_net(net, rules)
-
-
-def test_pattern_that_is_no_regular_expression_is_refused() -> None:
-    with pytest.raises(QdqtoolError, match=r"`exclude` '\('.*not a regular expression"):
-        place_net(residual_net(), PlacementRules(exclude=["("]))
 
 
 FILES = pytest.mark.parametrize(("path", "label"), [("", "model"), ("a.onnx", "a.onnx")])
@@ -613,9 +602,13 @@ def pooling_net(before: str = "Relu", after: str = "Conv", output: bool = False)
     return net.output(tensor) if output else net
 
 
-@pytest.mark.parametrize("before", ["Relu", "Add", "Softmax"])
-def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
-    assert quantized_inputs(place_net(pooling_net(before)), "pool")
+@pytest.mark.parametrize(
+    "net",
+    [*(pooling_net(before) for before in ("Relu", "Add", "Softmax")), classifier(False)],
+    ids=["Relu", "Add", "Softmax", "classifier"],
+)
+def test_pooling_between_quantized_nodes_is_quantized(net: Net) -> None:
+    assert quantized_inputs(place_net(net), "pool")
 
 
 @pytest.mark.parametrize(
@@ -645,6 +638,12 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
             [],
             (placement_reasons.FloatNode, placement_reasons.SkipCause.INPUT_READ_AS_FLOAT),
             id="float consumer",
+        ),
+        pytest.param(
+            classifier(True),
+            [],
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.INPUT_READ_AS_FLOAT),
+            id="float consumer in a classifier",
         ),
     ],
 )

@@ -209,17 +209,12 @@ def test_shared_weights_are_copied(net: Net) -> None:
     assert len(set(weights.values())) == 4 and weights["d"] != "d.weight"
 
 
-def deep_network(length: int) -> onnx.ModelProto:
-    net = Net()
+@pytest.mark.parametrize(("length", "folded"), [(1, True), (1000, True), (1001, False)])
+def test_weights_after_up_to_1000_nodes_are_computed(net: Net, length: int, folded: bool) -> None:
     tensor = net.const("w", np.ones((16, 16, 1, 1)))
     for i in range(length):
         tensor = net.op("Identity", f"i{i}", tensor)
-    return net.output(net.op("Conv", "c", "x", tensor)).model()
-
-
-@pytest.mark.parametrize(("length", "folded"), [(1, True), (1000, True), (1001, False)])
-def test_weights_after_up_to_1000_nodes_are_computed(length: int, folded: bool) -> None:
-    after, notes = prepare_and_compare(deep_network(length))
+    after, notes = prepare_and_compare(net.output(net.op("Conv", "c", "x", tensor)).model())
     assert [n.op_type for n in after.graph.node] == ([] if folded else ["Identity"] * length) + [
         "Conv"
     ]

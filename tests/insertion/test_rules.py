@@ -151,20 +151,13 @@ def test_skip_has_to_be_better_in_both_outcomes(
     assert simulations == fused
 
 
+@pytest.mark.parametrize(("activation", "bare"), [("silu", True), ("", False)])
 def test_placements_are_simulated_if_one_residual_has_activation(
-    fake_simulations: Callable[..., list[bool]],
+    fake_simulations: Callable[..., list[bool]], activation: str, bare: bool
 ) -> None:
     simulations = fake_simulations()
-    choose_option(bottleneck("silu", bare=True))
-    assert simulations
-
-
-def test_placements_are_not_simulated_without_activation(
-    fake_simulations: Callable[..., list[bool]],
-) -> None:
-    simulations = fake_simulations()
-    assert choose_option(bottleneck("")) == "both"
-    assert not simulations
+    assert choose_option(bottleneck(activation, bare)) == "both"
+    assert bool(simulations) is bool(activation)
 
 
 def test_sketch_has_no_large_weights_and_numbers_groups() -> None:

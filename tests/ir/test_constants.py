@@ -38,37 +38,41 @@ def test_shared_part_of_constants_is_computed_once(net: Net) -> None:
     assert constants.operations_left == 1000 - 20 * (8 + 8)  # elements read and written by 20 nodes
 
 
-def expensive_constant(net: Net, kind: str) -> str:
-    """Add nodes of a few hundred bytes that compute a constant for hours or in gigabytes."""
-    sizes = net.op(
-        "Mul",
-        "sizes",
-        net.const("s", [1 << 15, 1 << 18], np.int64),
-        net.const("one", [1, 1], np.int64),
-    )
+def sizes(net: Net) -> str:
     # The size is computed, so that the file does not state it.
-    if kind == "filled":
-        return net.op("ReduceSum", "r", net.op("ConstantOfShape", "f", sizes))
-    if kind == "expanded":
-        return net.op(
-            "ReduceSum", "r", net.op("Expand", "f", net.const("w", np.ones((1, 1))), sizes)
-        )
-    if kind == "product":
-        square = net.op("ConstantOfShape", "f", net.const("side", [4096, 4096], np.int64))
-        return net.op("MatMul", "p", square, square)
-    if kind == "drawn":
-        return net.op("RandomUniformLike", "u", net.const("w", np.ones(8)))
+    numbers = net.const("s", [1 << 15, 1 << 18], np.int64)
+    return net.op("Mul", "sizes", numbers, net.const("one", [1, 1], np.int64))
+
+
+def repeated(net: Net, count: int, op: str, operands: int, **attributes: int) -> str:
     tensor = net.const("w", np.ones(8))
-    for i in range(1001 if kind == "long" else 30):
-        joined = ("Concat", f"n{i}", tensor, tensor)
-        tensor = net.op(*joined, axis=0) if kind == "doubled" else net.op("Neg", f"n{i}", tensor)
+    for i in range(count):
+        tensor = net.op(op, f"n{i}", *[tensor] * operands, **attributes)
     return tensor
 
 
-@pytest.mark.parametrize("kind", ["filled", "expanded", "product", "drawn", "long", "doubled"])
-def test_expensive_constant_is_not_computed(net: Net, kind: str) -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda net: net.op("ReduceSum", "r", net.op("ConstantOfShape", "f", sizes(net))),
+        lambda net: net.op(
+            "ReduceSum", "r", net.op("Expand", "f", net.const("w", np.ones((1, 1))), sizes(net))
+        ),
+        lambda net: net.op(
+            "MatMul",
+            "p",
+            *[net.op("ConstantOfShape", "f", net.const("side", [4096, 4096], np.int64))] * 2,
+        ),
+        lambda net: net.op("RandomUniformLike", "u", net.const("w", np.ones(8))),
+        lambda net: repeated(net, 1001, "Neg", 1),
+        lambda net: repeated(net, 30, "Concat", 2, axis=0),
+    ],
+    ids=["filled", "expanded", "product", "drawn", "long", "doubled"],
+)
+def test_expensive_constant_is_not_computed(net: Net, build: Callable[[Net], str]) -> None:
+    # A few hundred bytes of nodes compute each constant for hours or in gigabytes.
     net.output(net.conv("end", "x"))
-    tensor = expensive_constant(net, kind)
+    tensor = build(net)
     constants = ConstantEvaluator(net.index(), work=1 << 28)
     tracemalloc.start()
     assert constants.evaluate(tensor) is None

@@ -228,13 +228,6 @@ def test_folder_or_missing_file_is_an_error(tmp_path: Path) -> None:
         load(missing)
 
 
-def elu() -> onnx.ModelProto:
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 4, 4]) for n in "xy")
-    node = helper.make_node("Elu", ["x"], ["y"], "n", alpha=1.0)
-    graph = helper.make_graph([node], "g", [x], [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-
-
 def refer_to_attribute(proto: onnx.ModelProto) -> None:
     attribute = proto.graph.node[0].attribute[0]
     attribute.ref_attr_name = "alpha"
@@ -275,7 +268,10 @@ def test_damaged_model_is_rejected_by_every_command(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    proto = elu()
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y)'
+        "{ [n] y = Elu <alpha = 1.0> (x) }"
+    )
     load(proto)
     damage(proto)
     path = tmp_path / "m.onnx"

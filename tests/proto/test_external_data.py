@@ -40,21 +40,21 @@ def documented() -> onnx.ModelProto:
     return model
 
 
-def with_binary_documentation(part: str) -> onnx.ModelProto:
+def with_field(part: str, data: bytes) -> onnx.ModelProto:
     model = documented()
-    message, field = {
-        "model": (model, b"\x32"),
-        "graph": (model.graph, b"\x52"),
-        "weight": (model.graph.initializer[0], b"\x62"),
-    }[part]
-    message.MergeFromString(field + b"\x02\xff\xfe")
+    message = {"model": model, "graph": model.graph, "weight": model.graph.initializer[0]}[part]
+    message.MergeFromString(data)
     return model
 
 
 BINARY_DOCUMENTATION = [
-    pytest.param(lambda part=part: with_binary_documentation(part), id=f"documentation of {part}")
-    for part in ("model", "graph", "weight")
+    pytest.param(
+        functools.partial(with_field, part, field + b"\x02\xff\xfe"), id=f"documentation of {part}"
+    )
+    for part, field in (("model", b"\x32"), ("graph", b"\x52"), ("weight", b"\x62"))
 ]
+# onnx does not define the field 3000.
+UNKNOWN_FIELD = b"\xc2\xbb\x01\x03new"
 
 
 def with_function() -> onnx.ModelProto:
@@ -70,18 +70,14 @@ def with_function() -> onnx.ModelProto:
     return model
 
 
-def with_unknown_field(part: str) -> onnx.ModelProto:
-    model = documented()
-    message = {"model": model, "graph": model.graph, "weight": model.graph.initializer[0]}[part]
-    message.MergeFromString(b"\xc2\xbb\x01\x03new")
-    return model
-
-
 @pytest.mark.parametrize(
     "build",
     [
         *BINARY_DOCUMENTATION,
-        *(functools.partial(with_unknown_field, part) for part in ("model", "graph", "weight")),
+        *(
+            functools.partial(with_field, part, UNKNOWN_FIELD)
+            for part in ("model", "graph", "weight")
+        ),
         conv_net,
         with_function,
         onnx.ModelProto,

@@ -557,8 +557,7 @@ def test_note_about_slow_int8_depends_on_the_rates(
     _, time = estimate_model(convolution_chain(), find_gpu(name), compare=False)
     (note,) = [n for n in time.notes if getattr(n, "code", "") == "int8-not-faster"]
     assert ("saves only memory traffic" in note) == (not is_slower)
-    assert ("slower than FP16" in note) == is_slower
-    assert ("--precision fp8" in note) == has_fp8
+    assert ("slower than FP16" in note, "--precision fp8" in note) == (is_slower, has_fp8)
 
 
 def test_fix_of_numbers_saves_no_time(g: Graph) -> None:

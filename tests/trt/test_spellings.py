@@ -40,8 +40,7 @@ EXPECTED: dict[str, Outcome] = {"a": ([INT8], INT8), "b": ([INT8], FLOAT)}
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10"])
 def test_forms_of_weights_and_constants(weights: str, constant_nodes: bool, target: str) -> None:
     prediction = predict(chain(Graph(constant_nodes=constant_nodes), weights), target, advice=False)
-    assert outcomes(prediction) == EXPECTED
-    assert prediction.conversion_nodes == ["a.in.Q"]
+    assert (outcomes(prediction), prediction.conversion_nodes) == (EXPECTED, ["a.in.Q"])
 
 
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["[]", "[1]"])
@@ -330,8 +329,7 @@ def test_network_input_of_integers_needs_no_conversion(g: Graph) -> None:
     g.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT8, [1, 3, 8, 8]))
     g.channels["i"] = 3
     prediction = predict(g.model(g.conv(g.dq("i", "dq"), "c", scale=None)), advice=False)
-    assert outcomes(prediction) == {"c": ([INT8], FLOAT)}
-    assert prediction.conversions == 0
+    assert (outcomes(prediction), prediction.conversions) == ({"c": ([INT8], FLOAT)}, 0)
 
 
 def test_convolution_without_effect_is_not_listed(g: Graph) -> None:
