@@ -163,11 +163,12 @@ def chain_insertion() -> Insertion:
     return qdqtool.insert(chain(), images(3), predict=False)
 
 
-def measure_all(result: Insertion, data: object, **options: Any) -> ActivationLosses | None:
-    activations = result.activations
-    return measure_losses(
-        Model(result.model), activations, data, activations=activations, **options
+def measure_all(result: Insertion, data: object, **options: Any) -> ActivationLosses:
+    losses = measure_losses(
+        Model(result.model), result.activations, data, activations=result.activations, **options
     )
+    assert losses is not None
+    return losses
 
 
 def test_measure_gives_same_losses_on_one_and_two_threads(
@@ -177,7 +178,7 @@ def test_measure_gives_same_losses_on_one_and_two_threads(
     for cores in (1, 2):
         monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda cores=cores: cores)
         losses.append(measure_all(chain_insertion, images(3), samples=3))
-    assert losses[0] is not None and losses[0] == losses[1]
+    assert losses[0] == losses[1]
 
 
 def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: NetworkRuns) -> None:
@@ -200,7 +201,7 @@ def test_measure_tries_activations_only_for_large_error(
         chain(), images(3), predict=False, method="percentile", percentile=percentile
     )
     losses = result.losses = measure_all(result, images(3), samples=None)
-    assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
+    assert (losses.error > SMALL_ERROR) == bool(tried)
     assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, count)
     assert ("--losses 3 tries them" in str(render(result, 400, everything=True))) == (not tried)
 
@@ -216,7 +217,6 @@ def test_measure_confirms_gain_on_other_images(clipping: Insertion) -> None:
     """Gains are 1 minus the ratio of the summed errors: of two images, and of the other six."""
     data = images(8)
     losses = measure_all(clipping, data, samples=None)
-    assert losses is not None
     assert (losses.samples, losses.trial_samples) == (8, 2)
     worst = losses.tensors[0]
     assert (worst.tensor, worst.confirmed, worst.confirmed_on) == ("b/relu.out", True, 6)
@@ -233,15 +233,12 @@ def test_measure_confirms_gain_on_other_images(clipping: Insertion) -> None:
 def test_measure_confirms_on_four_images_or_more(
     clipping: Insertion, count: int, confirmed_on: int
 ) -> None:
-    losses = measure_all(clipping, images(count), samples=None)
-    assert losses is not None
-    assert losses.tensors[0].confirmed_on == confirmed_on
-    assert losses.tensors[0].confirmed == bool(confirmed_on)
+    worst = measure_all(clipping, images(count), samples=None).tensors[0]
+    assert (worst.confirmed_on, worst.confirmed) == (confirmed_on, bool(confirmed_on))
 
 
 def test_measure_confirms_on_all_requested_images(clipping: Insertion) -> None:
     losses = measure_all(clipping, images(8), samples=5)
-    assert losses is not None
     assert (losses.tensors[0].confirmed_on, losses.trial_samples) == (5, 5)
     assert losses.tensors[0].confirmed_gain == pytest.approx(losses.tensors[0].gain)
 
@@ -253,9 +250,7 @@ def test_measure_does_not_confirm_gain_of_single_images() -> None:
     quantizer = next(n for n in result.model.graph.node if n.input[0] == "x")
     set_value(result.model, quantizer.input[1], np.float32(0.2 / 127))
     data[1:7] = [{"x": sample["x"] * np.float32(0.2)} for sample in data[1:7]]
-    losses = measure_all(result, data, samples=None)
-    assert losses is not None
-    worst = losses.tensors[0]
+    worst = measure_all(result, data, samples=None).tensors[0]
     assert (worst.tensor, worst.confirmed_on, worst.confirmed) == ("x", 6, False)
     assert worst.confirmed_gain is not None and worst.confirmed_gain < 0.1 < worst.gain
 
@@ -263,43 +258,25 @@ def test_measure_does_not_confirm_gain_of_single_images() -> None:
 def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no image")
     result = qdqtool.insert(one_layer(3), images(2, 3), predict=False, include=["."])
-    assert measure_all(result, str(tmp_path)) is None
+    tensors = result.activations
+    assert measure_losses(Model(result.model), tensors, str(tmp_path), activations=tensors) is None
 
 
-@pytest.fixture(scope="module")
-def exact_insertion() -> tuple[Insertion, list[dict[str, np.ndarray]]]:
-    """Return inputs that the scale 1/127 represents without error, and their insertion."""
+def test_losses_leave_out_activation_without_error() -> None:
+    # The scale 1/127 represents the inputs without error.
     data = [{"x": np.rint(d["x"])} for d in images(4)]
-    return qdqtool.insert(chain(), data, predict=False, method="max"), data
-
-
-def test_losses_leave_out_activation_without_error(
-    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
-) -> None:
-    result, data = exact_insertion
-    assert result.activations[0].tensor == "x"
-    assert result.activations[0].scale == float(np.float32(1 / 127))
+    result = qdqtool.insert(chain(), data, predict=False, method="max")
+    exact = result.activations[0]
+    assert (exact.tensor, exact.scale) == ("x", float(np.float32(1 / 127)))
     losses = measure_all(result, data, samples=2)
-    assert losses is not None and (losses.samples, losses.tried) == (2, 4)
+    assert (losses.samples, losses.tried) == (2, 4)
     assert "x" not in [loss.tensor for loss in losses.tensors] and len(losses.tensors) == 3
+    assert measure_losses(Model(result.model), [exact], data, activations=[exact]) is None
 
 
-def test_measure_returns_none_without_error(
-    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
-) -> None:
-    result, data = exact_insertion
-    exact = result.activations[:1]
-    assert measure_losses(Model(result.model), exact, data, activations=exact) is None
-
-
-def test_losses_name_clipped_tensor_and_consumers_first() -> None:
-    data = images(2)
-    result = qdqtool.insert(
-        chain(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0
-    )
-    losses = measure_all(result, data, samples=2)
-    assert losses is not None
-    assert (losses.tensors[0].tensor, losses.tensors[0].readers) == ("b/relu.out", ("c",))
+def test_losses_name_clipped_tensor_and_consumers_first(clipping: Insertion) -> None:
+    first = measure_all(clipping, images(2), samples=2).tensors[0]
+    assert (first.tensor, first.readers) == ("b/relu.out", ("c",))
 
 
 def test_candidates_are_sorted_by_error() -> None:

@@ -164,15 +164,6 @@ def test_editing_a_copy_keeps_the_original() -> None:
     assert (describe(model), model.proto.SerializeToString()) == before
 
 
-def test_finish_sorts_nodes() -> None:
-    # An early node reads the output of a node that is inserted after it.
-    model = Model(two_pairs())
-    editor = Editor(model.copy())
-    output = editor.insert_node(model.node("end"), "Relu", "late", ["r:0"])
-    editor.set_input(model.node("a.Q"), 0, output)
-    finish(editor)
-
-
 def test_replace_constants_of_a_copy_keeps_types_of_original() -> None:
     model = Model(two_pairs())
     copy, name = model.copy(), "spare"
@@ -247,12 +238,23 @@ def test_bypass_removes_pairs_and_their_constants(stems: str, nodes: list[str]) 
     assert "spare" in names, "nothing read it before the edit either"
 
 
-def test_inserted_node_gets_unique_name() -> None:
+@pytest.mark.parametrize(
+    ("name", "source", "consumer", "order"),
+    [
+        # An early node reads the output of a node that is inserted after it.
+        ("late", "r:0", "a.Q", ["r", "late", "a.Q"]),
+        ("r", "b.DQ:0", "end", ["b.DQ", "r_1", "end"]),
+    ],
+)
+def test_inserted_node_is_sorted_and_gets_unique_name(
+    name: str, source: str, consumer: str, order: list[str]
+) -> None:
     model = Model(two_pairs())
     editor = Editor(model.copy())
-    output = editor.insert_node(model.node("end"), "Relu", "r", ["b.DQ:0"])
-    editor.set_input(model.node("end"), 0, output)
-    assert [n.name for n in finish(editor).graph.node][-2:] == ["r_1", "end"]
+    output = editor.insert_node(model.node("end"), "Relu", name, [source])
+    editor.set_input(model.node(consumer), 0, output)
+    names = [n.name for n in finish(editor).graph.node]
+    assert [name for name in names if name in order] == order
 
 
 def test_set_quantizer_keeps_float16() -> None:
