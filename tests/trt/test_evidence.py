@@ -8,7 +8,6 @@ import pytest
 
 from qdqtool.ir.precision import Precision
 from qdqtool.trt import pipeline
-from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import BUILDS
 from qdqtool.trt.trace import Event
 from qdqtool.verification.log_comparison import longest_common_subsequence
@@ -25,10 +24,6 @@ Outcome = tuple[tuple[str, ...], str, list[str]]
 def outcome(inputs: Iterable[str], output: str, fused: Iterable[str]) -> Outcome:
     nodes = sorted(n for n in fused if "Add" in n or "MaxPool" in n)
     return tuple(map(width, inputs)), width(output), nodes
-
-
-def said(conv: ConvOutcome) -> Outcome:
-    return outcome(conv.inputs, conv.output, conv.fused)
 
 
 def width(precision: Precision | str) -> str:
@@ -59,8 +54,11 @@ def test_convolutions_match_build(case: str) -> None:
     built = {c["name"]: c for c in truth(case)["convolutions"]}
     assert predicted.keys() == built.keys()
     for name, row in built.items():
-        assert said(predicted[name]) == outcome(row["inputs"], row["output"], row["fused"]), name
-        assert set(row["fused"]) <= set(predicted[name].fused), name
+        conv = predicted[name]
+        assert outcome(conv.inputs, conv.output, conv.fused) == outcome(
+            row["inputs"], row["output"], row["fused"]
+        ), name
+        assert set(row["fused"]) <= set(conv.fused), name
 
 
 @pytest.mark.parametrize("case", CASES)

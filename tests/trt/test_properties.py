@@ -1,4 +1,5 @@
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,7 @@ def test_moving_quantizers_changes_no_number(model: onnx.ModelProto) -> None:
     gemm = any(n.op_type == "Gemm" for n in model.graph.node)
     before = Exporter(load(model)).export() if gemm else model
     after = move_quantizers(model)[0].export()
-    for old, new in zip(evaluate(before), evaluate(after), strict=True):
-        assert np.array_equal(old, new)
+    assert all(map(np.array_equal, evaluate(before), evaluate(after)))
 
 
 def every_motion() -> onnx.ModelProto:
@@ -168,28 +168,28 @@ def test_every_motion_fires_and_changes_no_number() -> None:
     assert fired == {kind.__name__ for kind in MOTION}
     after = exporter.export()
     assert [n.op_type for n in after.graph.node] != [n.op_type for n in model.graph.node]
-    for old, new in zip(evaluate(model), evaluate(after), strict=True):
-        assert np.array_equal(old, new)
+    assert all(map(np.array_equal, evaluate(model), evaluate(after)))
+
+
+NODES: dict[str, Callable[[Graph, str, int], str]] = {
+    "Concat": lambda g, x, i: g.concat([x, g.op("Softmax", "x", f"s{i}")], f"n{i}"),
+    "Transpose": lambda g, x, i: g.op("Transpose", x, f"n{i}", perm=[0, 1, 3, 2]),
+    "Mul": lambda g, x, i: g.op("Mul", [x, g.const(f"k{i}", np.ones((1, 4, 1, 1)))], f"n{i}"),
+    "MaxPool": lambda g, x, i: g.pool(x, f"n{i}", k=3, stride=1),
+    "Tanh": lambda g, x, i: g.op("Tanh", x, f"n{i}"),
+    "Relu": lambda g, x, i: g.relu(x, f"n{i}"),
+}
 
 
 def chain(op: str, length: int) -> onnx.ModelProto:
     g = Graph()
     x = g.input(1, 4, 8, 8)
     for i in range(length):
-        if op == "Concat":
-            x = g.concat([x, g.op("Softmax", "x", f"s{i}")], f"n{i}")
-        elif op == "Transpose":
-            x = g.op(op, x, f"n{i}", perm=[0, 1, 3, 2])
-        elif op == "Mul":
-            x = g.op(op, [x, g.const(f"k{i}", np.ones((1, 4, 1, 1)))], f"n{i}")
-        elif op == "MaxPool":
-            x = g.pool(x, f"n{i}", k=3, stride=1)
-        else:
-            x = g.op(op, x, f"n{i}")
+        x = NODES[op](g, x, i)
     return g.model(g.op("Softmax", g.pair(x, "p"), "end"))
 
 
-@pytest.mark.parametrize("op", ["Tanh", "Transpose", "Mul", "MaxPool", "Concat", "Relu"])
+@pytest.mark.parametrize("op", NODES)
 def test_text_of_long_chain_grows_linearly(op: str) -> None:
     # If all names of a chain were joined, trace and layer names would grow with the square of the
     # chain's length.

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from qdqtool.ir.modelfile import load
@@ -36,6 +38,11 @@ def test_nested_concat_gets_nested_clones(g: Graph) -> None:
     assert {"p.Q_clone_0", "p.Q_clone_1_clone_0", "p.Q_clone_1_clone_1"} <= names
 
 
+def two_qs(g: Graph) -> list[str]:
+    tensor = concat_of_two(g)
+    return [g.op("Neg", g.pair(tensor, n, s), f"n{n}") for n, s in (("p", 0.1), ("q", 0.2))]
+
+
 @pytest.mark.parametrize(
     ("build", "consumers"),
     [
@@ -53,14 +60,7 @@ def test_nested_concat_gets_nested_clones(g: Graph) -> None:
             {("p.Q", "QuantizeLinear"), ("a", "Abs")},
             id="float consumer",
         ),
-        pytest.param(
-            lambda g: [
-                g.op("Neg", g.pair(concat_of_two(g), n, s), f"n{n}")
-                for n, s in (("p", 0.1), ("q", 0.2))
-            ],
-            {("p.Q", "QuantizeLinear"), ("q.Q", "QuantizeLinear")},
-            id="second Q",
-        ),
+        pytest.param(two_qs, {("p.Q", "QuantizeLinear"), ("q.Q", "QuantizeLinear")}, id="second Q"),
     ],
 )
 def test_q_does_not_move(g: Graph, build: Build, consumers: set[tuple[str, str]] | None) -> None:
@@ -73,29 +73,38 @@ def test_q_does_not_move(g: Graph, build: Build, consumers: set[tuple[str, str]]
         assert {(r.node, r.op) for r in result.records[0].consumers} == consumers
 
 
-@pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float consumer"])
-def test_report_names_scales_of_concat_inputs(g: Graph, form: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "scales"),
+    [
+        pytest.param(lambda g, x: [g.pair(x, "a", 0.3)], [[0.3, None]], id="pair"),
+        pytest.param(
+            lambda g, x: [x, g.op("Neg", g.pair(x, "a", 0.3), "m"), g.op("Abs", x, "abs")],
+            [[0.3, None]],
+            id="second Q",
+        ),
+        pytest.param(
+            lambda g, x: [x, g.op("Neg", g.pair(x, "a", 0.1), "m"), g.op("Abs", x, "abs")],
+            [],
+            id="same scale",
+        ),
+        pytest.param(lambda g, x: [x], [], id="plain"),
+        pytest.param(lambda g, x: [x, g.op("Abs", x, "abs")], [], id="float consumer"),
+    ],
+)
+def test_report_names_scales_of_concat_inputs(
+    g: Graph, first: Callable[[Graph, str], list[str]], scales: list[list[float | None]]
+) -> None:
     # An input has another scale if it comes from a DQ or another Q consumes it.
-    first, second = (
-        g.op("Sigmoid", g.input(1, 3, 4, 4), "s"),
-        g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t"),
-    )
-    outputs = []
-    if form == "pair":
-        first = g.pair(first, "a", 0.3)
-    elif form in ("second q", "same scale"):
-        outputs.append(g.op("Neg", g.pair(first, "a", 0.3 if form == "second q" else 0.1), "m"))
-    if form in ("second q", "same scale", "float consumer"):
-        outputs.append(g.op("Abs", first, "abs"))
-    out = g.op("Neg", g.pair(g.concat([first, second], "Concat"), "p", 0.1), "n")
+    x, *outputs = first(g, g.op("Sigmoid", g.input(1, 3, 4, 4), "s"))
+    joined = g.concat([x, g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")], "Concat")
+    out = g.op("Neg", g.pair(joined, "p", 0.1), "n")
     network = importer.build(load(g.model(out, *outputs)))
     network.rank_layers()
     reasons = []
     for _ in range(2):  # first the Q moves up; then its scale is compared with those of the inputs
         reasons += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).reasons
-    scales = [
+    assert [
         [None if p is None else round(float(p), 6) for p in r.parts]
         for r in reasons
         if isinstance(r, ConcatScales)
-    ]
-    assert scales == ([[0.3, None]] if form in ("pair", "second q") else [])
+    ] == scales

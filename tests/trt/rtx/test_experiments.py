@@ -215,7 +215,7 @@ def on_rtx() -> Iterator[tuple[onnx.ModelProto, Prediction]]:
         detector(),
         fp8_zero_point(),
         runtime_model("FusedConv"),
-        fakes.network(fakes.aimet),
+        fakes.network(fakes.INEXACT["AIMET"]),
         fakes.fallback(),
     )
     yield from ((model, predict(model, "rtx1.7")) for model in others)
