@@ -318,7 +318,7 @@ def is_quantized(model: Model) -> bool:
 def find_bfloat16(model: Model) -> str:
     """Return the name of the first tensor that is stated to be bfloat16, else ``""``."""
     kind, graph = onnx.TensorProto.BFLOAT16, model.proto.graph
-    graphs = (graph, *nested_graphs(graph.node))
+    graphs = (graph, *nested_graphs(node.proto for node in model.nodes if node.subgraphs))
     return next(itertools.chain.from_iterable(_typed_tensors(g, kind) for g in graphs), "")
 
 
@@ -331,7 +331,7 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
     """Yield an output of each node whose attributes name or hold the element type `kind`."""
-    for node in nodes:
+    for node in (n for n in nodes if n.attribute):
         for attribute in node.attribute:
             is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind
             if is_typed or attribute.t.data_type == kind:
