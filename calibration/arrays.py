@@ -121,7 +121,7 @@ class StackedArray:
 
 
 class StackedSource(SampleSource):
-    """Rows of the arrays in an npz file, one array for each input, or of an npy file.
+    """Rows of an npy file, or of an npz file with one array for each input.
 
     If an array has the rank of the input, its rows are samples without a batch dimension. If it has
     one more dimension, its rows are batches. A copy in another process opens the file when it loads

@@ -19,8 +19,8 @@ from calibration.dataset import DataQuality
 from calibration.statistics import MIN_TOP, OCTAVES, TensorStatistics, histogram_bytes
 from qdqtool.errors import DataError
 from qdqtool.util import limits
+from qdqtool.util.files import atomic_write, write_text
 from qdqtool.util.json_text import parse_json
-from qdqtool.util.outputs import atomic_write, write_text
 from qdqtool.util.text import format_reason
 
 FORMAT = "qdqtool/calibration/5"
@@ -102,7 +102,7 @@ class Statistics(Mapping[str, TensorStatistics]):
     def merge(self, other: Statistics) -> Statistics:
         """Return combined statistics over two data sets.
 
-        A tensor that only one of them contains keeps its statistics.
+        A tensor that only one of the two contains keeps its statistics.
 
         Raises:
             DataError: The histograms of a tensor have different numbers of bins.

@@ -1,6 +1,6 @@
 """One pass over calibration data by the workers of a cluster.
 
-Workers read portions of the samples and count them. The client merges their statistics.
+Workers read portions of the samples and count the values. The client merges the statistics.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CountingEngine:
 
 
 class VerifiedSource(SubsetSource):
-    """Source of a worker that checks that each sample equals the client's.
+    """Samples on a worker. Each is checked to be equal to the client's sample.
 
     Args:
         source: Samples as this worker reads them.
@@ -109,7 +109,7 @@ class VerifiedSource(SubsetSource):
         """Return a sample with a batch dimension.
 
         Raises:
-            ClusterError: The sample cannot be read here, or differs from the client's.
+            ClusterError: The sample cannot be read here, or is not equal to the client's sample.
         """
         identity = self.whole.identity(index)
         if identity != self.identities[index]:
@@ -183,7 +183,7 @@ _PORTIONS_PER_THREAD = 4  # portions per thread into which the remaining samples
 
 
 class ClusterPass:
-    """A pass that sends portions of the samples to a cluster and merges the results.
+    """Sends portions of the samples to a cluster, and merges the results.
 
     The statistics do not depend on how the samples are split into portions, nor on the order; see
     :class:`calibration.statistics.TensorStatistics`.
@@ -191,7 +191,7 @@ class ClusterPass:
     Args:
         cluster: Connection to the workers.
         model: Model that computes the tensors.
-        dataset: Samples. The pass adds the workers' quality counts and skipped images to it.
+        dataset: Samples. The pass adds the quality counts and the skipped images of the workers.
         done: Numbers of the samples to skip.
         names: Tensors whose values are counted.
         computed: Tensors that the model has to compute, without its inputs.
@@ -240,7 +240,7 @@ class ClusterPass:
         """
         payload, self.payload = self.payload, None
         job = ClusterJob(self.cluster, CountingEngine, payload, count_portion)
-        del payload  # the model is large; the job deletes it as soon as the workers have copies
+        del payload  # frees memory: the job deletes its payload once the workers have copies
         with job:
             for portion, counted in job.results(self._portions(job)):
                 self._merge_portion(portion, counted)
@@ -253,7 +253,7 @@ class ClusterPass:
         self.dataset.take(counted.quality, counted.skipped)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
-        """Return the statistics merged so far, and the numbers of their samples."""
+        """Return the statistics merged so far, and the numbers of the counted samples."""
         return self._merged
 
     def _portions(self, job: ClusterJob) -> Iterator[SamplePortion]:

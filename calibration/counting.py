@@ -87,7 +87,7 @@ class SampleCounter:
         self.done: set[int] = set()
 
     def add(self, number: int, loaded: tuple[Sample, int] | None) -> None:
-        """Run a sample through the session and count its tensors.
+        """Run a sample through the session, and count the values of its tensors.
 
         Args:
             number: Number of the sample.
@@ -146,15 +146,13 @@ class SampleCounter:
 def make_counting_semaphore(counters: int) -> threading.Semaphore:
     """Return a semaphore that lets half of the counters count at the same time.
 
-    The other half runs the network meanwhile. Counting consists of many short steps in Python, and
-    threads that count at the same time wait for each other's global interpreter lock.
+    The other half runs the network meanwhile. Counting consists of many short steps in Python, for
+    which threads have to wait for Python's global interpreter lock.
     """
     return threading.Semaphore(max(1, counters // 2))
 
 
 class _ThreadBuffers(threading.local):
-    """Work buffers of each thread, allocated on first use."""
-
     def __init__(self) -> None:
         self.scratch = allocate_scratch()
 
@@ -209,6 +207,6 @@ class ThreadPass:
             for counter in self.counters:
                 result = result.merge(Statistics(counter.tensors, images=counter.images))
                 done |= counter.done
-            if not self._ended:  # the threads continue to count
+            if not self._ended:  # the threads will change the statistics
                 result.tensors = {name: part.copy() for name, part in result.tensors.items()}
         return result, done

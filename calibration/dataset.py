@@ -22,7 +22,7 @@ from qdqtool.util import limits
 from qdqtool.util.notes import Note
 
 FEW_IMAGES = 100  # fewer images cause a warning; NVIDIA and Ultralytics advise several hundred
-_FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels that were not normalized exceed it
+_FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels were not normalized
 _SMALL_INPUT = 1.5 / 255  # smaller maxima cause a warning: pixels were divided by 255 twice
 # Preprocessing names whose input range is compared with YOLO's; None stands for arrays.
 _YOLO_RANGES = (None, "yolo", "custom")
@@ -350,8 +350,8 @@ class SubsetSource(SampleSource):
 
     def digest(self, index: int) -> bytes:
         """Return bytes that change if the sample changes."""
-        # `digest` of an npz or npy file covers the file for its first row only. The subset might
-        # lack that row, so it uses `identity`, which covers the file for every row.
+        # For an npz or npy file, only the `digest` of row 0 contains a hash of the file. The subset
+        # may lack row 0. The `identity` of every row contains the hash.
         return self.whole.identity(self.indices[index])
 
     def select_samples(self, indices: Sequence[int]) -> SampleSource:
@@ -537,7 +537,7 @@ class Dataset:
         return result
 
     def _record_quality(self, index: int, sample: Sample) -> None:
-        """Add the value range of a sample's float images to the quality, once for each index."""
+        """Merge the value range of a sample's float images into `quality`, once for each index."""
         quality = DataQuality(total=1)
         for spec in self.inputs:
             if len(spec.shape) == 4 and spec.numpy_dtype.kind == "f":

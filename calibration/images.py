@@ -28,7 +28,7 @@ OTHER_IMAGE_SUFFIXES = tuple(
     ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # messages keep this order
 )
 # Only these decoders of Pillow are used, whatever the suffix of a file. Other decoders are unsafe:
-# the one for EPS starts Ghostscript.
+# the decoder for EPS starts Ghostscript.
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,
     PngImagePlugin.PngImageFile.format,
@@ -383,7 +383,7 @@ class ImageSource(FilesSource):
 
 
 def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, int, int]:
-    """Return whether the input is NHWC, its channels, height and width."""
+    """Return whether the input is NHWC, and its channels, height and width."""
     label = f"input '{spec.name}' {spec.shape_text()}"
     if len(spec.shape) != 4:
         raise DataError(
@@ -419,7 +419,6 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
 def _complete_size(
     spec: InputSpec, height: int | None, width: int | None, size: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Return the height and width of an input in which one or both are dynamic."""
     if size is None:
         raise DataError(
             f"input '{spec.name}' {spec.shape_text()} has a dynamic image size; give `size`, for "

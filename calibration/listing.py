@@ -33,7 +33,7 @@ class FolderListing:
 
 
 def list_files(root: Path, suffixes: Set[str]) -> FolderListing:
-    """List the files with some suffixes in a folder and its subfolders.
+    """List the files with one of the suffixes in a folder and its subfolders.
 
     Names that begin with a dot, linked folders, and subfolders that cannot be read are left out.
 
@@ -79,8 +79,8 @@ def block_starts(size: int) -> range:
 def file_digest(path: Path) -> bytes:
     """Return a hash of a file's size and of at most 16 evenly spread blocks of 64 KiB.
 
-    Large files therefore take no longer than 1 MiB. The hash ignores the modification time. A file
-    that cannot be read has the digest :data:`UNREADABLE`.
+    A large file therefore takes no longer than a file of 1 MiB. The hash ignores the modification
+    time. A file that cannot be read has the digest :data:`UNREADABLE`.
     """
     digest = hashlib.blake2b(digest_size=16)
     try:

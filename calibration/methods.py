@@ -30,7 +30,7 @@ BIASED_WEIGHT = 20.0  # weight of the squared share of the biased error; see `re
 _FACTORS = np.exp2(np.arange(2, -25, -1) / 12.0)  # ranges that `reduce_bias` tries, divided by amax
 _UNCHANGED = 2  # index of the factor 1
 
-SEARCH_BITS = 7  # 128 bins per octave during a search, each at most 0.8 % of its value wide
+SEARCH_BITS = 7  # 128 bins per octave during a search: the width is at most 0.8 % of the value
 _SEARCH_OCTAVES = 12  # ranges down to 1/4096 of the maximum are tried
 _COARSE_STEPS = 8  # coarse ranges per octave
 _FINE_STEPS = 8  # fine ranges between two coarse ranges
@@ -127,7 +127,7 @@ def squared_error(
 def squared_error(
     stats: TensorStatistics, amax: float | npt.NDArray[np.float64], levels: int = INT8_LEVELS
 ) -> float | Floats:
-    """Return the expected squared error of one element, rounding and clipping together.
+    """Return the expected squared error of one element due to rounding and clipping.
 
     Args:
         stats: Statistics of the tensor.
@@ -426,7 +426,7 @@ def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: 
 def clipping_error(histograms: WeightedHistograms, amax: float, power: float) -> float:
     """Return a lower bound of the sum of clipping errors, each raised to a power.
 
-    All values of a bin are taken as the lower edge of the bin.
+    Each value is replaced by the lower edge of its bin.
     """
     errors = []
     for histogram, weight in histograms:

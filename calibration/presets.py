@@ -190,7 +190,7 @@ def find_preprocess(value: Preprocess | str | ImageFunction) -> Preprocess | Ima
 def choose_preprocess(
     metadata: Mapping[str, str], value: Preprocess | str | ImageFunction | None
 ) -> PreprocessChoice:
-    """Choose the preprocessing: the user's, else that of the model's metadata, else YOLO's.
+    """Choose the preprocessing of the user, else of the model's metadata, else of YOLO models.
 
     Args:
         metadata: Metadata of the model.

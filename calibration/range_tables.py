@@ -202,7 +202,6 @@ def _parse_scale(numbers: str) -> float:
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    """Split a line into the tensor's name and the text of its numbers."""
     joined = re.sub(r"\s?,\s?", ",", " ".join(line.split()))
     tensor, separator, numbers = joined.rpartition(" ")
     if not separator:

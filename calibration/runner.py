@@ -374,7 +374,7 @@ class _Calibration:
                 results.close()
                 counted, done = running.snapshot()
                 if saves_progress and done:
-                    with contextlib.suppress(QdqtoolError):  # the error of the pass is reported
+                    with contextlib.suppress(QdqtoolError):  # the first error is raised below
                         self._save_progress(counted, done)
                 raise
             return self._save_progress(*running.snapshot(), finished=True)

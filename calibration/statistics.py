@@ -185,7 +185,6 @@ class MagnitudeCounter:
         counts: Counts,
         buffers: ScratchBuffers,
     ) -> None:
-        """Add `weight` to the bin of each value in `counts`."""
         shift, lowest = _bin_mapping(self.bits, self.top)
         patterns = values.view(np.uint32)
         for start in range(0, len(patterns), _CHUNK):
@@ -199,7 +198,7 @@ class MagnitudeCounter:
             np.add.at(counts, bins, weight)  # bincount would pass twice and allocate an array
 
     def merge(self, other: MagnitudeCounter) -> MagnitudeCounter:
-        """Return a counter with the counts of both counters, in any order."""
+        """Return a counter with the counts of both counters. Their order does not matter."""
         result = MagnitudeCounter(self.bits)
         result.raise_top(max(self.top, other.top))
         for part in (self, other):

@@ -7,16 +7,17 @@
     comparison = qdqtool.compare("model_qdq.onnx", "other_qdq.onnx")
 
 Every result has ``ok``, ``summary()``, a short ``repr`` and ``as_json()``. Stored values are
-attributes; methods compute values on demand. ``save(path)`` writes a model (``insert``,
+attributes. Methods compute values when they are called. ``save(path)`` writes a model (``insert``,
 ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``predict``, ``compare``, ``verify``).
 Input files are never overwritten.
 
 Invalid arguments and unusable calibration data raise ``QdqtoolError``, which names the parameter.
-If your own code (a generator of data) fails, its exception is the ``__cause__``. Arguments of a
-wrong Python type raise Python's own errors. Exceptions of your callbacks (``say``) are passed on.
+If your own code (such as a generator of data) raises an exception, this exception is the
+``__cause__``. Arguments of a wrong Python type cause Python's own errors. Exceptions of your
+callbacks (``say``) are not caught.
 
-Packages have nouns as names (``insertion``, ``verification``), because the verbs are functions.
-Each name is imported on first use, so that ``import qdqtool`` is fast.
+The names of packages are nouns (``insertion``, ``verification``), because the verbs are functions.
+A name is imported on first use, which makes ``import qdqtool`` fast.
 """
 
 from __future__ import annotations

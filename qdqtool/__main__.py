@@ -1,4 +1,4 @@
-"""Entry point of the `qdqtool` script; its `--help` imports no command, to be fast."""
+"""Entry point of the `qdqtool` script. For speed, `qdqtool --help` imports no command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line, and exit with its exit code."""
     try:
         completing = "_QDQTOOL_COMPLETE" in os.environ  # shell completion
         if not completing and sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
@@ -25,7 +25,7 @@ def _print_overview() -> None:
 
     try:
         print(render_overview())
-    except BrokenPipeError:  # the program that reads the pipe has exited
+    except BrokenPipeError:  # the reader of the pipe has ended
         silence_stdout()
     except OSError:
         sys.exit(2)

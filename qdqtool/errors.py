@@ -1,23 +1,23 @@
-"""Errors that the user can act on; the command line prints one line and exits with code 2."""
+"""Errors that the user can correct. The command line prints one line, and exits with code 2."""
 
 import re
 
-# Control characters, line breaks and surrogates. File names that are not UTF-8 have surrogates.
+# Control characters, line breaks and surrogates. File names that are not UTF-8 contain surrogates.
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 LONGEST = 600  # maximum number of characters of a message
-# In messages that are too long, maximum length of a word (such as a node name) and of the path.
+# Maximum length of a word (such as a node name) and of the path, in messages that are too long.
 _WORD, _PATH = 100, 200
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
 def shorten_text(text: str) -> str:
-    """Return a message, with its middle cut out if it is longer than :data:`LONGEST`."""
+    """Return a message without its middle if it is longer than :data:`LONGEST`."""
     return text if len(text) <= LONGEST else _shorten_words(text)
 
 
 def _shorten_words(text: str) -> str:
-    """Cut the middle out of long words, and out of the whole text if it is still too long."""
+    """Remove the middle of long words, and the middle of the text if it is still too long."""
     text = _LONG_WORD.sub(lambda match: _cut_middle(match[0], _WORD), text)
     return text if len(text) <= LONGEST else _cut_middle(text, LONGEST)
 
@@ -29,16 +29,16 @@ def _cut_middle(text: str, length: int) -> str:
 class QdqtoolError(Exception):
     """Bad input or an impossible request.
 
-    The message is one line. It names the file, node or tensor, and says what to do. The middle of
-    a long message is left out.
+    The message is one line. It names the file, node or tensor, and says what to do. If the message
+    is too long, its middle is left out.
 
     Attributes:
-        code: Identifier of the cause, such as ``"unknown-gpu"``. It does not change when the
-            message is reworded.
-        path: File that the error is about. The message begins with this path. Empty if there is
-            none.
-        parameter: Parameter of the Python API that the error is about. Empty if there is none.
-        node: ONNX node or tensor that the error is about. Empty if there is none.
+        code: Identifier of the cause, such as ``"unknown-gpu"``. It stays the same if the message
+            is reworded.
+        path: Path of the file that the error is about. The message begins with this path. Empty if
+            the error is about no file.
+        parameter: Parameter of the Python API that the error is about; empty if there is none.
+        node: ONNX node or tensor that the error is about; empty if there is none.
         reason: Message without the path.
     """
 
@@ -69,7 +69,7 @@ class QdqtoolError(Exception):
 
 
 class VersionError(QdqtoolError):
-    """A TensorRT version for which qdqtool has no target (set of rules)."""
+    """A TensorRT version for which qdqtool has no rules."""
 
 
 class ModelError(QdqtoolError):
@@ -89,4 +89,4 @@ class BuilderError(QdqtoolError):
 
 
 class ClusterError(QdqtoolError):
-    """A cluster that cannot be reached, is not fit for the work, or lost its workers."""
+    """A cluster that cannot be reached, is unsuitable for the work, or has lost its workers."""

@@ -14,7 +14,7 @@ class Evidence(StrEnum):
     ASSUMED = "assumed"
 
     def choose_weaker(self, other: Evidence) -> Evidence:
-        """Return the weaker of two kinds of evidence: that of a conclusion from both."""
+        """Return the weaker of two kinds of evidence, which is that of a conclusion from both."""
         return max(self, other, key=_EVIDENCE.index)
 
 
@@ -23,18 +23,18 @@ _EVIDENCE = tuple(Evidence)
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Behavior of TensorRT, with the builds that show it.
+    """Behavior of TensorRT, with the builds or documents that show it.
 
     Attributes:
         name: Short name, unique within its pass or operator, such as ``stem-pool``.
         evidence: Seen in a build, documented by NVIDIA, or assumed.
         says: The behavior in one sentence.
-        builds: Builds that show the behavior: ``<build>:<line>`` of the build's log, or ``<build>``
-            for an engine listing. ``qdqtool/trt/builds.tsv`` describes the builds.
-        source: Document that states the behavior; for an assumed case, the reason for the
-            assumption and the log that would refute it.
-        about: Words that select the case for a line of the log: ONNX operators, or kinds of
-            lines as in ``trt.trace``. Words that all cases of a pass share can be left out.
+        builds: Builds that show the behavior: ``<build>:<line>`` for a line of a log, or
+            ``<build>`` for a listing of layers. ``qdqtool/trt/builds.tsv`` describes the builds.
+        source: Document that states the behavior. For an assumed case: the reason for the
+            assumption, and the log that would refute it.
+        about: Words by which the case is selected for a line of the log: ONNX operators, or kinds
+            of lines as in ``trt.trace``. Words that all cases of a pass share can be left out.
     """
 
     name: str
@@ -57,7 +57,7 @@ def seen(name: str, says: str, *builds: str, source: str = "", about: tuple[str,
         says: The behavior of TensorRT in one sentence.
         builds: Builds that show the behavior, ``<build>:<line>`` or ``<build>``.
         source: Document that states the behavior too; empty if there is none.
-        about: Words that select the case for a line of the log.
+        about: Words by which the case is selected for a line of the log.
 
     Raises:
         ValueError: ``builds`` is empty.
@@ -73,12 +73,12 @@ def documented(name: str, says: str, source: str, about: tuple[str, ...] = ()) -
 
 
 def assumed(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
-    """Return a case that is inferred, neither seen in a build nor documented.
+    """Return a case that is assumed, because it was neither seen in a build nor documented.
 
     Args:
         name: Short name, unique within its pass or operator.
         says: The behavior of TensorRT in one sentence.
         source: The reason for the assumption, and the log that would refute it.
-        about: Words that select the case for a line of the log.
+        about: Words by which the case is selected for a line of the log.
     """
     return Case(name, Evidence.ASSUMED, says, (), source, about)

@@ -1,4 +1,4 @@
-"""``qdqtool.predict``: a prediction, with times if a GPU is named."""
+"""``qdqtool.predict``: a prediction, with estimated times if a GPU is named."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def predict(
 ) -> Prediction:
     """Predict in which type TensorRT runs each convolution, and what prevents INT8.
 
-    No GPU and no TensorRT are needed. With `gpu`, the prediction has estimated times::
+    No GPU and no TensorRT are needed. If `gpu` is set, the prediction has estimated times::
 
         prediction = qdqtool.predict("model_qdq.onnx", gpu="RTX 4090")
         prediction.time["total_ms"], prediction.time["gain"]["value"]
@@ -48,27 +48,27 @@ def predict(
         model: Path, ModelProto or bytes of a Q/DQ model. External data may be missing.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        advice: Whether to add findings.
-        assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
-            or ``"apart"``.
-        way: Build method, such as ``trtexec`` or ``onnxruntime``, whose flags the findings then
-            name. The error for an unknown method lists the choices.
-        gpu: GPU to estimate the time for; see ``qdqtool gpus``.
+        advice: Whether to add findings to the prediction.
+        assume: Assumed outcome of a fusion that TensorRT decides by timing: ``{"silu-add":
+            "fused"}`` or ``{"silu-add": "apart"}``.
+        way: Build method, such as ``trtexec`` or ``onnxruntime``. The findings name its flags. The
+            error for an unknown method lists the choices.
+        gpu: GPU for which the time is estimated; see ``qdqtool gpus``.
         clock: SM clock in MHz under load. Default: the boost clock.
         power: Power mode of a Jetson, such as ``15W``, from which the clock is estimated.
-        sm: Compute capability such as ``7.5``. Adds findings about limits of GPUs with this
-            capability, without times.
-        batch: Batch size to estimate the time for. Default: the model's batch size, or 1.
+        sm: Compute capability such as ``7.5``. Findings on limits of GPUs with this capability are
+            added, but no times.
+        batch: Batch size for which the time is estimated. Default: the model's batch size, or 1.
         no_fp16: Whether the builder may not use FP16, so that float layers are FP32.
         calibrate: Measurement by which the estimate is corrected: a time (``5.3ms``), a trtexec
             profile of this model, or a file that `save_calibration` wrote.
         save_calibration: File to which the correction is written, for later calls.
-        size: Height and width in pixels to estimate the time for if they are dynamic in the model.
-            Default: the size in the model's metadata, else 640x640.
+        size: Height and width in pixels for which the time is estimated, if they are dynamic in the
+            model. Default: the size in the model's metadata, else 640x640.
 
     Returns:
-        The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers,
-        the optimizer's trace, remaining conversions, and findings with their fixes. With `gpu`,
+        The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers, the
+        optimizer's trace, remaining conversions, and findings with their fixes. If `gpu` is set,
         ``time`` has the fields of the command's JSON, each layer has ``ms``, and each finding has
         ``saves_ms``.
 
@@ -93,10 +93,10 @@ def predict(
 
 
 def _require_gpu(options: TimingOptions) -> None:
-    """Check that options about estimated times come with `gpu`.
+    """Check that `gpu` is set if an option for estimated times is set.
 
     Raises:
-        QdqtoolError: Such an option is set, but `gpu` is not.
+        QdqtoolError: An option for estimated times is set, but `gpu` is not.
     """
     given = [name for name in _NEED_GPU if getattr(options, name) not in (None, False)]
     if options.gpu is None and given:
@@ -110,16 +110,16 @@ def _require_gpu(options: TimingOptions) -> None:
 def predict_with_time(
     model: ModelSource | Model, target: Target, options: TimingOptions, **settings: Any
 ) -> tuple[Prediction, TimeEstimate | None]:
-    """Predict, and with a GPU estimate times, including the savings of automatic fixes.
+    """Predict. If a GPU is named, estimate times and the savings of automatic fixes.
 
     Args:
         model: The model.
         target: TensorRT version.
         options: GPU or compute capability, batch, image size and calibration.
-        settings: Further arguments of :func:`qdqtool.timing.on_gpu.predict_on_gpu`.
+        settings: Further arguments for :func:`qdqtool.timing.on_gpu.predict_on_gpu`.
 
     Returns:
-        The prediction, and the time estimate (None if no GPU is named).
+        The prediction, and the time estimate, which is None if no GPU is named.
     """
     from qdqtool.timing.on_gpu import check_image_size, predict_on_gpu
 
@@ -131,7 +131,7 @@ def predict_with_time(
 def _add_fix_savings(
     model: Model, prediction: Prediction, time: TimeEstimate, target: Target
 ) -> None:
-    """Add the time that automatic fixes save, if the prediction has automatic fixes."""
+    """Add the time that automatic fixes save, if any finding has an automatic fix."""
     if any(f.automatic for f in prediction.findings):
         from qdqtool.fixing.api import add_fix_savings
 

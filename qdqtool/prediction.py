@@ -39,11 +39,11 @@ def predict(
         model: Path, ModelProto or bytes of a Q/DQ model. External data may be missing.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        advice: Whether to add findings. Without them the prediction is faster.
-        assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
-            or ``"apart"``.
-        way: Build method, such as ``trtexec`` or ``onnxruntime``, whose flags the findings then
-            name. The error for an unknown method lists the choices.
+        advice: Whether to add findings to the prediction. A prediction without findings is faster.
+        assume: Assumed outcome of a fusion that TensorRT decides by timing: ``{"silu-add":
+            "fused"}`` or ``{"silu-add": "apart"}``.
+        way: Build method, such as ``trtexec`` or ``onnxruntime``. The findings name its flags. The
+            error for an unknown method lists the choices.
 
     Returns:
         The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers,
@@ -88,7 +88,7 @@ def _predict(
 
 
 def choose_typing(model: Model, target: Target) -> Target:
-    """Return the target that a model is predicted for: strongly typed if the model has FP8."""
+    """Return the target of a prediction, which is strongly typed if the model has FP8."""
     return target.for_fp8() if not target.strongly_typed and uses_fp8(model) else target
 
 
@@ -102,24 +102,24 @@ def check_activations(
     max_images: int = 64,
     progress: bool = False,
 ) -> None:
-    """Run a Q/DQ model on data; add a finding if activation scales do not fit the data.
+    """Run a Q/DQ model on data, and add a finding if activation scales do not match the data.
 
-    The model runs without its quantizers, so that a quantizer that clips large values does not
+    The model runs without its quantizers. A quantizer that clips large values therefore does not
     change the values at later quantizers. A Relu replaces a quantizer whose range starts at 0. The
-    findings and notes of ``prediction`` change in place.
+    findings and notes of `prediction` change in place.
 
     Args:
-        model: The model that was predicted; its weights are needed.
+        model: The predicted model with its weights.
         prediction: Prediction of the model. It receives the finding.
         data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
-            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
-            of Pillow to the input. Default: the preprocessing in the model's metadata, else
-            ``yolo`` (letterbox, RGB, divided by 255).
+            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function that converts an
+            RGB image of Pillow to an input array. Default: the preprocessing in the model's
+            metadata, else ``yolo`` (letterbox, RGB, divided by 255).
         size: Height and width in pixels if they are dynamic in the model. Default: ``imgsz`` in
             the model's metadata.
         max_images: Maximum number of samples, spread evenly over the data.
-        progress: Whether to draw progress on stderr if that is a terminal.
+        progress: Whether to draw a progress bar on stderr, if stderr is a terminal.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -143,8 +143,8 @@ def check_activations(
     if not sources:
         return
     choice = choose_preprocess(model.metadata, preprocess)
-    # Weight quantizers are removed as well: if only weights have Q/DQ, onnxruntime fuses Adds, and
-    # the input tensors of the Adds cannot be measured.
+    # Weight quantizers are removed too. If only weights had Q/DQ, onnxruntime would fuse Adds,
+    # whose input tensors could then not be measured.
     statistics = collect(
         remove_quantizers(insert_clipping_relus(model.copy()), weights=True).proto,
         data,
@@ -162,14 +162,14 @@ def check_activations(
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
-    # Measurements replace the finding that is based on the scales alone.
+    # These findings replace the finding that is based on the scales only.
     findings = [f for f in prediction.findings if not isinstance(f.causes[0].reason, OutlierScales)]
     prediction.findings = _sort_findings([*findings, *report.findings])
     _number_and_link_findings(prediction.findings, prediction, model)
 
 
 def predict_outcome(model: Model, target: Target) -> Prediction:
-    """Predict without findings, and without simulating the alternatives of assumptions."""
+    """Predict without findings, and without the alternatives of assumptions."""
     with pause_gc():
         if target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
@@ -185,9 +185,10 @@ def collect_findings(
 
     Args:
         model: The predicted model.
-        prediction: The prediction. ``findings`` of each of its convolutions is set, in place, to
-            the ids of the convolution's findings.
-        way: Build method, such as ``trtexec``, whose flags the findings name; None if unknown.
+        prediction: The prediction. For each of its convolutions, `findings` is set to the ids of
+            the findings of the convolution, in place.
+        way: Build method, such as ``trtexec``, whose flags the findings name. None if no method is
+            named.
         target: Target with the version that the user requested. Default: the target of the
             prediction.
     """
@@ -198,7 +199,7 @@ def collect_findings(
 
 
 def predict_part(model: Model, target: Target) -> Prediction:
-    """Predict a model that is a part of another model, with unsorted, unnumbered findings."""
+    """Predict a part of a model. The findings are not sorted and have no ids."""
     with pause_gc():
         prediction = predict_outcome(model, target)
         prediction.findings = _find_findings(model, prediction, None, target)
@@ -237,7 +238,7 @@ def _find_findings(
 
 
 def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> None:
-    """Add a finding for each node with convolutions or quantizers in its subgraphs."""
+    """Add a finding for each node that has convolutions or quantizers in its subgraphs."""
     from qdqtool.ir.branches import find_bodies, find_subgraph_contents
     from qdqtool.reasons import MODEL_CHECK
     from qdqtool.reasons.operators import UnanalyzedSubgraphs
@@ -254,7 +255,7 @@ def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> No
 
 
 def _sort_findings(findings: list[Finding]) -> list[Finding]:
-    """Sort by severity, total tensor size of the code, and tensor size of the finding."""
+    """Sort findings by severity, total tensor size of the code, and tensor size."""
     values: dict[str, list[int]] = defaultdict(list)
     for finding in findings:
         values[finding.code].append(finding.values or 0)
@@ -267,7 +268,7 @@ def _sort_findings(findings: list[Finding]) -> list[Finding]:
 
 
 def _list_names(finding: Finding) -> list[str]:
-    """Return the names in a finding and its causes, each once, the finding's node first."""
+    """Return the names in a finding and its causes, without duplicates. The node is first."""
     reasons = [reason for cause in finding.causes for reason in (cause.reason, *cause.also)]
     return list(dict.fromkeys([finding.node, *(name for r in reasons for name in r.names())]))
 

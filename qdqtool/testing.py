@@ -19,7 +19,7 @@ from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.util.checks import compile_pattern
 
-_MAX_FAILURES = 8  # failures that the message lists; a longer list would hide the first failures
+_MAX_FAILURES = 8  # number of failures in the message; a longer list would hide the first failures
 
 
 def assert_int8(
@@ -30,29 +30,29 @@ def assert_int8(
     allow_float: str | Sequence[str] = (),
     max_conversions: int | None = None,
 ) -> Prediction:
-    """Assert that TensorRT runs convolutions in INT8 or FP8, with few remaining conversions.
+    """Assert that TensorRT runs convolutions in INT8 or FP8, and that few conversions remain.
 
     Convolutions are Conv, ConvTranspose, Gemm and MatMul. Patterns are regular expressions that are
-    searched in the names of convolutions. A pattern without a match is an error, because the
-    pattern is misspelled, or the model has changed.
+    searched in the names of convolutions. A pattern that matches nothing is an error, because it is
+    probably misspelled, or the model has changed.
 
     Args:
         model: Path, bytes or ModelProto of any exporter.
         target: As for :func:`qdqtool.predict`.
-        require: Patterns of convolutions that have to be INT8 or FP8, even if ``allow_float``
-            matches them too. Default: all convolutions that ``allow_float`` does not match.
+        require: Patterns of convolutions that must be INT8 or FP8, even if `allow_float` matches
+            them too. Default: all convolutions that `allow_float` does not match.
         allow_float: Patterns of convolutions that may be float.
-        max_conversions: Maximum number of Q and DQ that remain in the engine as separate layers,
-            including the Q of the network input; None for no limit.
+        max_conversions: Maximum number of Q and DQ that remain as layers in the engine, including
+            the Q of the network's input. None: no limit.
 
     Returns:
         The prediction, for further assertions.
 
     Raises:
-        AssertionError: TensorRT would not run the model as required. The message names each
-            convolution, the cause and the fix.
-        QdqtoolError: The model, the target or a pattern cannot be used, or the target has no layers
-            to count.
+        AssertionError: TensorRT would not run the model as required. The message has the
+            convolutions, causes and fixes.
+        QdqtoolError: The model, the target or a pattern cannot be used, or conversions are not
+            layers on the target.
     """
     prediction = predict(model, target)
     convolutions = prediction.convolutions
@@ -130,8 +130,8 @@ def _count_conversions(prediction: Prediction) -> int:
 def _find_conversion_causes(prediction: Prediction) -> list[Finding]:
     """Return findings that may explain the conversions.
 
-    These are the errors and warnings at the conversions. If there are none, these are all warnings,
-    and if there are no warnings either, all findings that are not about a conversion itself.
+    These are the errors and warnings at the conversions. If there are none, they are all warnings.
+    If there are no warnings either, they are all findings that are not about a conversion itself.
     """
     findings, names = prediction.findings, set(prediction.conversion_nodes)
     return (

@@ -1,5 +1,3 @@
-"""Run pytest: ``python -m tests ARGUMENTS``. An interruption never prints a traceback."""
-
 import sys
 
 if __name__ == "__main__":

@@ -86,7 +86,6 @@ def convert_in_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return the client of a Dask cluster with two processes, which no test may change."""
     from tests.calibration.cluster.clusters import processes
 
     with processes(tmp_path_factory.mktemp("dask")) as dask_client:
@@ -103,7 +102,6 @@ def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def g() -> "Graph":
-    """Return an empty graph."""
     from tests.trt.builder import Graph
 
     return Graph()
@@ -111,14 +109,12 @@ def g() -> "Graph":
 
 @pytest.fixture
 def net() -> "Net":
-    """Return an empty float network with an image ``x``."""
     from tests.insertion.nets import Net
 
     return Net()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print why tests were skipped, one line for each reason."""
     reasons = Counter(str(r.longrepr[2]) for r in terminalreporter.stats.get("skipped", ()))
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
@@ -126,6 +122,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Print the time that the run and its worker processes took."""
     if not hasattr(config, "workerinput"):
         print(f"{time.monotonic() - STARTED:.0f} s, {sum(os.times()[:4]):.0f} s of processor time")

@@ -22,11 +22,11 @@ from unittest import mock
 import click
 import numpy as np
 import onnx
-from PIL import Image
 
 from qdqtool import predict
 from qdqtool.commands.cli import cli, run
 from tests.buildlog import samples
+from tests.calibration.nets import write_pictures
 from tests.findings.lint.test_api import simple
 from tests.insertion.nets import images
 from tests.trt.builder import Graph
@@ -72,7 +72,6 @@ Description = dict[str, Any]
 
 
 def describe_module(name: str) -> Description:
-    """Return a description of each public name of a module."""
     if "lightning" in OPTIONAL_PACKAGES.get(name, ()):
         from tests.qat.torchvision_ops import usable_torchvision
 
@@ -155,7 +154,6 @@ def describe_default(value: Any) -> str:
 
 
 def describe_command(name: str) -> Description:
-    """Return the arguments and options of a command."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     return {max(p.opts, key=len): describe_parameter(p) for p in command.params}
@@ -288,15 +286,11 @@ MAPS: tuple[str, ...] = (
 
 
 def prepare(folder: Path) -> None:
-    """Write the files of `RUNS`."""
     onnx.save(residual(), folder / "residual.onnx")
     onnx.save(whole := blocks(), folder / "whole.onnx")
     onnx.save(float_network(), folder / "float.onnx")
     onnx.save(float_network(scale=0.05), folder / "quantized.onnx")
-    (folder / "images").mkdir()
-    for i in range(2):
-        pixels = np.random.default_rng(i).integers(0, 255, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
+    write_pictures(folder / "images", 2)
     onnx.save(branchy(), folder / "branches.onnx")
     np.save(folder / "pixels.npy", np.concatenate([d["x"] for d in images(8, 16, 16)]))
     onnx.save(silu_add(), folder / "silu-add.onnx")
@@ -324,7 +318,6 @@ def prepare(folder: Path) -> None:
 
 
 def write_trtexec(path: Path, log: Path) -> None:
-    """Write a script in place of trtexec that prints a log and rejects one model."""
     path.parent.mkdir()
     path.write_text(
         f"""#!/bin/sh
@@ -340,7 +333,6 @@ for word; do case "$word" in --saveEngine=*) echo engine > "${{word#*=}}" ;; esa
 
 
 def residual() -> onnx.ModelProto:
-    """Return a block whose skip connection is float, and weights that are not quantized."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=0.05), "r0")
     long = g.relu(g.conv(stem, "c1", scale=0.05), "r1")
@@ -349,7 +341,6 @@ def residual() -> onnx.ModelProto:
 
 
 def blocks() -> onnx.ModelProto:
-    """Return two residual blocks and a pooling, all quantized, with names as in old exports."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "Conv_0", scale=0.05), "Relu_0")
     for i in (1, 3):
@@ -362,36 +353,29 @@ def blocks() -> onnx.ModelProto:
 
 
 def float_network(scale: float | None = None) -> onnx.ModelProto:
-    """Return three convolutions and a Concat, quantized if there is a scale."""
     g = Graph()
     weights = "float" if scale is None else "tensor"
     image = g.input(1, 3, 16, 16, name="images")
-    x = g.relu(g.conv(image, "c0", scale=scale, weights=weights), "r0")
-    pooled = g.pool(x, "pool")
+    pooled = g.pool(g.relu(g.conv(image, "c0", scale=scale, weights=weights), "r0"), "pool")
     branches = [pooled, g.relu(g.conv(pooled, "c1", scale=scale, weights=weights), "r1")]
     return g.model(g.conv(g.concat(branches, "join"), "c2", scale=scale, weights=weights))
 
 
 def silu_add() -> onnx.ModelProto:
-    """Return a convolution, a SiLU and an Add, which TensorRT may fuse."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16, scale=0.05), "r0")
-    branch = g.silu(g.conv(x, "c1", 16, scale=0.05), "s1")
-    total = g.add(branch, g.pair(x, "skip", 0.05), "sum")
+    total = g.add(g.silu(g.conv(x, "c1", 16, scale=0.05), "s1"), g.pair(x, "skip", 0.05), "sum")
     return g.model(g.conv(total, "c2", 16, scale=0.05))
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Output and exit code of a run of the command line."""
-
     code: int
     out: str
     err: str
 
 
 def call(arguments: list[str], folder: Path) -> Answer:
-    """Run the command line in this process, with the trtexec of a prepared folder."""
     environment = {
         "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
         "XDG_STATE_HOME": str(folder),

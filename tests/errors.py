@@ -1,22 +1,27 @@
-"""Checks of errors by class, code and attributes instead of messages."""
+"""Checks of errors by class, code and attributes, and by values in their messages."""
 
 from collections.abc import Callable
 
 from qdqtool.errors import QdqtoolError
 
 
-def has(code: str, **attributes: str) -> Callable[[BaseException], bool]:
+def has(code: str | None, *values: object, **attributes: str) -> Callable[[BaseException], bool]:
     """Return a check for `pytest.raises(..., check=has("unknown-gpu", parameter="gpu"))`.
 
     Args:
-        code: Expected `QdqtoolError.code`.
+        code: Expected `QdqtoolError.code`; None for an error that another package raises.
+        *values: Texts and numbers that the message, which must be one line, contains.
         **attributes: Expected values of `path`, `parameter` or `node`.
     """
 
     def check(error: BaseException) -> bool:
-        assert isinstance(error, QdqtoolError)
+        message = str(error)
         actual = {name: getattr(error, name) for name in attributes}
-        assert (error.code, actual) == (code, attributes), str(error)
+        if code is not None:
+            assert isinstance(error, QdqtoolError)
+            assert (error.code, actual) == (code, attributes), message
+        missing = [value for value in values if str(value) not in message]
+        assert not missing and not (values and "\n" in message), (message, missing)
         return True
 
     return check

@@ -8,7 +8,6 @@ from qdqtool.ir.graph import Model
 
 
 def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the path of each indexed model is appended."""
     paths: list[str] = []
     initialize = Model.__init__
 

@@ -29,7 +29,6 @@ class ExpectedNote:
 
 
 def note(code: str, /, **values: Any) -> ExpectedNote:
-    """Return the expected note of a code with some of its values."""
     return ExpectedNote(code, values)
 
 

@@ -1,5 +1,3 @@
-"""Packages that the default installation does not have."""
-
 import contextlib
 import sys
 from collections.abc import Iterator

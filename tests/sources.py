@@ -1,5 +1,3 @@
-"""Python sources of the packages, and their syntax trees."""
-
 import ast
 import functools
 import re
@@ -15,7 +13,6 @@ PACKAGES = ("qdqtool", "calibration")
 
 @functools.cache
 def sources() -> dict[str, Path]:
-    """Return the file of each module that is installed."""
     files = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -25,7 +22,6 @@ def sources() -> dict[str, Path]:
 
 
 def nodes_of(path: Path) -> list[ast.AST]:
-    """Return all nodes of a source, the module first."""
     return walked(ast.parse(path.read_text(encoding="utf-8")))
 
 

@@ -21,7 +21,6 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.evidence import Evidence
 from qdqtool.findings.report import describe_finding
-from qdqtool.ir.precision import Precision
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, Reason, Severity
 from qdqtool.reasons.fusions import (
@@ -45,7 +44,6 @@ from qdqtool.trt.targets import TARGETS
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
 
-CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 thorough = settings(  # no shrinking: minutes for a failure that is expected; add Phase.shrink to look at one
     derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
@@ -64,7 +62,6 @@ DECIDE = (
 
 
 def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Reason]]]:
-    """Yield the INT8 convolutions that write float, with the class of the reason that decided."""
     for conv in prediction.convolutions:
         if conv.is_int8 and conv.output.is_float:
             recorded = {type(r) for r in prediction.refusals if r.node == conv.name}
@@ -74,7 +71,6 @@ def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Re
 
 
 def disagreements(prediction: Prediction) -> list[str]:
-    """Return INT8 convolutions that write float without a finding of the reason that decided."""
     lines = []
     for conv, decisive in written_float(prediction):
         findings = [f for f in prediction.findings if f.id in conv.findings]
@@ -124,7 +120,6 @@ def claimed_float(finding: Finding) -> set[str]:
 
 
 def false_claims(prediction: Prediction, model: onnx.ModelProto) -> list[str]:
-    """Return findings that call a node float which runs in INT8 in the predicted layers."""
     nodes = {n.name: n for n in model.graph.node}
     home = {name: layer for layer in prediction.layers for name in layer.nodes}
     consumers: dict[str, list[str]] = {}
@@ -151,14 +146,17 @@ def false_claims(prediction: Prediction, model: onnx.ModelProto) -> list[str]:
 def reads_int8(layer: EngineLayer) -> bool:
     if layer.type == "Conversion":  # a Q reads float, a DQ writes it
         return False
-    return bool(layer.inputs) and all(t.precision == Precision.INT8 for t in layer.inputs)
+    return bool(layer.inputs) and all(t.precision == qdqtool.Precision.INT8 for t in layer.inputs)
 
 
 # Random graphs
 
 
 @thorough
-@given(models(max_steps=6, steps=FORKS), st.sampled_from(CLASSIC))
+@given(
+    models(max_steps=6, steps=FORKS),
+    st.sampled_from(sorted(t for t in TARGETS if not t.startswith("rtx"))),
+)
 def test_findings_agree_with_reasons_and_layers(model: onnx.ModelProto, target: str) -> None:
     assert disagreements(qdqtool.predict(model, target)) == []
     assert false_claims(qdqtool.predict(model, target), model) == []
@@ -193,7 +191,6 @@ OPEN = (
 
 
 def forked(move: str, scales: tuple[float, float]) -> onnx.ModelProto:
-    """Return c0 with two consumers: c1 after an operator, and c2 directly."""
     g = Graph()
     x = g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=0.05)
     first = g.conv(MOVES[move](g, x), "c1", 8, 1, scale=scales[0])

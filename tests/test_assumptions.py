@@ -10,10 +10,8 @@ import qdqtool
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.modelfile import load
-from qdqtool.ir.precision import Precision
 from qdqtool.trt import pipeline
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
-from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 from tests.findings.test_causes import residual
 from tests.notes import note_codes
@@ -22,7 +20,7 @@ from tests.verification.synthetic import log_of
 OPEN = residual("own", activation=True)  # conv -> SiLU -> Add whose other input has Q/DQ
 
 
-def c2(prediction: Prediction) -> tuple[Precision, bool]:
+def c2(prediction: qdqtool.Prediction) -> tuple[qdqtool.Precision, bool]:
     conv = prediction.convolution("c2")
     return conv.output, "sum" in conv.fused
 
@@ -53,8 +51,8 @@ def test_predict_json_has_both_outcomes(target: str, default: str) -> None:
 def test_predict_assume_chooses_the_outcome() -> None:
     fused = qdqtool.predict(OPEN, assume={"silu-add": "fused"})
     apart = qdqtool.predict(OPEN, "trt11", assume={"silu-add": "apart"})
-    assert c2(fused) == (Precision.INT8, True)
-    assert c2(apart) == (Precision.FP32, False)
+    assert c2(fused) == (qdqtool.Precision.INT8, True)
+    assert c2(apart) == (qdqtool.Precision.FP32, False)
     assert fused.assumptions[0].given and list(fused.assumptions[0].alternatives) == ["apart"]
     assert "ADD-ACT" in apart.findings_by_code() and "ADD-ACT" not in fused.findings_by_code()
 

@@ -1,5 +1,3 @@
-"""benchmarks/coco.py on generated objects, against values worked out by hand."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -71,14 +69,12 @@ def test_second_detection_of_an_object_is_false() -> None:
 
 def test_detection_in_a_crowd_does_not_count() -> None:
     objects = truth(([0.0, 0.0, 200.0, 200.0], 0, True), (BOX, 0, False))
-    values = coco.evaluate([objects], [found((OTHER, 0.9, 0), (BOX, 0.5, 0))])
-    assert values.tolist() == [1.0] * 10
+    assert coco.evaluate([objects], [found((OTHER, 0.9, 0), (BOX, 0.5, 0))]).tolist() == [1.0] * 10
 
 
 def test_detections_beyond_100_do_not_count() -> None:
     many = [(OTHER, 0.9, 5)] * 100 + [(BOX, 0.5, 0)]
-    values = coco.evaluate([truth((BOX, 0, False))], [found(*many)])
-    assert values.tolist() == [0.0] * 10
+    assert coco.evaluate([truth((BOX, 0, False))], [found(*many)]).tolist() == [0.0] * 10
 
 
 def test_map_without_objects_is_unknown() -> None:
@@ -105,7 +101,6 @@ def write_coco(folder: Path, model: onnx.ModelProto) -> None:
     output = run(model, {"images": prepare_image(Image.fromarray(pixels), 64, 64)})[0]
     detections = decode_detections(output)
     best = np.flatnonzero(detections.classes == detections.classes[0])[:3]
-    boxes = coco.undo_letterbox(detections.boxes[best], 64, 64, 64)
     content = {
         "images": [{"id": 7, "file_name": "a.png"}],
         "categories": [{"id": 3 * n + 1} for n in range(80)],
@@ -115,7 +110,7 @@ def write_coco(folder: Path, model: onnx.ModelProto) -> None:
                 "category_id": 3 * int(detections.classes[0]) + 1,
                 "bbox": [*box[:2], *(box[2:] - box[:2])],
             }
-            for box in boxes
+            for box in coco.undo_letterbox(detections.boxes[best], 64, 64, 64)
         ],
     }
     (folder / "val.json").write_text(json.dumps(content))

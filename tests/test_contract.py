@@ -50,17 +50,17 @@ CHANGES = {
 
 
 # Importing these takes seconds.
-SLOW = ("qdqtool.qat.lightning", "qdqtool.qat.ultralytics")
 
 
 def each(section: str) -> list[Any]:
-    """Return release and entry of each promise in a section of the records."""
     return [
         pytest.param(
             release,
             entry,
             id=f"{release}-{entry}",
-            marks=pytest.mark.slow if entry in SLOW else (),
+            marks=pytest.mark.slow
+            if entry in ("qdqtool.qat.lightning", "qdqtool.qat.ultralytics")
+            else (),
         )
         for release, record in PROMISED.items()
         for entry in record[section]

@@ -1,5 +1,3 @@
-"""The examples and commands of docs/contributing.md work in a copy of the package."""
-
 import os
 import re
 import shlex
@@ -132,12 +130,10 @@ for case in ("SliceRemoval/strided", "ExamplePass/two-resizes", "ExampleMove/q-p
 
 
 def section(title: str) -> str:
-    """Return the text of a section of the page."""
     return PAGE.read_text("utf-8").partition(f"\n## {title}")[2].partition("\n## ")[0]
 
 
 def copy_with_examples(root: Path, text: str) -> Path:
-    """Copy the package and its tests, and apply every example of a text."""
     for name in ("qdqtool", "calibration", "tests"):  # with compiled files, which saves time
         shutil.copytree(
             ROOT / name,
@@ -205,14 +201,12 @@ def test_contributing_page_has_the_files_that_it_counts() -> None:
 
 
 def test_contributing_page_examples_work(tmp_path: Path) -> None:
-    folder = copy_with_examples(tmp_path, PAGE.read_text("utf-8"))
-    run_python(folder, "".join(CHECKS.values()))
+    run_python(copy_with_examples(tmp_path, PAGE.read_text("utf-8")), "".join(CHECKS.values()))
 
 
 @pytest.mark.slow
 def test_contributing_page_examples_pass_the_tests_of_entries(tmp_path: Path) -> None:
-    folder = copy_with_examples(tmp_path, PAGE.read_text("utf-8"))
-    run_python(folder, f"TESTS = {TESTS}{RUN_TESTS}")
+    run_python(copy_with_examples(tmp_path, PAGE.read_text("utf-8")), f"TESTS = {TESTS}{RUN_TESTS}")
 
 
 def run_python(folder: Path, code: str) -> None:
@@ -221,11 +215,9 @@ def run_python(folder: Path, code: str) -> None:
 
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a copy of the package."""
-    paths = os.pathsep.join([str(folder), str(ROOT)])
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
         cwd=folder,
         check=False,
         capture_output=True,
@@ -236,8 +228,7 @@ def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_contributing_page_names_are_in_their_files() -> None:
     """Names are written as `name` of `file`."""
-    text = PAGE.read_text("utf-8")
-    names = re.findall(r"`(\w+)`(?: in| of)\s+`([\w/]+\.\w+)`", text)
+    names = re.findall(r"`(\w+)`(?: in| of)\s+`([\w/]+\.\w+)`", PAGE.read_text("utf-8"))
     assert len(names) > 10
     for name, path in names:
         defined = rf"^ *(?:def|class) {name}\b|^{name}\b.* =|^\[{name}\]"
@@ -252,17 +243,15 @@ NOT_RUN = ("git ", "make ", "rm ", ".venv/bin/ruff ", ".venv/bin/pytest -q tests
 
 
 def console_calls(text: str) -> list[tuple[str, str]]:
-    """Return the commands of the console blocks of a text, each with its output."""
     calls = "".join(CONSOLE.findall(text)).split("$ ")[1:]
     return [(command, output) for command, _, output in (call.partition("\n") for call in calls)]
 
 
 def to_pattern(output: str) -> str:
     """Return a pattern of an output in which ``...`` stands for omitted text."""
-    lines = output.splitlines()
     return "".join(
         r"(?:.*\n)*?" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r" *\n"
-        for line in lines
+        for line in output.splitlines()
     )
 
 
@@ -301,7 +290,6 @@ def test_first_change_passes_lint_and_tests(tmp_path: Path) -> None:
     folder = copy_with_examples(tmp_path, FIRST)
     names = {name for name, _ in EXAMPLE.findall(FIRST) if name.endswith(".py")}
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
-    assert ruff is not None
     # The test inserts the import at the first place, not in alphabetical order.
     for arguments in (["check", "--ignore", "I001"], ["format", "--check"]):
         result = subprocess.run(

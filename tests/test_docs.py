@@ -1,5 +1,3 @@
-"""Commands, options, targets and files that README and documentation name exist; `make docs` builds the site."""
-
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +15,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Return the calls of qdqtool in the fences of a page, without redirections and pipes."""
     lines = "\n".join(re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)).replace(
         "\\\n", " "
     )

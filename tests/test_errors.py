@@ -1,12 +1,9 @@
-"""Attributes and text of errors."""
-
 import pickle
 
 import pytest
 
+import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.timing.on_gpu import predict_on_gpu
-from qdqtool.timing.options import TimingOptions
 from tests.trt.builder import Graph
 
 
@@ -47,11 +44,9 @@ def test_error_text_is_one_printable_line() -> None:
 
 
 def test_unknown_gain_note_has_a_reason_without_path(g: Graph) -> None:
-    _, time = predict_on_gpu(
-        g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", TimingOptions(gpu="RTX 3060")
-    )
-    assert time is not None
-    (note,) = (n for n in time.notes if n.code == "gain-unknown")
+    model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))
+    time = qdqtool.predict(model, "trt8.5", gpu="RTX 3060").time
+    (note,) = (n for n in time["notes"] if n.code == "gain-unknown")
     assert note.values["why"] and not note.values["why"].startswith("model")
 
 

@@ -1,5 +1,3 @@
-"""The examples that need no training framework run as their first lines say."""
-
 import contextlib
 import runpy
 import subprocess
@@ -42,7 +40,6 @@ def test_edit_with_graphsurgeon_cuts_and_quantizes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a small YOLOv8, images of the demo, and the Q/DQ model."""
     folder = tmp_path_factory.mktemp("demo")
     onnx.save(detector(), folder / "yolov8n.onnx")
     (folder / "images").mkdir()

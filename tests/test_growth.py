@@ -13,7 +13,6 @@ import qdqtool
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.fixing import session, site
-from qdqtool.fixing.api import fix
 from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
@@ -133,7 +132,7 @@ def test_fix_predicts_a_few_times(family: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         session, "predict", lambda *args: calls.append(1) or qdqtool.predict(args[0], args[1].name)
     )
-    fix(FAMILIES[family](200), target="trt8.5")
+    qdqtool.fix(FAMILIES[family](200), target="trt8.5")
     assert len(calls) <= 5
 
 

@@ -1,5 +1,3 @@
-"""Outputs do not depend on the order of Python's sets."""
-
 import json
 import os
 import subprocess
@@ -11,14 +9,6 @@ import pytest
 from qdqtool import predict
 from qdqtool.commands.cli import run
 from tools.growth import families as growth
-
-COMMANDS = (
-    ("predict", "m.onnx", "--format", "json"),
-    ("fix", "m.onnx", "-o", "out.onnx", "--format", "json"),
-    ("extract", "m.onnx", "--finding", "CODE", "--minimize", "--limit", "8", "-o", "out-part.onnx"),
-    ("report", "m.onnx", "-o", "out.html"),
-)
-
 
 SCRIPT = """
 import json, sys
@@ -41,7 +31,25 @@ def test_outputs_do_not_depend_on_the_hash_seed(
         last = net.add("Conv", last, "w")
     (current_folder / "m.onnx").write_bytes(net.done(last).SerializeToString())
     code = predict(current_folder / "m.onnx").findings[0].code
-    commands = [[code if w == "CODE" else w for w in words] for words in COMMANDS]
+    commands = [
+        [code if w == "CODE" else w for w in words]
+        for words in (
+            ("predict", "m.onnx", "--format", "json"),
+            ("fix", "m.onnx", "-o", "out.onnx", "--format", "json"),
+            (
+                "extract",
+                "m.onnx",
+                "--finding",
+                "CODE",
+                "--minimize",
+                "--limit",
+                "8",
+                "-o",
+                "out-part.onnx",
+            ),
+            ("report", "m.onnx", "-o", "out.html"),
+        )
+    ]
 
     def read_outputs() -> list[bytes]:
         outs = sorted(current_folder.glob("out*"))

@@ -57,7 +57,6 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write one small file of each kind."""
     folder = tmp_path_factory.mktemp("seeds")
     write_seeds(folder)
     return folder
@@ -77,14 +76,12 @@ def test_only_text_has_color(
     onnx.save(residual("float"), tmp_path / "m.onnx")
     monkeypatch.setattr("qdqtool.formats.output.supports_color", lambda _: True)
     arguments = ["predict", str(tmp_path / "m.onnx"), "--format", form]
-    output = CliRunner().invoke(cli.cli, arguments, color=True).stdout
-    assert ("\x1b[" in output) == has_color
+    assert ("\x1b[" in CliRunner().invoke(cli.cli, arguments, color=True).stdout) == has_color
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_options_of_examples_exist(command: str) -> None:
     found = cli.cli.get_command(click.Context(cli.cli), command)
-    assert found is not None
     options = {s for p in found.params for s in p.opts}
     for example in EXAMPLES[command]:
         assert {w for w in shlex.split(example["run"]) if w.startswith("-")} <= options, example
@@ -101,8 +98,7 @@ def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_help_of_many_options_has_sections(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["insert", "--help"]) == 0
-    text = capsys.readouterr().out
-    sections = re.findall(r"^([A-Z].*):$", text, re.MULTILINE)
+    sections = re.findall(r"^([A-Z].*):$", capsys.readouterr().out, re.MULTILINE)
     assert sections[0] == "Options" and sections[-2:] == ["Rarely needed", "Examples"]
     assert len(sections) > 5 and len(set(sections)) == len(sections)
 
@@ -153,13 +149,11 @@ def test_answers_fit_80_columns(
 
 
 def run_in_terminal(arguments: str, columns: int, folder: Path, **variables: str) -> str:
-    """Return the output of a command in a terminal with a number of columns."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
-    command = [sys.executable, "-m", "qdqtool", *shlex.split(arguments)]
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "qdqtool", *shlex.split(arguments)],
         stdout=terminal,
         stderr=terminal,
         cwd=folder,
@@ -278,8 +272,7 @@ def test_progress_is_one_line_a_minute(
         yield from range(8)
 
     assert list(progress.track_progress(steps(), "Calibrating", 8)) == list(range(8))
-    lines = capsys.readouterr().err.splitlines()
-    assert [re.findall(r"\d+", line) for line in lines] == [
+    assert [re.findall(r"\d+", line) for line in capsys.readouterr().err.splitlines()] == [
         ["2", "8", "25", "75"],
         ["5", "8", "62", "150"],
     ]

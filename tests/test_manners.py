@@ -97,7 +97,6 @@ def test_end_of_file_is_not_an_interruption(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def write_files_with_odd_names(folder: Path) -> None:
-    """Write models and the layers of an engine whose names have line breaks and control codes."""
     write_seeds(folder)
     for name in ("qdq.onnx", "float.onnx"):
         proto = onnx.load(folder / name)

@@ -1,5 +1,3 @@
-"""Options have equal names, defaults and choices in functions, option classes and commands."""
-
 import ast
 import inspect
 import re
@@ -13,8 +11,7 @@ import pytest
 
 import calibration
 import qdqtool
-from calibration import Preprocess
-from calibration.methods import METHODS
+from calibration import METHODS, Preprocess
 from qdqtool import builders
 from qdqtool.builders.options import BUILDERS, BuildOptions
 from qdqtool.commands.cli import cli
@@ -164,12 +161,10 @@ def test_single_pattern_is_not_a_list(function: Function, parameter: str) -> Non
 
 def command_options(command: str) -> dict[str, click.Option]:
     click_command = cli.get_command(click.Context(cli), command)
-    assert click_command is not None
     return {str(p.name): p for p in click_command.params if isinstance(p, click.Option)}
 
 
 def option_default(option: click.Option) -> Any:
-    """Return the value of an option that is not given."""
     value = option.get_default(click.Context(cli))
     return value if isinstance(value, (bool, int, float, str)) else None
 
@@ -318,7 +313,7 @@ def test_help_states_default(command: str, name: str, text: str) -> None:
     [
         (qdqtool.compare, f"build, or ``{DEFAULT_TARGET}``"),
         (qdqtool.report, f"build: ``{DEFAULT_TARGET}``"),
-        (builders.build, f"Default: {DEFAULT_SM[0]}, with"),
+        (builders.build, f"Default: {DEFAULT_SM[0]}, or"),
         (qdqtool.tune, f"Default: {KEEP} without a"),
         (qdqtool.tune, f"single sites. Default: {SWEPT_ON}."),
         (qdqtool.tune, f"Default: {limits.USER_SECONDS:g}."),

@@ -38,7 +38,6 @@ def module_names() -> Iterator[str]:
 
 
 def collect_patterns() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
-    """Return all patterns by their place, each with the methods that the package calls on it."""
     patterns: dict[str, tuple[re.Pattern[Any], set[str]]] = {}
     for name in module_names():
         attributes: dict[str, list[re.Pattern[Any]]] = {}
@@ -46,7 +45,6 @@ def collect_patterns() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
             "qdqtool.qat."
         ):  # importing these takes seconds and needs training libraries
             spec = importlib.util.find_spec(name)
-            assert spec is not None
             source = (path := Path(str(spec.origin))).read_text()
             assert "re.compile" not in source, (
                 f"{name}: pass the pattern to a function of `re` where it is used"
@@ -102,7 +100,6 @@ def patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
 
 
 def matching_text(items: Any) -> str:
-    """Return a text that matches a sequence of parsed items."""
     text = ""
     for op, argument in items:
         if op in (sre.LITERAL, sre.NOT_LITERAL):

@@ -54,7 +54,6 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def repository(committed: Path, tmp_path: Path) -> Path:
-    """Copy the repository."""
     return Path(shutil.copytree(committed, tmp_path / "repository"))
 
 
@@ -195,7 +194,6 @@ def written(capsys: pytest.CaptureFixture[str], form: str, *arguments: str) -> s
 
 
 def sarif_faults(log: dict[str, Any]) -> list[str]:
-    """Return violations of SARIF 2.1.0 and of the rules of GitHub's code scanning."""
     faults = (
         []
         if log["version"] == "2.1.0" and "sarif-schema-2.1.0" in log["$schema"]

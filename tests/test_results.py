@@ -1,5 +1,3 @@
-"""Results of all functions have the same members and short representations."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,6 @@ def test_results_have_the_same_members(results: dict[str, Any], name: str) -> No
 
 def test_members_of_results_have_short_texts(insertion: qdqtool.Insertion) -> None:
     prediction = insertion.prediction
-    assert prediction is not None
     for item in (*insertion.skipped, *prediction.findings, *prediction.convolutions):
         assert len(repr(item)) < 150 and "\n" not in repr(item)
     finding = prediction.findings[0]

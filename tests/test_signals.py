@@ -1,5 +1,3 @@
-"""Signals: exit codes, and removal of temporary files."""
-
 import json
 import os
 import signal
@@ -28,7 +26,6 @@ def restore_signals() -> None:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition is true, at most a minute."""
     end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end
@@ -38,12 +35,12 @@ def wait_until(holds: Callable[[], bool]) -> None:
 WAIT = """
 import json, os, sys, time
 from qdqtool.commands import cli
-from qdqtool.util import outputs
+from qdqtool.util import files
 import click
 @cli.cli.command("wait")
 @click.argument("path")
 def wait(path):
-    with outputs.atomic_write(path) as file:
+    with files.atomic_write(path) as file:
         file.write(b"half")
         file.flush()
         os.write(1, f"{os.getpid()} {path}\\n".encode())  # in one piece: three write there
@@ -76,7 +73,6 @@ def test_signal_removes_temporary_files(tmp_path: Path) -> None:
         text=True,
         preexec_fn=restore_signals,
     )
-    assert process.stdout is not None
     ready = [process.stdout.readline().split() for _ in folders]
     pids = {Path(path).parent: int(pid) for pid, path in ready}
     for number, folder in folders.items():

@@ -1,5 +1,3 @@
-"""`benchmarks/run.py --compare` runs two versions in turns."""
-
 import resource
 import sys
 from pathlib import Path

@@ -13,7 +13,6 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings import obstacles, report
 from qdqtool.findings.rules import REASON_MODULES, finding_code
 from qdqtool.formats.build_text import render_comparison
-from qdqtool.prediction import predict
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.attention import DecomposedNorm
@@ -45,7 +44,6 @@ from tests.trt.builder import Graph
 
 
 def after_pair(op: str, **attributes: object) -> onnx.ModelProto:
-    """Return an operator after a quantized convolution and a pair."""
     g = Graph()
     return g.model(g.op(op, g.pair(g.conv(g.input(1, 32, 8, 8), "c", 32), "p"), "n", **attributes))
 
@@ -84,7 +82,6 @@ def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 
 def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
-    """Yield label, network and target of each prediction."""
     for reason, make in GRAPHS.items():
         for target in (TARGETS.get(reason, "trt8.5"), "trt8.4", "trt11", "rtx1.7"):
             yield f"{reason}, {target}", make(), target
@@ -148,8 +145,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         yield f"quantizers of {name}", fakes.network(make), "trt10"
     for name, make in fakes.INEXACT.items():
         yield f"inexact: {name}", fakes.network(make, per_channel=False), "trt10"
-    flag = branches.model_with(branches.conditional(), flag=True)
-    yield "If", flag, "trt10"
+    yield "If", branches.model_with(branches.conditional(), flag=True), "trt10"
     yield "LSTM", recurrent(quantized=True), "trt10"
     yield "pair", pair_of(0.5), "trt10"
     yield "onnxruntime", runtime_model("FusedConv"), "trt10"
@@ -228,8 +224,7 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         g.pair(g.input(1, 16, 8, 8, name=name), name, scale)
         for name, scale in (("a", 0.1), ("b", 0.2))
     ]
-    joined = g.concat(parts, "join")
-    yield "joined", g.model(g.conv(joined, "c", 16, scale=None)), "rtx1.7"
+    yield "joined", g.model(g.conv(g.concat(parts, "join"), "c", 16, scale=None)), "rtx1.7"
     g = Graph()
     parts = [
         g.pair(g.conv(g.input(1, 16, 8, 8, name="a"), "ca", 16), "own"),
@@ -288,9 +283,8 @@ def records() -> list[Reason]:
 
 @functools.cache
 def findings() -> tuple[tuple[str, list[Finding]], ...]:
-    """Return the findings of each network, by its label, and those of the records."""
     predicted = [
-        (label, predict(proto, target).findings)
+        (label, qdqtool.predict(proto, target).findings)
         for label, proto, target in (*networks(), *single_wordings())
     ]
     recorded = [
@@ -309,12 +303,10 @@ def findings() -> tuple[tuple[str, list[Finding]], ...]:
 
 
 def kinds_worded() -> set[type[Reason]]:
-    """Return the classes of the causes of these findings."""
     return {type(cause.reason) for _, listed in findings() for f in listed for cause in f.causes}
 
 
 def headlines() -> list[str]:
-    """Return the headlines of rejected networks, and of all networks together."""
     groups = [
         *(listed for _, listed in findings()),
         [f for _, listed in findings() for f in listed],
@@ -366,7 +358,6 @@ def comparisons(folder: Path) -> dict[str, list[str]]:
 
 
 def skip_classes() -> list[type[Reason]]:
-    """Return the classes of reasons that a placement records, sorted by name."""
     modules = (placement_reasons, *REASON_MODULES)
     classes = {
         value
@@ -379,7 +370,6 @@ def skip_classes() -> list[type[Reason]]:
 
 
 def left_float_reasons() -> dict[str, list[str]]:
-    """Return the reasons for nodes that a placement leaves float, one for each wording."""
     kinds: dict[type[Reason], list[tuple[object, ...]]] = {
         kind: [()] for kind in skip_classes()
     } | {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 15.0
 _MAX_PROCESSES = 1024
 # By default, Dask's workers return freed memory at once, which costs 20 % of the time with large
-# arrays, and profile their stacks a hundred times a second. These settings switch off both.
+# arrays, and profile their stacks a hundred times a second. These settings switch both off.
 _LOCAL_CONFIG = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 25,
@@ -97,7 +97,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def connect(cluster: Any, mixed_cpus: bool = False) -> Iterator[Cluster]:
-    """Yield a connection to a Dask scheduler; at the end, close it and the started workers.
+    """Yield a connection to a Dask scheduler; then close the connection, and end started workers.
 
     A client that the user gives remains open.
 
@@ -204,7 +204,6 @@ def _start_workers(count: int) -> Iterator[Any]:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return the messages of an error of Dask and of its causes, in one line."""
     text = " ".join((str(error) or type(error).__name__).split())[:200]
     return text if error.__cause__ is None else f"{text} {_describe_error(error.__cause__)}"
 

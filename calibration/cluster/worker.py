@@ -68,7 +68,6 @@ def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus
 
 @functools.cache
 def _hash_probe() -> str:
-    """Return a hash, in hexadecimal, of the outputs of :func:`probe_network`."""
     session = sessions.open_session(probe_network().SerializeToString(), 1)
     digest = hashlib.sha256()
     for array in session.run(None, {"x": _deterministic_numbers((1, 3, 48, 48))}):
@@ -84,10 +83,10 @@ def _deterministic_numbers(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 
 def probe_network() -> Any:
-    """Return a network whose outputs differ between processors with other kernels.
+    """Return a network whose outputs differ if onnxruntime's kernels differ between processors.
 
-    Kernels for other vector widths or with fused multiplication sum in another order, so the last
-    bits of long sums differ. The input `x` is float32 [1, 3, 48, 48].
+    Kernels for other vector widths, and kernels with fused multiply-add, sum in another order, so
+    that the last bits of long sums differ. The input `x` is float32 [1, 3, 48, 48].
     """
     from onnx import TensorProto, helper, numpy_helper
 

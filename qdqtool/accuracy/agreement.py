@@ -176,7 +176,7 @@ def _summarize_metric(metric: Metric, evidence: Sequence[Evidence]) -> Agreement
 def _pair_tensors(
     reference: Model, model: Model, metrics: Sequence[Metric], counterparts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the tensor of `model` to compare with each of the metrics' tensors, by name.
+    """Return the counterpart in `model` of each tensor that the metrics read, by tensor name.
 
     Raises:
         ModelError: A tensor of the reference has no counterpart.
@@ -216,7 +216,8 @@ def _pair_outputs(reference: Model, model: Model) -> dict[str, str]:
 def _last_dequantized(model: Model, tensor: str) -> str:
     """Return the output of the last Q or DQ of a chain that starts at a tensor.
 
-    Return the tensor itself if it has no consumer or a consumer other than Q and DQ.
+    The tensor itself is returned if it is an output of the network, has no consumer, or has a
+    consumer other than Q and DQ.
     """
     for _ in range(_MAX_CHAIN):
         consumers = model.consumers(tensor)
@@ -298,7 +299,6 @@ class _SampleFeeder:
 
     @property
     def unread(self) -> tuple[tuple[str, str], ...]:
-        """Name and reason of each image that could not be read."""
         return tuple(sorted(set(self.dataset.skipped)))
 
     def count_rows(self, sample: Sample, count: int) -> int:
@@ -410,7 +410,8 @@ class _NetworkPair:
 def _observe_image(metric: Metric, reference: _Arrays, outputs: _Arrays) -> Evidence:
     """Return the evidence of one image for a metric.
 
-    For the output error, None if the reference's outputs are constant.
+    Output agreement has no evidence (None) if the reference's outputs are constant, and the
+    evidence 0 if the other outputs are not finite.
     """
     prepared = metric.prepare_reference({t: reference[t] for t in metric.tensors})
     if isinstance(metric, OutputAgreementMetric):
@@ -422,7 +423,7 @@ def _observe_image(metric: Metric, reference: _Arrays, outputs: _Arrays) -> Evid
 
 
 def _to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a copy, in float32 if the array is of floats; onnxruntime owns the original."""
+    """Return a copy (onnxruntime owns the original), in float32 if the array holds floats."""
     return np.array(array, np.float32 if array.dtype.kind == "f" else None)
 
 

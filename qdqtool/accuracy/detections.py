@@ -45,7 +45,7 @@ class Detections:
 class DetectionMatches:
     """Matches of the detections of one image with reference boxes.
 
-    The average precision over any set of images can be computed from their matches.
+    The average precision over any set of images can be computed from the matches of the images.
 
     Attributes:
         scores: Score of each detection, [n].
@@ -86,7 +86,7 @@ class DetectionMatches:
 
 
 def compute_iou(a: Floats, b: Floats) -> Floats:
-    """Return the IoU of all boxes a [n, 4] with all boxes b [m, 4]: [n, m]."""
+    """Return the IoU of each box in `a` [n, 4] with each box in `b` [m, 4], as [n, m]."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
     high = np.minimum(a[:, None, 2:], b[None, :, 2:])
     intersection = np.prod(np.clip(high - low, 0.0, None), axis=2)

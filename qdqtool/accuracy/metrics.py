@@ -1,8 +1,8 @@
 """Metrics of how well a quantized network reproduces the float network; higher is better.
 
 For each sample, a metric returns JSON that is called *evidence*. The value of the metric over a set
-of samples is computed from their evidence alone. So samples can be drawn repeatedly for a
-bootstrap, and measured on different machines. Calls of a user's function have a time limit.
+of samples is computed from the evidence of these samples alone. So samples can be drawn repeatedly
+for a bootstrap, and measured on different machines. Calls of a user's function have a time limit.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class DetectionAgreementMetric(Metric):
     """Average precision of the detections, with the float network's detections as the truth.
 
     Attributes:
-        output: Output [n, 4 + classes + others, anchors] with center, size and scores.
+        output: Name of the output with center, size and scores, [n, 4 + classes + others, anchors].
         classes: Number of classes.
         transposed: Whether the last two dimensions of the output are exchanged.
     """
@@ -263,7 +263,7 @@ class UserMetric(Metric):
 
     @property
     def identity(self) -> str:
-        """Name of the function, with a hash of its module's source."""
+        """Name of the function, with a hash of its module's source if there is a source file."""
         function = self.function or import_function(self.name)
         try:
             source = read_input(inspect.getfile(inspect.unwrap(function)), limits.LIST_FILE)
@@ -451,9 +451,11 @@ def _has_sorted_results(model: Model) -> bool:
 
 
 def find_compared_tensors(model: Model) -> list[str]:
-    """Return the tensors whose error is measured: the last convolutions before any decoding.
+    """Return the tensors whose error is measured.
 
-    Without these, return the outputs, or tensors before the sorting if a network sorts its results.
+    These are the outputs of the last convolutions before any decoding. Without such convolutions,
+    these are the outputs of the network; if the network sorts its results, the tensors before the
+    sorting.
     """
     tensors = find_last_convolution_outputs(model)
     if tensors == list(model.outputs) and _has_sorted_results(model):
@@ -522,7 +524,7 @@ def _wilson_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def count_references(metric: Metric, evidence: Sequence[Evidence]) -> int:
-    """Return the number of the float network's detections, or of samples for other metrics."""
+    """Return the number of the float network's detections; for other metrics, of samples."""
     if isinstance(metric, DetectionAgreementMetric):
         return sum(len(row["truth"]) for rows in evidence for row in rows)
     return len(evidence)

@@ -28,16 +28,16 @@ def build(
     keep_engine: bool = False,
     shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> BuildResult:
-    """Build a model with a TensorRT on this machine, and read the log of the build.
+    """Build a model with a local TensorRT installation, and read the log of the build.
 
     Args:
         model: Path of an ONNX model, which is not changed.
         builder: ``tensorrt-rtx`` (needs no GPU), ``trtexec`` or ``tensorrt`` (for the GPU of this
             machine).
-        output: Folder for ``build.log`` and the engine. A missing folder is created. None keeps no
-            files.
+        output: Folder for ``build.log`` and the engine. A missing folder is created. If None, no
+            files are kept.
         sm: Compute capabilities to build for, such as ``[86]`` (TensorRT-RTX only). Default: 86,
-            with FP8 89.
+            or 89 for a model with FP8.
         timeout: Time limit of the build in seconds.
         keep_engine: Whether to write ``engine.plan`` into `output`.
         shapes: Minimum, preferred and maximum shape of each input with dynamic dimensions, by name
@@ -48,9 +48,10 @@ def build(
         states this, and no error is raised.
 
     Raises:
-        BuilderError: The builder is unknown, not installed, or cannot run on this machine.
+        BuilderError: The builder is unknown, not installed, or cannot run on this machine; or it
+            does not support an argument.
         ModelError: The model cannot be read.
-        QdqtoolError: `timeout` is not a number of seconds.
+        QdqtoolError: `timeout` is 0 or less, or more than a million seconds.
     """
     options = BuildOptions(builder, output, sm, timeout, keep_engine, shapes)
     if options.sm:
@@ -88,7 +89,7 @@ def check_capabilities(capabilities: Sequence[int], target: Target) -> None:
 
     Args:
         capabilities: Compute capabilities as numbers, such as 86.
-        target: TensorRT-RTX with its list of supported capabilities.
+        target: Target for TensorRT-RTX, which lists the supported capabilities.
 
     Raises:
         BuilderError: A compute capability is not supported.

@@ -1,4 +1,4 @@
-"""Run a compiler in a child process, with a time limit; a crash ends only the child."""
+"""Run a compiler in a child process with a time limit. A crash ends only the child process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.util.outputs import write_text
+from qdqtool.util.files import write_text
 
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {
@@ -35,7 +35,7 @@ def is_installed(package: str) -> bool:
 
 
 class CompilerProcess:
-    """Child process with a compiler, started at the first request and restarted after a crash.
+    """Child process with a compiler, which is started when needed and restarted after a crash.
 
     Args:
         package: ``tensorrt_rtx`` or ``tensorrt``.
@@ -82,7 +82,7 @@ class CompilerProcess:
         ``crashed``. If the time runs out, the process is stopped, and the status is ``timeout``.
 
         Args:
-            request: The request.
+            request: Request in the format of ``worker.py``.
             timeout: Maximum time in seconds, including the start of the process.
             meanwhile: Function to call while the process works.
 
@@ -119,7 +119,7 @@ class CompilerProcess:
         return answer
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the child process unless it runs; the compiler loads in the background."""
+        """Start the child process unless it is running. It loads the compiler in the background."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), self._package],
@@ -130,7 +130,7 @@ class CompilerProcess:
         return self._process
 
     def _read_line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-        """Return a line of the process; empty if the process ended, None at the deadline."""
+        """Return the next line of output; empty if the process ended, None at the deadline."""
         assert process.stdout is not None
         data = b""
         while not data.endswith(b"\n"):

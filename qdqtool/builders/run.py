@@ -20,8 +20,7 @@ from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.ir import modelfile
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import DEFAULT_SM
-from qdqtool.util.files import INVALID_NAME
-from qdqtool.util.outputs import atomic_write
+from qdqtool.util.files import INVALID_NAME, atomic_write
 from qdqtool.util.subprocesses import temporary_folder
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_./:@#$%&*=|~^-]{1,200}")
 # Error lines that give no reason. Without a GPU, TensorRT-RTX prints the line about the CUDA driver
 # with each error. The other lines precede or follow the parser's error.
-_FRAME = re.compile(
+_UNINFORMATIVE_LINE = re.compile(
     r".*CUDA driver version is insufficient|Invalid Node|false$|Node name:|"
     r"ModelImporter\.cpp(?!.*ERROR)"
 )
@@ -52,8 +51,8 @@ class BuildResult:
         seconds: Wall-clock time of the build in seconds.
         model: The model that was built; None until `read_log` sets it.
         names: Name of each node in the log, by index of the node.
-        build: Contents of the log and the list of layers; None if the compiler wrote no log, or a
-            log of a failed build that cannot be read.
+        build: Contents of the log and the list of layers; None if the compiler wrote no log, or if
+            the build failed and its log cannot be read.
         log_path: File of the verbose log; None if it was not kept.
         engine_path: File of the engine; None if it was not kept.
     """
@@ -97,8 +96,8 @@ def choose_log_names(model: Model) -> dict[int, str]:
 def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Path:
     """Return the path of a model file whose nodes have the given names.
 
-    If the nodes in the model's own file have these names, this file is returned. Otherwise, a copy
-    is written.
+    If the nodes in the model's own file have these names, and the file is not compressed, its path
+    is returned. Otherwise, a copy is written.
 
     Args:
         model: The model.
@@ -130,7 +129,8 @@ def run_build(
     Args:
         source: Model or path of a model.
         output: Folder for the log and the engine; None to keep neither.
-        build: Function that builds the model at a path, and writes its files into a folder.
+        build: Function that takes the path of a model and a folder, builds the model, and writes
+            the log and the engine into the folder.
     """
     model = modelfile.load(source)
     if output is not None:
@@ -206,9 +206,12 @@ def build_with_package(
 
 
 def find_refusal_reason(errors: Sequence[str]) -> str:
-    """Return the first error line that gives a reason why TensorRT rejected a model."""
+    """Return the first error line that gives a reason why TensorRT rejected a model.
+
+    If no line gives a reason, the first line is returned.
+    """
     lines = [line.strip() for error in errors for line in error.splitlines() if line.strip()]
-    reasons = [line for line in lines if not _FRAME.match(line)]
+    reasons = [line for line in lines if not _UNINFORMATIVE_LINE.match(line)]
     return next(iter(reasons or lines), "the compiler gave no reason")
 
 
@@ -219,7 +222,7 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
         model: The model that was built.
         names: Name of each node in the log, by index of the node.
         work: Folder with ``build.log`` and ``inspector.json``.
-        result: Result whose `build`, `model` and `names` are set.
+        result: Result of the build. The function sets its `build`, `model` and `names`.
 
     Raises:
         BuildLogError: The log of a successful build cannot be read.

@@ -94,10 +94,11 @@ def _read_help(program: str) -> str:
 def trtexec_flags(
     help_text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes
 ) -> list[str]:
-    """Return the trtexec flags for a build that can be verified, if trtexec supports them.
+    """Return the trtexec flags for a build that ``verify`` can check.
 
-    Up to TensorRT 10, a Q/DQ model needs ``--int8``, and ``--fp16`` for its float layers. TensorRT
-    11 uses the types in the model. Source: trtexec's options by version, 8.0 to 11.
+    Flags that this trtexec does not have are left out. Up to TensorRT 10, a Q/DQ model needs
+    ``--int8``, and ``--fp16`` for its float layers. TensorRT 11 uses the types in the model.
+    Source: trtexec's options by version, 8.0 to 11.
 
     Args:
         help_text: Output of ``trtexec --help``.
@@ -139,7 +140,7 @@ def _format_shapes(shapes: Shapes) -> list[str]:
 
 
 def find_trtexec_version(log: bytes) -> str:
-    """Return the version in the first line of a trtexec log, such as ``8.5.3`` for v8503."""
+    """Return the version in a trtexec log, such as ``8.5.3`` for v8503; empty if unknown."""
     from qdqtool.buildlog.sections import parse_version_digits
 
     match = _VERSION.search(log[:4096].decode("utf-8", "replace"))

@@ -1,8 +1,9 @@
-"""Child process that runs TensorRT: each line of stdin is a request, answered with a line.
+"""Child process that runs TensorRT. It reads requests from stdin, and writes answers to stdout.
 
-The process runs this file directly (``worker.py tensorrt_rtx`` or ``worker.py tensorrt``), so it
-imports nothing of qdqtool, onnx or numpy. A crash of the compiler ends only this process. The
-parent then reads the signal and the log so far.
+Each request and each answer is one line of JSON. The process runs this file directly (``worker.py
+tensorrt_rtx`` or ``worker.py tensorrt``), so it imports nothing of qdqtool, onnx or numpy. A crash
+of the compiler ends only this process. The parent process then knows the signal, and the log up to
+the crash.
 
 Request:  {"model", "log", "sm": [86], "engine": path or null, "layers": path or null,
            "profiles": {"x": [min, opt, max]}}
@@ -140,7 +141,7 @@ def main() -> None:
         with open(
             request["log"], "w", encoding="utf-8", errors="replace", buffering=1 << 16
         ) as logger.file:
-            # A trtexec log has the same first line.
+            # The first line is the same as in a log of trtexec.
             logger.file.write(f"[I] TensorRT version: {trt.__version__}\n")
             answer = _build_engine(trt, logger, request, package == "tensorrt_rtx")
         logger.file = None

@@ -68,7 +68,7 @@ class _SubscriptableRecord:
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts(_SubscriptableRecord):
-    """Build that a verification refers to.
+    """Facts about the build of a verification.
 
     Attributes:
         source: Source of the facts.
@@ -106,7 +106,7 @@ class ConvolutionCounts(_SubscriptableRecord):
         total: Predicted convolutions.
         agree: Convolutions that the build confirms.
         unknown: Convolutions that the build does not describe well enough.
-        unknown_names: Names of these convolutions.
+        unknown_names: Names of the unknown convolutions.
     """
 
     total: int = 0

@@ -22,7 +22,7 @@ _PRECISIONS = frozenset(("fp32", "fp16", "bf16", "int8", "fp8", "int4"))
 _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "stronglyTyped"))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
-# Version of the latest change to the format of listings, apart from Myelin kernels.
+# Last version that changed the format of listings, apart from the listing of Myelin kernels.
 LATEST_SPELLING = "8.6"
 # Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
@@ -37,7 +37,12 @@ _MISSING_RANGE_MESSAGES = (
 
 
 def set_build_status(build: Build) -> None:
-    """Set gaps, completeness, precision flags and version hint, and mark Q and DQ layers."""
+    """Set the fields of a build that follow from its contents.
+
+    These are the gaps, whether the build is complete, whether layers have only names, the
+    precision flags and the version hint. Q and DQ layers are marked. If the build passed, errors of
+    skipped tactics become notes.
+    """
     _mark_qdq_layers(build)
     for message in build.messages:
         if build.passed and message.level == "E" and _SKIPPED_TACTIC in message.text:
@@ -93,7 +98,7 @@ def _find_listing_gap(build: Build) -> Gap | None:
 
 
 def find_truncations(build: Build) -> list[Gap]:
-    """Return the gaps where content is lost, without sections that were not requested."""
+    """Return the gaps with lost content; sections that nobody requested are left out."""
     return [
         gap
         for gap in build.gaps
@@ -138,7 +143,6 @@ def _mark_qdq_layers(build: Build) -> None:
 
 
 def _is_optimizer_finished(build: Build) -> bool:
-    """Return whether the log states the optimizer's time or has a section after the optimizer."""
     return bool(build.layers or build.placement or build.tactics.timed) or any(
         name.startswith(("Graph construction", "Graph optimization")) for name in build.seconds
     )
@@ -194,7 +198,7 @@ def is_implicit_int8(build: Build) -> bool:
 
     True if the build shows no Q or DQ, and has INT8 convolutions or warns of missing ranges. With
     Q/DQ, each INT8 convolution's name contains the Q of its weights (``weights + Q + Conv``), and
-    the parse section lists it. If only a listing is given, a Q with a custom name is not
+    the parse section lists this Q. If only a listing is given, a Q with a custom name is not
     recognized, and the result can be wrong.
     """
     if build.is_rtx or _shows_quantizers(build):

@@ -282,7 +282,6 @@ def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
 
 
 def _count_parsed_weights(nodes: list[ParsedNode]) -> int | None:
-    """Return the total number of weights of nodes; None if a shape is unknown."""
     total = 0
     for node in nodes:
         weights = node.inputs[1] if len(node.inputs) > 1 else None
@@ -312,8 +311,8 @@ def _count_product_macs(source: list[int], target: list[int]) -> int | None:
     if len(source) < 2 or len(target) < 2:
         return None
     # A matrix product sums over the last dimension of its input. If the weights are the left
-    # operand, it sums over the second to last dimension. Then only this dimension differs between
-    # input and output.
+    # operand, the product sums over the second to last dimension. Then only this dimension differs
+    # between input and output.
     is_left = source[-1] == target[-1] and source[-2] != target[-2]
     return math.prod(target) * source[-2 if is_left else -1]
 

@@ -275,5 +275,4 @@ def _draw_title_and_legend(drawing: EngineDrawing) -> list[str]:
 
 
 def _escape_xml(text: str) -> str:
-    """Return a text for XML: without control characters, and with ``& < >`` escaped."""
     return escape(as_line(text))

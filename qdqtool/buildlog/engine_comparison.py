@@ -19,7 +19,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 V = TypeVar("V", bound=Hashable)
 W = TypeVar("W", bound=Hashable)
-# Matches names such as Conv_12 or onnx::Conv_193, which have no module path.
+# Matches names without a module path, such as Conv_12 or onnx::Conv_193.
 NUMBERED_NAME = re.compile(r"^[^/.]*\d$")
 _MAX_CELLS = 4_000_000
 # Names are ignored if they pair less than this share of the smaller engine's layers.

@@ -106,8 +106,7 @@ def _parse_content(text: str, path: str) -> tuple[Any, bool]:
 def _recover_values(text: str) -> Any:
     """Return the readable part of a truncated or damaged file; None if nothing is readable.
 
-    This is a profile with the rows before the damage, or a listing with the layers before the
-    damage.
+    The readable part is the list of rows (profile) or layers (listing) before the damage.
     """
     start = _find_layer_list(text)
     if start < 0:

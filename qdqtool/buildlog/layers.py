@@ -97,7 +97,7 @@ def _as_dimension(size: Any) -> int | None:
 def as_int_list(value: Any, least: int | None = None) -> list[int] | None:
     """Return a copy of a list of one or more integers; None for any other value.
 
-    None also if an integer is less than `least` or larger than any dimension.
+    None also if an integer is less than `least`, or larger than a dimension can be.
     """
     low = -MAX_DIMENSION if least is None else least
     if not isinstance(value, list) or not value or len(value) > _MAX_RANK:
@@ -218,7 +218,7 @@ def _parse_value(text: str) -> Any:
 
 
 def layer_from_fields(fields: dict[str, Any], line: int = 0) -> BuiltLayer:
-    """Create a layer from its fields in the output of any TensorRT's engine inspector.
+    """Create a layer from its fields in the engine inspector's output of any TensorRT version.
 
     Unknown fields are kept in ``extras``.
     """

@@ -1,7 +1,7 @@
 """Layout of graphs: positions of boxes and points of edges. Needs fast-sugiyama.
 
 Boxes are ranked from top to bottom. An edge over several ranks passes an invisible vertex in each
-rank, so that the layout reserves space for the edge and draws it around the boxes.
+rank, so that the layout reserves space for the edge and draws the edge around the boxes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Link = tuple[str, str]
 
 @dataclass(slots=True, kw_only=True)
 class LayoutBox:
-    """Box of a graph, in pixels. The layout sets its top left corner.
+    """Box of a graph, in pixels. The layout sets the top left corner (x, y).
 
     Attributes:
         w: Width.
@@ -113,7 +113,7 @@ def lay_out(
         column_gap: Pixels between columns.
         row_gap: Pixels between rows.
         margin: Pixels around the drawing.
-        head: Pixels to leave free above the first row.
+        head: Pixels above the first row, for a title.
 
     Returns:
         Width and height of the drawing in pixels, and an empty text. If the graph is too large: 0,
@@ -188,7 +188,7 @@ def _insert_vertices(
 
 
 def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, float]:
-    """Return the column of each box and vertex with edges; separate parts are adjacent."""
+    """Return the column of each box and vertex with edges; unconnected parts are side by side."""
     from fast_sugiyama import from_edges
 
     if not links:

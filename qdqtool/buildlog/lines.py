@@ -117,7 +117,6 @@ class ProfileReader:
 
 
 def _split_row(text: str, is_name_first: bool, count: int) -> tuple[str, list[str]]:
-    """Return the name and the numbers of a row with `count` numbers."""
     if is_name_first:
         name, *numbers = text.rsplit(None, count) or [""]
     else:
@@ -134,7 +133,7 @@ def parse_number(text: str | bytes) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# Parse section: the ONNX parser prints each node, enough to rebuild the graph
+# Parse section: the ONNX parser's lines, from which the graph can be rebuilt
 
 _NODE = re.compile(r"Parsing node: (.*) ?\[([\w.:]{1,80})\]", re.DOTALL)
 _INPUT = "Adding network input: "

@@ -118,7 +118,7 @@ class LogPrefixStripper:
         self._decided = False
 
     def strip(self, lines: list[bytes]) -> list[bytes]:
-        """Return lines without the prefix. The first TensorRT lines determine its form."""
+        """Return lines without the prefix, whose form the first TensorRT lines determine."""
         for start in range(0, len(lines), _SAMPLE):
             if self._decided:
                 break
@@ -155,7 +155,7 @@ class LogPrefixStripper:
 
 
 def _move_level(prefix: bytes, text: bytes) -> bytes:
-    """Return a text with the severity level of the prefix, unless it has a level already."""
+    """Return a text with the severity level of the prefix, unless the text already has a level."""
     level, head = _LEVEL_WORD.search(prefix), _PREFIX.match(text)
     if level is None or not text or (head is not None and head.lastgroup is not None):
         return text

@@ -1,9 +1,9 @@
 """Parser of the names that TensorRT gives to fused layers.
 
-A fused name joins the absorbed nodes with `` + ``. Layers merged side by side are joined with
-`` || ``. Pointwise layers are written ``PWN(a, b)`` and nest. Node names may contain any of these
-signs, so joints count only outside brackets. A node name that contains a joint outside brackets is
-split, and its parts match no node.
+A fused name joins the names of the absorbed nodes with `` + ``. Names of layers that are merged
+side by side are joined with `` || ``. Pointwise layers are written ``PWN(a, b)`` and nest. Node
+names may contain any of these signs, so joints count only outside brackets. A node name that
+contains a joint outside brackets is split, and its parts match no node.
 
 Seen in builds of TensorRT 8.0 to 10 and TensorRT-RTX 1.7. Only 8.0 to 8.2 write
 ``_quantize_scale_node``.
@@ -96,7 +96,7 @@ def parse_layer_name(name: str) -> FusedName:
 
 
 def _parse_special_name(name: str) -> FusedName | None:
-    """Parse the name of a copy, a Myelin layer or a synchronization; None for any other."""
+    """Parse the name of a copy, a Myelin layer or a synchronization; None for other names."""
     if match := _FOREIGN.fullmatch(name):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [list(filter(None, (first, last)))])

@@ -161,7 +161,7 @@ def _convert_to_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def split_lines(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Yield groups of lines without line ends, each line up to limits.LOG_LINE.
+    """Yield groups of lines without line ends, each line cut to limits.LOG_LINE bytes.
 
     Carriage returns are kept.
     """
@@ -208,7 +208,8 @@ def merge_build(build: Build, other: Build) -> None:
 def _merge_listings(build: Build, other: Build) -> None:
     """Make the more detailed listing the main listing, and keep the other as second listing.
 
-    A layer without a line number gets that of the layer with the same name in the other listing.
+    A layer without a line number gets the number of the layer with the same name in the other
+    listing.
     """
     best, second = build, other
     if _rate_listing(other.layers) > _rate_listing(build.layers):

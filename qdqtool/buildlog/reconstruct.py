@@ -1,9 +1,9 @@
 """Reconstruction of the ONNX graph from the parse section of a build log.
 
-A log has every node with its operator, inputs and outputs, every shape and type, and no values: no
-weights and no scales. Names and topology are exact. Attributes that were not printed are inferred
-from shapes, and listed in the node's ``doc_string``. Scales are invented, and equal only if the log
-shows that TensorRT treated them as equal.
+A log has the operator, inputs and outputs of every node, and every shape and type. It has no
+values: neither weights nor scales. Names and topology are exact. Attributes that were not printed
+are inferred from shapes, and listed in the node's ``doc_string``. Scales are invented. Two scales
+are equal only if the log shows that TensorRT treated them as equal.
 """
 
 from __future__ import annotations
@@ -341,7 +341,10 @@ def _make_value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInf
 
 
 def _invent_scales(build: Build) -> dict[str, float]:
-    """Invent a value for each scale tensor, equal only if the log shows equal scales."""
+    """Invent a value for each scale tensor.
+
+    Two values are equal only if the log shows that the scales are equal.
+    """
     quantizers = [node for node in build.parse.nodes if node.op in _QUANTIZERS]
     scale_of_node = {
         node.name: tensors[1].name
@@ -428,7 +431,7 @@ class InferredAttributes:
         self.inferred += attributes
 
     def infer_window(self, axes: Sequence[tuple[int, int, int]]) -> None:
-        """Set strides and pads from stride, padding before and padding after of each axis."""
+        """Set strides and pads from (stride, padding before, padding after) of each axis."""
         strides, before, after = map(list, zip(*axes, strict=True))
         self.infer(strides=strides, pads=before + after)
 
@@ -499,8 +502,8 @@ def _read_window(node: InferredAttributes, fields: dict[str, Any]) -> None:
 def _guess_pooling_window(source: int, target: int) -> int:
     """Return the likely size of a pooling window along one axis.
 
-    The window is 5 wide if the size of the map does not change (SPPF), 3 if the size is halved,
-    and else as wide as the stride.
+    The window is 5 wide if the size of the map does not change (SPPF), 3 wide if the size is
+    halved, and otherwise as wide as the stride.
     """
     if target == source:
         return 5

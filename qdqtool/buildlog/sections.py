@@ -1,6 +1,6 @@
 """Reader of all log lines except timing lines.
 
-The first word of a line, or the block that is open, decides which method reads it.
+The first word of a line, or the block that is open, decides which method reads the line.
 """
 
 from __future__ import annotations
@@ -433,7 +433,7 @@ class SectionReader:
 
 
 def parse_version_digits(digits: str) -> str:
-    """Parse NV_TENSORRT_VERSION as trtexec prints it.
+    """Parse the digits of NV_TENSORRT_VERSION that trtexec prints.
 
     ``8502`` is 8.5.2, ``8510`` is 8.5.10, ``101303`` is 10.13.3.
     """

@@ -57,7 +57,7 @@ class GapKind(StrEnum):
 
     @property
     def is_unread(self) -> bool:
-        """Whether the gap exists because the reader stopped, not because the file lacks content."""
+        """Whether the gap was found while reading; other gaps follow from the contents read."""
         return self in (GapKind.CUT_FILE, GapKind.BEYOND_RECORDS)
 
     @property
@@ -119,7 +119,7 @@ class ParseSection:
 
     Attributes:
         outputs: Tensor names marked as outputs.
-        layers: TensorRT layer name to ONNX node name (``Registering layer``).
+        layers: ONNX node names by TensorRT layer name (``Registering layer``).
         onnx_file: ``Input filename``.
         producer: ``Producer name`` and version.
     """
@@ -168,7 +168,7 @@ class TunedLayer:
     Attributes:
         name: The layer, or ``<in> -> tensor`` of an optional reformat.
         best_ms: Fastest time over all formats. None if no time was printed.
-        seconds: Wall-clock time spent, from the log's timestamps (whole seconds).
+        seconds: Duration of the timing, from the log's timestamps (whole seconds).
         runner: The runner chosen last.
     """
 
@@ -186,8 +186,8 @@ class TacticCounts:
     Attributes:
         timed: Tactics that were timed.
         combinations: Combinations of tensor formats that were tried.
-        reformat_timings: Reformats timed or costed (``Autotuning Reformat``).
-        skipped: Runners without a valid tactic.
+        reformat_timings: Reformats whose time or cost was determined (``Autotuning Reformat``).
+        skipped: Number of skipped tactics and of runners without a valid tactic.
         cached: Layers whose timing came from the cache.
         costed: Layers whose costs were computed, if the log names the layers (8.6 and later).
         reasons: Number of skipped tactics for each reason (``Skipping tactic ... due to``).
@@ -234,7 +234,7 @@ class ProfileRow:
         total_ms: Milliseconds over all iterations.
         average_ms: Average milliseconds.
         median_ms: Median milliseconds; None before TensorRT 8.4.
-        percent: Share of the total time.
+        percent: Share of the total time, in percent.
     """
 
     name: str
@@ -269,7 +269,8 @@ class LineCounts:
 
     Attributes:
         timing: Lines that the autotuner and the timer repeat.
-        marked: Lines that name TensorRT as their writer, without most timing lines.
+        marked: Lines that name TensorRT as the program that wrote them; most timing lines do not
+            count.
         unexplained: Lines of no known form.
     """
 
@@ -454,12 +455,12 @@ class Build:
         targets: Compute capabilities that the engine was built for (86 for 8.6), if a table of
             ``qdqtool build`` lists them.
         device: GPU name.
-        gpu: Lines of ``Device Information``: key to value.
-        flags: Flags of the trtexec command line: name without dashes to value (an empty string for
-            a switch).
+        gpu: Values of the lines of ``Device Information`` by key.
+        flags: Values of the flags of the trtexec command line by name without dashes; an empty
+            string for a switch.
         precision_flags: Precisions that the builder may use: ``fp32``, ``fp16``, ``bf16``, ``fp8``,
             ``int8``, ``best``, ``stronglyTyped``; empty if not stated.
-        options: Option blocks: block (``Build``) to key to value.
+        options: Values of the option blocks by name of the block (``Build``) and key.
         passed: True for ``&&&& PASSED``, False for ``&&&& FAILED``, None if neither was printed.
         trace: Every optimizer line, in order.
         headings: Headings of the optimizer (``QDQ graph optimizer backward pass``) with their line.
@@ -475,8 +476,8 @@ class Build:
         profile_total_ms: Average time of an inference over all layers in milliseconds, from the
             Total line; None if not printed.
         iterations: Iterations profiled.
-        performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``,
-            ``value``) to number: ms, qps for the throughput, s for the totals.
+        performance: Numbers by metric (``GPU Compute Time``) and name (``mean``,
+            ``percentile(99%)``, ``value``): ms, qps for the throughput, s for the totals.
         gaps: Sections that are missing or cut off.
         complete: Whether the engine listing is complete and has precisions, and no section is cut.
         names_only: Whether the listing has only names of layers.
@@ -566,7 +567,8 @@ class Build:
     def title(self) -> str:
         """Product and version (``TensorRT 8.5.2``).
 
-        If the version is not stated, the earliest version that writes lines in this form.
+        If no line states the version, the title has the earliest version that writes lines in this
+        form.
         """
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
         if self.tensorrt:

@@ -1,12 +1,12 @@
 """Commands of the command line, and the overview that ``qdqtool --help`` prints.
 
-Each command is a module of this package, with a click command named `command`. The overview does
-not import click, which would take longer than the rest.
+Each command is a module of this package that has a click command with the name `command`. The
+overview is printed without click, because the import of click would take most of the time.
 """
 
 from qdqtool.util.process import terminal_columns
 
-# One-line help by name of module. `qdqtool --help` imports none of the modules.
+# One line of help for each command. `qdqtool --help` does not import the modules of the commands.
 COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
     "tune": "Find the fastest choice of INT8 layers that keeps the accuracy.",
@@ -30,11 +30,11 @@ _ABOUT = (
 )
 _OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
 _MORE = "qdqtool COMMAND --help lists its options, with examples."
-_MIN_WIDTH, _MAX_WIDTH = 50, 78  # columns of the overview
+_MIN_WIDTH, _MAX_WIDTH = 50, 78  # width of the overview, in columns
 
 
 def render_overview() -> str:
-    """Return the text of ``qdqtool --help``, as wide as the terminal (or ``COLUMNS``) allows."""
+    """Return the text of ``qdqtool --help``, wrapped to the width of the terminal."""
     width = max(_MIN_WIDTH, min(_MAX_WIDTH, terminal_columns() - 2))
     lines = ["Usage: qdqtool [OPTIONS] [COMMAND] [ARGS]..."]
     for paragraph in _ABOUT:
@@ -48,7 +48,6 @@ def render_overview() -> str:
 
 
 def _wrap_paragraph(text: str, first: str, rest: str, width: int) -> list[str]:
-    """Wrap a paragraph; `first` and `rest` are the prefixes of the first and the other lines."""
     lines, line = [], first
     for word in text.split():
         if len(line) + len(word) > width and line.strip() and line != first:

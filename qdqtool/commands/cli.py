@@ -22,15 +22,16 @@ from qdqtool.util.process import INTERRUPTED, silence_stdout
 from qdqtool.util.text import brief_repr, cut_middle, one_line
 from qdqtool.version import TOOL_VERSION
 
-_LONG_WORD = re.compile(r"\S{500,}")  # longer than usual names of files and nodes
+_LONG_WORD = re.compile(r"\S{500,}")  # longer than the usual names of files and nodes
 _MAX_WORD = 200  # maximum number of printed characters of a long word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
-# Texts of other errors: Python cannot start a thread, protobuf or onnxruntime cannot allocate.
+# Texts in other errors for a lack of memory: of Python for threads, of onnxruntime, and of
+# protobuf.
 _OUT_OF_MEMORY_TEXTS = ("start new thread", "Arena alloc failed", "bad_alloc")
 
 
 class _WrappedInterrupt(BaseException):
-    """Wrapper of a KeyboardInterrupt (its cause), so that click does not catch it."""
+    """Exception in place of a KeyboardInterrupt (its cause), which click would catch."""
 
 
 # Commands by the names that other tools use for them.
@@ -46,7 +47,7 @@ _SYNONYMS = {
 
 
 class LazyGroup(click.Group):
-    """Group that imports the module of a command when that command runs."""
+    """Group that imports the module of a command only when the command is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
@@ -62,7 +63,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does; suggest a command for an unknown name."""
+        """Resolve a command as click does. The error for an unknown name suggests a command."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             import difflib
 
@@ -75,7 +76,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Invoke a command; keep click from turning interrupts and EOFError into Abort."""
+        """Invoke a command. click would turn KeyboardInterrupt and EOFError into Abort."""
         try:
             return super().invoke(ctx)
         except EOFError as error:
@@ -114,7 +115,6 @@ def _print_error(message: str, code: int) -> int:
 
 @contextmanager
 def _filter_streams() -> Iterator[None]:
-    """Replace hidden characters in everything that is printed inside the block."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
     error = sys.stderr if sys.stderr is not None else io.StringIO()
     with (
@@ -140,7 +140,7 @@ def run(args: list[str]) -> int:
 
 def _run_filtered(args: list[str] | None) -> int:
     with _filter_streams(), warnings.catch_warnings():
-        if not sys.warnoptions:  # keep warnings that the user requested (python -W)
+        if not sys.warnoptions:  # not if the user requested warnings (python -W)
             warnings.simplefilter("ignore")
         return _run_and_report(args)
 
@@ -155,7 +155,7 @@ def _run_and_report(args: list[str] | None) -> int:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except SystemExit:  # click exits with 1 if stdout was closed, but 1 means a failed check
+    except SystemExit:  # click exits with 1 if stdout is closed, but 1 means that a check failed
         return 0
     except (_WrappedInterrupt, click.exceptions.Abort, KeyboardInterrupt) as error:
         stop = error.__cause__ if isinstance(error, _WrappedInterrupt) else error
@@ -165,7 +165,7 @@ def _run_and_report(args: list[str] | None) -> int:
         return 0
     except Exception as error:
         message = _describe_error(error, inputs)
-        if message is None:  # a defect; exit code 1 would mean a failed check
+        if message is None:  # a defect of the program
             import traceback
 
             traceback.print_exc()
@@ -175,7 +175,7 @@ def _run_and_report(args: list[str] | None) -> int:
 
 
 def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
-    """Return the message of an expected error; None for a defect of the program."""
+    """Return the message for an expected error; None if the error is a defect of the program."""
     if isinstance(error, click.ClickException):
         context = error.ctx if isinstance(error, click.UsageError) else None
         message = error.format_message()
@@ -203,7 +203,7 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
 
 
 def _describe_unknown_option(error: click.NoSuchOption) -> str:
-    """Return which commands have an option that this command lacks; empty if none has it."""
+    """Return a text that names the commands with an unknown option; empty if there are none."""
     having = []
     for name in COMMANDS:
         command = importlib.import_module(f"qdqtool.commands.{name}").command
@@ -215,15 +215,15 @@ def _describe_unknown_option(error: click.NoSuchOption) -> str:
 
 
 def _error_location(error: OSError) -> str:
-    """Return file or stream of an error as a prefix with colon; empty if unknown."""
+    """Return the file or stream of an error, with a colon; empty if it is unknown."""
     if error.filename:
         return f"{error.filename}: "
     try:
         os.getcwd()
     except OSError:
         return "the current folder was deleted: "
-    # If a file cannot be written, the error names the file. An error without a name is therefore
-    # an error of standard output.
+    # An error at a file contains the name of the file. An error without a name is therefore from
+    # standard output.
     return "standard output: " if error.errno == errno.ENOSPC else ""
 
 
@@ -242,8 +242,8 @@ def main() -> None:
     try:
         process.set_up_process()
         code = _run_filtered(None)
-    except KeyboardInterrupt as stop:  # Ctrl-C outside of a command
+    except KeyboardInterrupt as stop:  # Ctrl-C before or after the command
         code = getattr(stop, "code", INTERRUPTED)
-    except MemoryError:  # no memory to report another error
+    except MemoryError:  # there was too little memory to report an error
         code = _print_error(_OUT_OF_MEMORY, 2)
     process.exit_process(code)

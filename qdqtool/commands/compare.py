@@ -1,4 +1,4 @@
-"""``qdqtool compare``: differences between two models, two builds, or model and build."""
+"""``qdqtool compare``: differences between two models, two builds, or a model and a build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdqtool.commands.usage import UsageError
 if TYPE_CHECKING:
     from qdqtool.comparison.result import Comparison
 
-_SLOWER = 1.02  # B is slower than A if it takes more than this multiple of A's time
+_SLOWER = 1.02  # B is slower than A if it takes more than this many times as long
 
 
 def _has_any(result: Comparison, *names: str) -> bool:
@@ -167,7 +167,7 @@ def command(
 
 
 def _check_agreement(result: Comparison, minimum: float | None) -> int:
-    """Check the minimum agreement; print a failure and return the exit code."""
+    """Check the minimum agreement, print a failure, and return the exit code."""
     if minimum is None or result.agreement is None:
         return 0
     agreement = result.agreement.measure.value
@@ -182,7 +182,7 @@ def _check_agreement(result: Comparison, minimum: float | None) -> int:
 
 
 def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
-    """Print the checks that failed or could not be decided; return the exit code."""
+    """Print the checks that failed or could not be decided, and return the exit code."""
     names = dict.fromkeys(fail_on)
     failures = [f"{name}: {_CHECKS[name][1]}" for name in names if _CHECKS[name][0](result)]
     reasons = {name: _describe_undecided(name, result) for name in names}
@@ -193,7 +193,7 @@ def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
 
 
 def _describe_undecided(name: str, result: Comparison) -> str:
-    """Return why a check cannot be decided from the files; empty if it can."""
+    """Return why the files do not decide a check; empty if they do."""
     kinds = {result.a.kind, result.b.kind}
     rejected = [side for side, s in (("A", result.a), ("B", result.b)) if s.rejected]
     if name == "slower" and rejected:

@@ -1,4 +1,4 @@
-"""Shell completion of GPUs, targets, codes of findings and build methods."""
+"""Shell completion of GPUs, targets, finding codes and build methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def _make_completer(list_words: Callable[[], Iterable[str]]) -> Completer:
-    """Return a completer that ignores case; `list_words` is called only while completing."""
+    """Return a completer that ignores case. It calls `list_words` only when it completes a word."""
 
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
@@ -25,7 +25,7 @@ def _make_completer(list_words: Callable[[], Iterable[str]]) -> Completer:
 def _list_gpus() -> Iterable[str]:
     from qdqtool.timing.gpus import all_gpus
 
-    # With hyphens, a name is one word for the shell.
+    # A name with hyphens instead of spaces is one word for the shell.
     return [gpu.name.lower().replace(" ", "-") for gpu in all_gpus()]
 
 

@@ -1,4 +1,4 @@
-"""``qdqtool demo``: insert, predict and verify on a generated network and images."""
+"""``qdqtool demo``: insert, predict and verify with a generated network and images."""
 
 from pathlib import Path
 

@@ -131,7 +131,7 @@ def _analyze_engine(paths: list[str], gpu: str | None, clock: float | None) -> E
 
 def _draw_engine(report: EngineReport, dot: str | None, svg: str | None) -> None:
     from qdqtool.buildlog import drawing
-    from qdqtool.util.outputs import write_visible
+    from qdqtool.util.files import write_visible
 
     graph = drawing.draw_engine(report)
     if dot:

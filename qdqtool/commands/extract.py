@@ -1,4 +1,4 @@
-"""``qdqtool extract``: the smallest model that still shows a finding."""
+"""``qdqtool extract``: a small model that shows the same finding as a large model."""
 
 from __future__ import annotations
 
@@ -105,8 +105,7 @@ def command(
     from qdqtool.extraction.result import read_verification
     from qdqtool.formats.output import use_option_names
     from qdqtool.ir.modelfile import load, save
-    from qdqtool.util.files import reserve_output
-    from qdqtool.util.outputs import write_text
+    from qdqtool.util.files import reserve_output, write_text
 
     if verification is not None and issue is None:
         raise UsageError(
@@ -141,7 +140,7 @@ def command(
 
 
 def _render_report(result: Extraction, output: str, seen: dict[str, Any] | None) -> str:
-    """Return the bug report, without the names that ``--private`` hides.
+    """Return the text of the bug report, without the names that ``--private`` hides.
 
     Raises:
         QdqtoolError: The report would contain an original name.
@@ -164,7 +163,7 @@ def _render_report(result: Extraction, output: str, seen: dict[str, Any] | None)
 
 
 def _format_command(rename: Callable[[str], str]) -> str:
-    """Return the command line of this call, with neutral file names.
+    """Return the command line of this call, with fixed file names in place of the user's.
 
     Args:
         rename: Function that replaces names of nodes and tensors.

@@ -122,7 +122,6 @@ def _translate_for_dla(
     images: options.ImageArguments,
     answer: options.AnswerWriter,
 ) -> None:
-    """Write the float model and the calibration cache for ``--dla-cache``."""
     from qdqtool.fixing.dla import translate_for_dla
     from qdqtool.formats.insertion_text import add_calibration_cache
     from qdqtool.formats.output import Style, TextPage, as_options, use_option_names

@@ -33,7 +33,7 @@ def command(name: str | None, sources: bool, answer: options.AnswerWriter) -> in
 
 
 def _select_gpus(name: str) -> list[Gpu]:
-    """Return all GPUs that a name could mean; a name without memory size may mean several."""
+    """Return all GPUs that a name may mean. Without a memory size, these may be several."""
     from qdqtool.timing import gpus
 
     matches = gpus.match_gpus(name) or [gpus.choose_gpu(name)]

@@ -1,4 +1,4 @@
-"""Sections of ``--help``: the main options first, rare ones last."""
+"""Sections of ``--help``: the main options are first, rarely used options are last."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import click
 
-_MIN_OPTIONS = 10  # commands with fewer options have no sections
+_MIN_OPTIONS = 10  # a command with fewer options has no sections
 MAIN = "Options"
-# Options by section. Options in no section are main options.
+# Options by section. Options that are in no section are main options.
 SECTIONS = {
     "TensorRT and GPU": ("target", "strongly_typed", "precision", "gpu", "clock", "power"),
     "Calibration": ("method", "percentile", "max_images", "calib_cache", "calib_table"),
@@ -62,7 +62,7 @@ SECTIONS = {
 def group_options(options: Sequence[click.Option]) -> dict[str, list[click.Option]]:
     """Return the options of each section, in the order of ``--help``.
 
-    A command with few options has one section.
+    All options of a command with few options are in one section.
     """
     if len(options) < _MIN_OPTIONS:
         return {MAIN: list(options)}

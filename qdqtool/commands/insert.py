@@ -1,4 +1,4 @@
-"""``qdqtool insert``: a calibrated Q/DQ model from a float model and images."""
+"""``qdqtool insert``: make a calibrated Q/DQ model from a float model and images."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def command(
         options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
     path = options.choose_output_path(model, output)
     chosen_target = options.choose_target(target, strongly_typed)
-    if gpu is not None:  # reject an unknown GPU before the work
+    if gpu is not None:  # an unknown GPU is rejected before the long work
         from qdqtool.timing import gpus
         from qdqtool.trt.gpu_support import require_gpu_support
 
@@ -194,7 +194,7 @@ def command(
 
 
 def _check_range_source(calib: str | None, calib_table: str | None) -> None:
-    """Check that ranges come from either images or a table."""
+    """Check that the user gave images or a table of ranges, but not both."""
     if calib is None and calib_table is None:
         raise UsageError(
             "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
@@ -212,7 +212,7 @@ def _check_range_source(calib: str | None, calib_table: str | None) -> None:
 def _write_table(result: Insertion, path: str | None) -> CacheReport | None:
     """Write the calibration table if a path is given, and return the report.
 
-    If the float model was chosen, a warning is added instead, and the result is None.
+    If ``--precision auto`` chose the float model, a warning is added instead, and None is returned.
     """
     from qdqtool.insertion.format_choice import FLOAT
     from qdqtool.insertion.ranges import write_table
@@ -228,14 +228,14 @@ def _write_table(result: Insertion, path: str | None) -> CacheReport | None:
 def _estimate_times(
     model: str, result: Insertion, options: TimingOptions, target: Target, built: Target
 ) -> tuple[TimeEstimate | None, TimeEstimate | None]:
-    """Return the times of the result on the GPU, and those of the float model and all formats.
+    """Return the times of the Q/DQ model on the GPU, and those of the float model and all formats.
 
     Args:
         model: Path of the float model.
         result: The insertion.
-        options: GPU and image size; without a GPU, both results are None.
+        options: GPU and image size. Without a GPU, both times are None.
         target: Target of the command.
-        built: Target of the result: strongly typed for FP8.
+        built: Target of the Q/DQ model, which is strongly typed for FP8.
     """
     if options.gpu is None:
         return None, None
@@ -248,7 +248,7 @@ def _estimate_times(
 
 
 def _add_loss_times(result: Insertion, time: TimeEstimate, target: Target) -> None:
-    """Add the time that each activation costs in float, which the text proposes, in place."""
+    """Add the time that is lost if a proposed activation is float, in place."""
     from qdqtool.insertion.losses import add_times
     from qdqtool.ir.graph import Model
     from qdqtool.timing.alternatives import estimate_variant
@@ -266,10 +266,10 @@ def _add_loss_times(result: Insertion, time: TimeEstimate, target: Target) -> No
 def _use_compared_times(
     time: TimeEstimate, result: Insertion, formats: TimeEstimate | None
 ) -> None:
-    """Make the times of float, INT8 and FP8 equal in all outputs of the command, in place.
+    """Make the times of a type equal in all outputs of the command, in place.
 
-    The lower of two estimates of the float time counts. If ``--precision auto`` estimated times,
-    the text about its choice shows INT8 and FP8, and `time` loses both.
+    If there are two estimates of the float time, the lower one counts. If ``--precision auto``
+    estimated times, the text on its choice shows INT8 and FP8, and they are removed from `time`.
     """
     from qdqtool.insertion.format_choice import FLOAT
 
@@ -290,7 +290,7 @@ def _use_compared_times(
 
 
 def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) -> TextPage:
-    """Return the next command after the choice of the float model."""
+    """Return the text that suggests ``tune`` after the float model was chosen."""
     from qdqtool.formats.output import TextPage
 
     page = TextPage(width)
@@ -307,8 +307,7 @@ def _estimate_formats(
 ) -> TimeEstimate | None:
     """Return the times of INT8, FP8 and the float type on the GPU.
 
-    None if the GPU or the target has no FP8, or if the result already contains the choice of a
-    format.
+    None if the GPU or the target has no FP8, or if ``--precision auto`` chose the format.
     """
     if result.choice is not None or not target.has_fp8:
         return None
@@ -327,7 +326,7 @@ def _suggest_next(
     model: onnx.ModelProto,
     compare: list[Any] | None,
 ) -> TextPage:
-    """Return the next commands: predict, compare with the float model, build, verify."""
+    """Return the suggested commands: predict, compare with the float model, build, verify."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import build_commands, target_option
     from qdqtool.ir.graph import Model

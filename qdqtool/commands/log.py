@@ -1,4 +1,4 @@
-"""``qdqtool log``: summary of a TensorRT build."""
+"""``qdqtool log``: summary of the files of a TensorRT build."""
 
 import click
 

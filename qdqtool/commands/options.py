@@ -1,8 +1,9 @@
-"""Options that commands share, in groups, and parsers of their values.
+"""Options that several commands have, and parsers of option values.
 
-A group is a decorator that gives a command options in the order of ``--help``. Options of a single
-command are in its module. Names and defaults are those of the public functions, which ``--help``
-does not import; ``tests/test_options.py`` compares them.
+A group of options is a decorator that adds the options to a command, in the order of ``--help``.
+Options of a single command are in the module of the command. The names and defaults are those of
+the public functions, but ``--help`` does not import these functions. ``tests/test_options.py``
+compares names and defaults.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DEFAULT_TARGET = "trt10"
 
 
 class HelpCommand(click.Command):
-    """Command whose help has sections, and examples at the end (``commands/examples.toml``)."""
+    """Command whose help has sections, and at the end examples from ``commands/examples.toml``."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""
@@ -70,7 +71,7 @@ def combine_options(*options: Callable[[Any], Any]) -> Decorator:
 
 
 class ParsedText(click.types.StringParamType):
-    """Option type that a function parses; a ValueError of the function is a usage error."""
+    """Option type whose text a function parses. A ValueError of the function is a usage error."""
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
         self.parse = parse
@@ -84,10 +85,10 @@ class ParsedText(click.types.StringParamType):
 
 
 def refuse_without(requirement: str, *names: str) -> None:
-    """Raise an error if the user gave options that have no effect without a requirement.
+    """Raise an error if the user gave options that need a missing option or condition.
 
     Args:
-        requirement: Missing option or condition, as the message names it.
+        requirement: Text of the message for the missing option or condition.
         names: Names of the options' parameters.
 
     Raises:
@@ -110,10 +111,10 @@ def refuse_without(requirement: str, *names: str) -> None:
 
 
 def repeat_options(*names: str) -> str:
-    """Return the options among `names` that the user gave, as text for another command.
+    """Return the text of those options in `names` that the user gave, for another command.
 
-    The text is empty or begins with a space: `` --target 10.3 --gpu L4``. A default ``--target`` is
-    left out.
+    The text is empty or begins with a space: `` --target 10.3 --gpu L4``. The default ``--target``
+    is left out.
     """
     context = click.get_current_context()
     words: list[str] = []
@@ -134,14 +135,14 @@ def repeat_options(*names: str) -> str:
 
 
 def _format_option_value(name: str, value: Any) -> str:
-    """Return the text of a parsed option: ``640x480`` for a size, ``1,2,3`` for channels."""
+    """Return a parsed value as text, such as ``640x480`` for a size or ``1,2,3`` for channels."""
     if isinstance(value, tuple):
         return ("x" if name == "size" else ",").join(f"{part:g}" for part in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class OptionalNumber(click.types.FloatParamType):
-    """Option type of an optional number; the error message explains how to omit the number."""
+    """Option type of an optional number. The error message says how to leave out the number."""
 
     def fail(
         self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None
@@ -153,7 +154,7 @@ class OptionalNumber(click.types.FloatParamType):
 
 
 def parse_method_for(text: str) -> tuple[str, str]:
-    """Return pattern and method of ``REGEX=METHOD``."""
+    """Return the pattern and the method of ``REGEX=METHOD``."""
     pattern, equals, method = text.rpartition("=")
     if not equals or not pattern or not method:
         raise ValueError(f"'{text}' is not REGEX=METHOD")
@@ -169,7 +170,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def parse_channels(text: str) -> tuple[float, float, float]:
-    """Return the numbers of three channels, from one number or three."""
+    """Return three numbers, one for each channel, from a text with one or three numbers."""
     try:
         values = [float(v) for v in text.split(",")]
     except ValueError:
@@ -193,7 +194,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
-    """Parse assumptions ``name=value`` to a dictionary; None without assumptions.
+    """Return the values of assumptions ``name=value`` by name; None if there are none.
 
     Raises:
         QdqtoolError: A text is not ``name=value``, or a name has two values.
@@ -218,7 +219,7 @@ def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
 
 
 def parse_capabilities(texts: tuple[str, ...]) -> list[int] | None:
-    """Parse compute capabilities to numbers such as 86; None without texts.
+    """Return compute capabilities as numbers such as 86; None if there are none.
 
     Raises:
         BuilderError: A text is not a compute capability.
@@ -237,7 +238,7 @@ def parse_capabilities(texts: tuple[str, ...]) -> list[int] | None:
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]] | None:
-    """Parse minimum, preferred and maximum shape of each input; None without texts.
+    """Return minimum, preferred and maximum shape of each input; None if there are none.
 
     Raises:
         BuilderError: A text is not ``INPUT:SHAPE`` or ``INPUT:MIN,OPT,MAX``.
@@ -268,7 +269,7 @@ def parse_with(
 
 
 def invert_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Return the inverted value of a flag; a click callback."""
+    """Invert the value of a flag, as a click callback."""
     return not value
 
 
@@ -277,7 +278,7 @@ def invert_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Format and destination of an answer.
+    """Format and destination of the answer of a command.
 
     Attributes:
         form: ``text``, ``json``, or another format of the command.
@@ -288,7 +289,7 @@ class AnswerWriter:
     output: str | None = None
 
     def write(self, data: Callable[[], Any], text: Callable[[int], str | TextPage]) -> None:
-        """Write the answer: `data` returns it as JSON, `text` for a width in columns.
+        """Write the answer. `data` returns it as JSON, `text` as text for a width in columns.
 
         Raises:
             QdqtoolError: The file cannot be written, or stdout is closed.
@@ -313,7 +314,7 @@ def _make_format_option(*choices: str) -> Decorator:
 
 
 def output_format_option(function: Command) -> Command:
-    """Give a command ``--format``; it receives an :class:`AnswerWriter` that goes to stdout."""
+    """Add ``--format`` to a command. The command receives an :class:`AnswerWriter` for stdout."""
 
     @functools.wraps(function)
     def call(form: str, **arguments: Any) -> int:
@@ -323,9 +324,10 @@ def output_format_option(function: Command) -> Command:
 
 
 def make_output_options(*formats: str) -> Decorator:
-    """Return a decorator that gives a command ``--format`` and ``-o``.
+    """Return a decorator that adds ``--format`` and ``-o`` to a command.
 
-    The command receives an :class:`AnswerWriter` whose file can be written.
+    The command receives an :class:`AnswerWriter`. The decorator has checked that its file can be
+    written.
     """
     output = click.option(
         "-o", "--output", "output", type=click.Path(), help="Write the output to a file."
@@ -364,7 +366,7 @@ quantized_output_option = model_output_option("The Q/DQ model. [default: MODEL_q
 
 
 def choose_output_path(model: str, output: str | None) -> str:
-    """Return the output path; by default ``model_qdq.onnx`` next to ``model.onnx``."""
+    """Return the output path. The default is ``model_qdq.onnx`` next to ``model.onnx``."""
     return output or str(Path(model).with_name(f"{model_stem(model)}_qdq.onnx"))
 
 
@@ -418,7 +420,7 @@ def gpu_option(
     multiple: bool = False,
     **more: Any,
 ) -> Decorator:
-    """Return ``--gpu`` with a help text; a second ``--gpu`` is an error unless `multiple`."""
+    """Return ``--gpu`` with a help text. A second ``--gpu`` is an error unless `multiple`."""
     if not multiple:
         more["callback"] = _require_single_gpu
     complete = completion.complete_gpus
@@ -509,7 +511,7 @@ IMAGE_PARAMETERS = ("preprocess", "resize", "bgr", "scale", "mean", "std", "size
 
 @dataclass(frozen=True)
 class ImageArguments:
-    """Values of the options about images; None (False for `bgr`) if the user gave no value."""
+    """Values of the options on images; None (False for `bgr`) if the user gave no value."""
 
     name: str | None
     resize: str | None
@@ -520,7 +522,7 @@ class ImageArguments:
     size: tuple[int, int] | None
 
     def as_keywords(self) -> dict[str, Any]:
-        """Return the arguments `preprocess` and `size` of a public function."""
+        """Return the arguments `preprocess` and `size` for a public function."""
         changes = {
             "resize": self.resize,
             "bgr": self.bgr or None,
@@ -548,7 +550,7 @@ size_option = click.option(
 
 
 def image_options(function: Command) -> Command:
-    """Give a command the options about images; it receives them as :class:`ImageArguments`."""
+    """Add the options on images to a command, which receives them as :class:`ImageArguments`."""
 
     @functools.wraps(function)
     def call(
@@ -565,7 +567,7 @@ def image_options(function: Command) -> Command:
         if arguments.get("calib", "") is None:
             needless = [name for name in IMAGE_PARAMETERS if name != "size"]
             refuse_without("images (--calib)", *needless)
-            if not arguments.get("gpu"):  # times depend on the image size too
+            if not arguments.get("gpu"):  # the estimated time depends on the image size
                 refuse_without("images (--calib)", "size")
         if context.get_parameter_source("resize") == click.core.ParameterSource.DEFAULT:
             resize = None

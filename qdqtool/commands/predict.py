@@ -194,7 +194,8 @@ def _review_models(
 ) -> list[ModelReview]:
     """Return a result for each model.
 
-    With several models, an error becomes the result of its model. With one model, it is raised.
+    If there are several models, the error of a model becomes its result. If there is one model, its
+    error is raised.
     """
     if len(paths) == 1:
         return [review(paths[0])]
@@ -211,7 +212,7 @@ def _review_models(
 
 
 def _prepare_request(request: TimingOptions, target: Target) -> None:
-    """Reserve the output file and record the input file of a calibration; check `sm`."""
+    """Reserve the output file and record the input file of a time calibration, and check `sm`."""
     from qdqtool.util.files import record_input, reserve_output
 
     reserve_output(request.save_calibration, "--save-calibration")
@@ -243,11 +244,11 @@ def _has_any_value(options: Iterable[object]) -> bool:
 def _check_options(
     requests: list[TimingOptions], require_gain: float | None, form: str, models: int
 ) -> None:
-    """Check options that need a GPU, a single GPU or a single model.
+    """Check the options that need a GPU, or only one GPU or one model.
 
     Raises:
-        UsageError: An option has no effect, or is for a single GPU or model.
-        click.BadParameter: The gain is not a finite number.
+        UsageError: An option has no effect, or needs a single GPU or model. click.BadParameter: The
+        gain is not a finite number.
     """
     request = requests[0]
     needing_gpu = (
@@ -287,7 +288,7 @@ def _check_options(
 
 
 def _check_capability(sm: str, target: Target) -> None:
-    """Check that a target builds for a compute capability, and print notes.
+    """Check that a target builds for a compute capability, and print the notes on it.
 
     Raises:
         QdqtoolError: The compute capability is unknown, or the target does not build for it.
@@ -303,7 +304,7 @@ def _check_capability(sm: str, target: Target) -> None:
 def _predict(
     path: str, target: Target, requests: list[TimingOptions], **settings: Any
 ) -> tuple[Prediction, list[TimeEstimate]]:
-    """Return a prediction with the findings for all GPUs, and the times on each GPU."""
+    """Return a prediction with the findings for all GPUs, and the times on the GPUs."""
     if requests[0].gpu is None and requests[0].sm is None:
         from qdqtool.prediction import predict
 
@@ -315,8 +316,8 @@ def _predict(
     predictions = [prediction for prediction, _ in results]
     if any(time.is_supported for time in times):
         _demote_support_errors(predictions)
-        # The first prediction provides the facts of the model. So GPUs that the engine can be
-        # built for come first.
+        # The first prediction provides the facts of the model. GPUs for which the engine can be
+        # built are therefore sorted first.
         predictions = [p for p, time in results if time is None or time.is_supported] + [
             p for p, time in results if time is not None and not time.is_supported
         ]
@@ -324,7 +325,7 @@ def _predict(
 
 
 def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
-    """Add the findings of all GPUs to the first prediction, and return it."""
+    """Add the findings of all predictions to the first, and return it."""
     first, *others = predictions
     places = {_make_finding_key(finding) for finding in first.findings}
     for other in others:
@@ -336,14 +337,14 @@ def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
 def _make_finding_key(finding: Finding) -> tuple[str, ...]:
     """Return a key that is equal for the same finding on several GPUs.
 
-    Findings about limits of a GPU include the message, because it names the GPU.
+    The key of a finding on a limit of a GPU includes the message, which names the GPU.
     """
     is_limit = finding.code.startswith("GPU-")
     return finding.code, finding.node, finding.message if is_limit else ""
 
 
 def _demote_support_errors(predictions: list[Prediction]) -> None:
-    """Turn errors about unsupported GPUs into warnings, in place."""
+    """Change errors for unsupported GPUs to warnings, in place."""
     from qdqtool.timing.on_gpu import UNSUPPORTED_GPU
 
     for prediction in predictions:
@@ -362,7 +363,7 @@ def _render_text(
     seconds: float,
     **settings: Any,
 ) -> TextPage:
-    """Return the text of all models, each with the commands that come next."""
+    """Return the text of all models, each with suggested commands."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import (
         NextOptions,
@@ -402,7 +403,7 @@ def _render_text(
 
 
 def _print_failures(results: list[ModelReview]) -> int:
-    """Print unmet requirements, then errors; return the exit code."""
+    """Print the requirements that are not met, then errors, and return the exit code."""
     failures = [
         line if len(results) == 1 else f"{result.path}: {line}"
         for result in results
@@ -441,7 +442,7 @@ def _find_code(text: str) -> str:
 
 
 def _list_unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
-    """Return a line for each pattern that matches a convolution without INT8 or FP8."""
+    """Return a line for each pattern that matches convolutions that are not INT8 or FP8."""
     lines = []
     for pattern in patterns:
         matches = [c for c in prediction.convolutions if pattern.search(c.name)]
@@ -461,12 +462,13 @@ def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
 def _make_extra_fields(
     build_method: BuildMethod | None, target: Target, times: Sequence[TimeEstimate] | None
 ) -> Json:
-    """Return further JSON fields of the output.
+    """Return the JSON fields of the output that are not in the prediction.
 
     Args:
-        build_method: Build method that the user named, or None.
+        build_method: Build method that the user named; None if the user named none.
         target: Requested TensorRT version.
-        times: Times on several GPUs; None for a single GPU, whose time is in the prediction.
+        times: Times on several GPUs. None for a single GPU, because the prediction contains its
+            time.
     """
     extra: Json = {} if build_method is None else {"for": build_method.as_json(target.name)}
     if times is not None:
@@ -499,7 +501,7 @@ def _require_pattern_matches(
 
 
 def _list_unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
-    """Return a line for each code or severity of ``--fail-on`` that occurs."""
+    """Return a line for each code or severity of ``--fail-on`` that has findings."""
     lines = []
     for code in dict.fromkeys(codes):
         severities = _SEVERITIES if code == "warning" else (code,)
@@ -515,7 +517,7 @@ def _list_unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
 
 
 def _describe_unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
-    """Return a line if the gain is unknown, or its lower bound is below the requirement."""
+    """Return a line if the gain is unknown, or if its lower bound is below the requirement."""
     if required is None:
         return []
     if not time.is_supported:

@@ -13,8 +13,8 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
 from qdqtool.util.text import escape_hidden, escape_unencodable
 
-OBJECTS_BETWEEN_COLLECTIONS = 500_000  # a collection of so many objects takes about 0.1 s
-_MIN_ADDRESS_SPACE = 128 << 20  # bytes of address space that Python, numpy and onnx need
+OBJECTS_BETWEEN_COLLECTIONS = 500_000  # garbage collection of so many objects takes about 0.1 s
+_MIN_ADDRESS_SPACE = 128 << 20  # number of bytes of address space that Python, numpy and onnx need
 MESSAGE_PREFIX = "qdqtool: "
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
@@ -22,9 +22,9 @@ _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was close
 
 
 class StopRequest(KeyboardInterrupt):
-    """Exception for a signal that requests the process to end.
+    """Exception for a signal that asks the process to end.
 
-    A signal handler raises it in the main thread, so that temporary files are removed.
+    A signal handler raises the exception in the main thread, so that temporary files are removed.
 
     Attributes:
         code: Exit code.
@@ -36,28 +36,28 @@ class StopRequest(KeyboardInterrupt):
 
 
 def stop_message(stop: BaseException | None) -> str:
-    """Return the line that the user sees after a signal, with the notes of the exception."""
+    """Return the line that is printed after a signal, with the notes of the exception."""
     message = _MESSAGES.get(getattr(stop, "code", INTERRUPTED), "stopped")
     notes = getattr(stop, "__notes__", ())
     return " ".join([f"{message}. No partial output was written.", *notes])
 
 
 def set_up_process() -> None:
-    """Set up the process of the command line. Called once, before anything is opened.
+    """Set up the process of the command line. This must be done before a file is opened.
 
     Raises:
         MemoryError: ``ulimit -v`` leaves less address space than the libraries need.
     """
     _require_address_space()
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports create many objects but no garbage
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports create many objects, but no garbage
     # Idle threads of OpenBLAS would use processor time.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        # If nohup has set a signal to be ignored, leave it ignored.
+        # A signal that is ignored already, as with nohup, stays ignored.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _raise_stop)
-    for descriptor in range(3):  # otherwise an opened file could get a standard stream's number
+    for descriptor in range(3):  # so that no opened file gets the number of a standard stream
         try:
             os.fstat(descriptor)
         except OSError:
@@ -65,8 +65,8 @@ def set_up_process() -> None:
 
 
 def _require_address_space() -> None:
-    # Without memory, OpenBLAS would end the process with exit code 1, which means that a check
-    # failed.
+    # If memory is too small, OpenBLAS ends the process with exit code 1, which would mean that a
+    # check failed.
     try:
         import resource
     except ImportError:  # Windows
@@ -77,7 +77,7 @@ def _require_address_space() -> None:
 
 
 def _raise_stop(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # ignore further signals during clean-up
+    signal.signal(number, signal.SIG_IGN)  # further signals are ignored during the clean-up
     raise StopRequest(128 + number)
 
 
@@ -88,7 +88,7 @@ class ClosedOutput(io.StringIO):
     """Standard output that was closed before the program began (``>&-``)."""
 
     def write(self, text: str) -> int:
-        """Raise an error for any text."""
+        """Raise an error if the text is not empty."""
         if text:
             raise QdqtoolError(
                 "standard output is closed: the result cannot be printed", code="output-closed"
@@ -101,22 +101,22 @@ class ClosedOutput(io.StringIO):
 
 
 class FilteredStream:
-    """Text stream that replaces hidden characters and writes to another stream.
+    """Text stream that escapes hidden characters and writes to another stream.
 
     Attributes:
-        unfiltered: The other stream, for progress bars, which need control characters.
+        unfiltered: The other stream. Progress bars use it, because they need control characters.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream
 
     def write(self, text: str) -> int:
-        """Write text without hidden characters."""
+        """Write a text with hidden characters escaped."""
         self.unfiltered.write(escape_unencodable(escape_hidden(text), self.unfiltered))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write lines without hidden characters."""
+        """Write lines with hidden characters escaped."""
         for line in lines:
             self.write(line)
 
@@ -125,13 +125,13 @@ class FilteredStream:
 
 
 class FilteredErrorStream(FilteredStream):
-    """Filtered standard error; errors of writing (full disk) are ignored.
+    """Filtered standard error. If a text cannot be written (full disk), no error is raised.
 
-    Messages of qdqtool are wrapped on a terminal. Otherwise each message is one line.
+    Messages of qdqtool are wrapped on a terminal. Elsewhere, each message is one line.
     """
 
     def write(self, text: str) -> int:
-        """Write text, or drop it if writing fails."""
+        """Write a text, or drop it if it cannot be written."""
         with contextlib.suppress(OSError, ValueError):
             super().write(self._wrap_message(text))
         return len(text)
@@ -154,7 +154,7 @@ class FilteredErrorStream(FilteredStream):
         )
 
     def flush(self) -> None:
-        """Flush the other stream; ignore errors."""
+        """Flush the other stream, and ignore errors."""
         with contextlib.suppress(OSError, ValueError):
             self.unfiltered.flush()
 
@@ -163,7 +163,7 @@ def flush_streams(code: int) -> int:
     """Flush standard output and error.
 
     Returns:
-        The exit code: 2 in place of 0 or 1 if the answer could not be written.
+        The exit code. It is at least 2 if the answer could not be written.
     """
     try:
         if sys.stdout is not None:
@@ -182,12 +182,12 @@ def flush_streams(code: int) -> int:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Flush standard output and error and exit.
+    """Flush standard output and standard error, and exit.
 
-    Ctrl-C is ignored from here on. During the shutdown of Python it would replace the exit code,
+    From now on, Ctrl-C is ignored. During the shutdown of Python, it would replace the exit code,
     although the command has ended.
     """
-    gc.freeze()  # The system frees all memory at once; a last search for garbage takes 0.03 s.
+    gc.freeze()  # The system frees all memory at once. A last garbage collection would take 0.03 s.
     code = flush_streams(code)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""``qdqtool report``: one HTML page about a model."""
+"""``qdqtool report``: an HTML page on a model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``qdqtool tune``: the fastest choice of quantized layers that keeps the accuracy."""
+"""``qdqtool tune``: search for the fastest choice of quantized layers that keeps the accuracy."""
 
 import contextlib
 import shlex
@@ -41,7 +41,7 @@ from qdqtool.commands.usage import UsageError
     "--metric",
     metavar="PACKAGE.MODULE:FUNCTION",
     help="A function (reference, outputs, image) -> float, higher is better. [default: agreement "
-    "mAP for YOLOv8-style outputs, else a relative output error]",
+    "mAP for YOLOv8-style outputs, else one minus the relative output error]",
 )
 @options.gpu_option("Estimate milliseconds for this GPU (see qdqtool gpus).")
 @options.clock_option

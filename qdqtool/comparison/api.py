@@ -87,7 +87,7 @@ def compare(
     """Compare two models, two builds, or a model and a build.
 
     With images, measure how well the second of two models agrees with the first one: agreement mAP
-    for detectors, top-1 agreement for classifiers, the relative output error for other networks.
+    for detectors, top-1 agreement for classifiers, one minus the relative output error for others.
 
     Args:
         a: An ONNX model (float or with Q/DQ), or a build: a log, a layer JSON, a profile, or a
@@ -389,7 +389,10 @@ class _ChangeExplainer:
                 self._findings.setdefault(name, finding)
 
     def _find_cause(self, name: str, changes: Container[ChangeKind]) -> Finding | None:
-        """Return the finding of a convolution that lost INT8, if the prediction shows the loss."""
+        """Return the finding that explains why a convolution lost INT8 or its INT8 output.
+
+        None if nothing was lost, or if the prediction does not show the loss.
+        """
         is_lost = ChangeKind.LOST_INT8 in changes and name not in self._int8
         is_output_lost = ChangeKind.LOST_INT8_OUTPUT in changes and name not in self._int8_to_int8
         return self._findings.get(name) if is_lost or is_output_lost else None
@@ -605,8 +608,8 @@ def _count_differences(
 ) -> int:
     """Return the number of differences between a prediction and a build.
 
-    Differences are output types of convolutions that are quantized on both sides, and the missing
-    or additional conversions.
+    Each convolution that is quantized on both sides and whose output types differ is a difference.
+    Each missing or additional conversion is a difference as well.
     """
     count = 0
     if conversions is not None and prediction.conversions is not None:

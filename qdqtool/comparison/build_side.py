@@ -36,7 +36,12 @@ from qdqtool.verification.layer_mapping import (
 
 
 def summarize_build(report: EngineReport, name: str) -> SideSummary:
-    """Return the totals of a build's layers; ``name`` is the first part of the title."""
+    """Return the totals of a build's layers.
+
+    Args:
+        report: The build with its times.
+        name: First part of the title.
+    """
     build, ms = report.build, _execution_time(report)
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     int8 = [layer for layer in layers if compute_precision(layer) in BYTES]
@@ -63,7 +68,7 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
 
 
 def _execution_time(report: EngineReport) -> float | None:
-    """Return milliseconds per inference, by trtexec or by the sum of the profile, else None."""
+    """Return the milliseconds of one inference, as trtexec states them, else from the profile."""
     build = report.build
     if build.gpu_ms is not None or report.has_times:
         return build.gpu_ms if build.gpu_ms is not None else report.total_ms
@@ -151,7 +156,7 @@ def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
     """Return whether equal names in the build and in the model stand for equal nodes.
 
     False if a name stands for different nodes. Numbered names of another export may be equal by
-    chance. So if the model's names are numbered, the build must contain all of them.
+    chance. So if the model's names are numbered, the build must contain all of these names.
     """
     if find_name_conflicts(view, build, mapper):
         return False
@@ -238,7 +243,10 @@ def _different_network_error(view: View, build: Build) -> BuildLogError:
 
 
 def list_layer_changes(engines: EngineComparison) -> list[NodeChange]:
-    """Return a change for each pair of convolutions or matrix products of two engines."""
+    """Return a change for each pair of convolutions or matrix products of two engines.
+
+    A layer without a partner is a change as well.
+    """
     changes = []
     for pair in engines.pairs:
         if not any(c and is_multiplication_layer(c.layer) for c in (pair.first, pair.second)):

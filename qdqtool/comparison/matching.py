@@ -25,12 +25,12 @@ _MAX_ROUNDS = 24
 # First round whose colors may pair several nodes of equal color. Colors of earlier rounds pair
 # only single nodes.
 _MIN_ORDERED_ROUND = 4
-# Maximum number of anchors stored per tensor, which limits the cost of very wide Concats
+# Maximum number of anchors stored per tensor, to limit the cost of very wide Concats.
 _MAX_NEIGHBORS = 32
 # Names are used if at least this share of the pairs found by structure has equal names.
 _MIN_EQUAL_NAMES = 0.8
-# Without any pair, names are used if at least this share of the smaller graph's names is in both
-# graphs.
+# If structure pairs no nodes, names are used if at least this share of the smaller graph's anchors
+# has a name that is in both graphs.
 _MIN_COMMON_NAMES = 0.5
 # Maximum number of unpaired nodes that are aligned in order, because the cost is quadratic.
 _MAX_SEQUENCE = 3000
@@ -178,7 +178,7 @@ def _measure_likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[in
     """Return the share of the smaller graph's anchors whose partner has the same neighbors.
 
     A pair counts if an upstream neighbor of one node is the partner of an upstream neighbor of the
-    other node, or both have none; and so for downstream neighbors.
+    other node, or if both nodes have no upstream neighbors. The same must hold downstream.
     """
     smaller = min(len(first.anchors), len(second.anchors))
     if not smaller:

@@ -18,7 +18,7 @@ from qdqtool.patterns.view import View
 from qdqtool.trt.result import Prediction
 from qdqtool.util.notes import Note
 
-# Maximum number of operators that only move values between a DQ and its consumer.
+# Maximum number of operators between a DQ and its consumer.
 _MAX_MOVES = 8
 
 
@@ -28,7 +28,7 @@ class ModelSide:
 
     Attributes:
         view: The model.
-        prediction: Prediction of the model; None if its build is the other side.
+        prediction: Prediction of the model; None if the other side is the model's build.
         title: Name of the model in the result.
     """
 
@@ -42,7 +42,7 @@ class ModelSide:
         return _collect_nodes(self.view, self.prediction)
 
     def find_node(self, node: Node) -> NodeSide:
-        """Return a node of the model; a node without weights and Q/DQ has no scales."""
+        """Return a node as this side shows it; without scales if it has no weights and no Q/DQ."""
         is_product = self.prediction is not None and node.name in self.prediction.float_products
         precision = Precision.FLOAT if is_product else None
         return self.nodes.get(node.index) or NodeSide(node.name, node.op, precision, data=False)
@@ -143,16 +143,19 @@ def read_scales(view: View, node: Node | None, with_axis: bool = True) -> Quanti
 
 
 def _nonzero_points(params: qdq.QuantParams) -> tuple[int, ...]:
-    """Return the zero points; empty if all are 0 or if they are unknown."""
     zero = params.zero_point
     return tuple(np.ravel(zero).tolist()) if zero is not None and np.any(zero) else ()
 
 
 def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
-    """Time a float model in FP16, in place, if its file is FP32 and FP16 is faster.
+    """Use the time of a float model in FP16, if its file is FP32 and FP16 is faster.
 
     ``predict`` compares INT8 with the same time. The times of the layers are removed, because they
     are times in FP32.
+
+    Args:
+        side: The float model, which is changed.
+        summary: Totals of the model, which are changed.
 
     Returns:
         A note with both times; empty if the time is unchanged.

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from qdqtool.buildlog.types import Gap, GapKind, Section
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
 from qdqtool.trt.result import Prediction
-from qdqtool.util.files import InputFiles
+from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import SavableResult
 from qdqtool.util.records import to_json_fields
 from qdqtool.version import TOOL_VERSION
 
@@ -31,9 +30,9 @@ COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
 _LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; 127 for all other formats
-# Relative tolerance between ranges of INT8 and FP8, because FP8 models store scales in FP16
+# Relative tolerance between ranges of INT8 and FP8, because FP8 models store scales in FP16.
 _MAX_FORMAT_ERROR = 0.01
-# Relative tolerance between equal scales, because some exporters store float32 as text
+# Relative tolerance between equal scales, because some exporters store float32 as text.
 _MAX_RELATIVE_ERROR = 1e-5
 
 
@@ -74,8 +73,8 @@ class QuantizerScales:
     Attributes:
         values: Shape [channels], or [1] for one scale. Invalid values of the file (0, negative,
             infinite, NaN) are kept.
-        axis: Axis of the channels; None for one scale, and for Gemm and MatMul, where it follows
-            from the operator.
+        axis: Axis of the channels; None for one scale, and for a Gemm or MatMul, whose operator
+            determines the axis.
         type: Type of the quantized values.
         zero: Zero points; empty if all are 0.
     """
@@ -170,7 +169,7 @@ class NodeSide:
 
     @property
     def residual(self) -> Precision | None:
-        """Type of the residual input; None without one or without a data type."""
+        """Type of the residual input; None without a residual, or if the build shows no types."""
         return None if self.precision is None or len(self.inputs) < 2 else self.inputs[1]
 
     def as_json(self) -> Json:
@@ -196,7 +195,7 @@ class NodeChange:
         finding: Code of the finding that explains the change, or empty.
         why: Description of the changes in one sentence.
         factor: Second scale divided by the first, for the input that differs most; None if unknown.
-        scales: Scales of the input that differs most, on both sides.
+        scales: Scales of the input that differs most, on both sides; None if no input differs.
         weights_factor: Second scale of the weights divided by the first; None if unknown.
     """
 
@@ -307,7 +306,7 @@ class SideSummary:
     float_type: Precision | None = None
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
-        """Set the numbers of INT8 and FP8 convolutions from the nodes of this side."""
+        """Set the numbers of INT8 and FP8 convolutions from the nodes."""
         int8 = [node for node in nodes if node.is_int8]
         fp8 = [node for node in nodes if node.precision == Precision.FP8]
         self.fp8 = len(fp8)
@@ -564,7 +563,7 @@ def _pair_input_scales(
 
 
 def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
-    """Return the kinds of scale changes, and store the largest change in `change`."""
+    """Return the kinds of scale changes, and set the scales and factors of `change`."""
     different = [pair for pair in _pair_input_scales(a, b) if are_scales_different(*pair)]
     kinds = []
     if different:
@@ -578,7 +577,7 @@ def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[Change
 
 
 def are_scales_different(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
-    """Return whether two quantizers differ; True also if only one scale is known.
+    """Return whether two quantizers differ. True if only one of them has known scales.
 
     INT8 and FP8 scales of the same range do not differ.
     """
@@ -595,7 +594,7 @@ def are_scales_different(a: QuantizerScales | None, b: QuantizerScales | None) -
 
 
 def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float | None:
-    """Return the ratio of second to first scale, at the channel with the largest change.
+    """Return the second scale divided by the first, at the channel with the largest change.
 
     None if a scale is missing or invalid. INT8 and FP8 are compared by their ranges. If only one
     side has a scale per channel, the largest scales of both sides are compared.

@@ -22,7 +22,7 @@ from qdqtool.util.text import format_count, format_layer_counts
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
 
-# Operators of a model and layer types of a build that are matrix products
+# Operators of a model and layer types of a build that are matrix products.
 _PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")
 FLOAT_BUILD = "the build has no Q/DQ: it was built from a float model"
 _LOSS_REASONS = {
@@ -387,7 +387,6 @@ def _describe_fusions(a: NodeSide, b: NodeSide) -> str:
 
 
 def _name_type(precision: Precision | None) -> str:
-    """Return the name of a type; a float that the builder chooses is "float"."""
     return "float" if precision == Precision.FLOAT else str(precision)
 
 

@@ -1,4 +1,4 @@
-"""Generate calibration images for the demo network: gradients, shapes and noise."""
+"""Generated calibration images for the demo network: gradients, shapes and noise."""
 
 import os
 import re
@@ -14,7 +14,7 @@ IMAGE_NAME = re.compile(r"demo-\d{3,6}\.png")  # file names of :func:`write_imag
 
 
 def make_image(size: int, index: int, seed: int = 0) -> Image.Image:
-    """Return an RGB image of `size` by `size` pixels; equal arguments give equal images."""
+    """Return an RGB image of `size` by `size` pixels. Equal arguments give equal images."""
     rng = np.random.default_rng((seed, index))
     image = Image.fromarray(_draw_background(rng, size))
     draw = ImageDraw.Draw(image)
@@ -69,7 +69,7 @@ def write_images(
         seed: Seed of the images.
 
     Raises:
-        DataError: The folder is missing or cannot be written.
+        DataError: The folder is missing, or an image cannot be written.
     """
     paths = [Path(folder) / f"demo-{index:03d}.png" for index in range(count)]
     for index, path in enumerate(paths):

@@ -1,4 +1,4 @@
-"""Build YOLOv8 networks with random weights."""
+"""YOLOv8 networks with random weights."""
 
 import re
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ SIZES = {
     "x": ((80, 160, 320, 640, 640), (3, 6, 6, 3)),
 }
 
-# Variance of each activation function's output for a standard normal input. The mean does not
-# matter, because weights with a sum of 0 remove it.
+# Variance of the output of each activation function for a standard normal input. The mean has no
+# effect, because the sum of the following weights is 0.
 _SECOND_MOMENT = {"silu": 0.356, "relu": 0.41}
-_IMAGE_MOMENT = 0.05  # variance of the pixels (from 0 to 1) of an image
-_POOL_GROWTH = 2.2  # factor by which a 5x5 MaxPool increases the variance, for the demo's images
+_IMAGE_MOMENT = 0.05  # variance of the pixels of an image, from 0 to 1
+_POOL_GROWTH = 2.2  # factor by which a 5x5 MaxPool increases the variance, for demo images
 
 
 def yolov8n(
@@ -86,8 +86,8 @@ def yolov8(
 class YoloBuilder:
     """Builds a YOLOv8 network node by node.
 
-    Methods that add nodes return the name of the output tensor. The parameters `cin` and `cout` are
-    the numbers of input and output channels.
+    A method that adds nodes returns the name of the output tensor. The parameters `cin` and `cout`
+    are the numbers of input and output channels.
     """
 
     def __init__(self, seed: int, activation: str) -> None:
@@ -95,8 +95,8 @@ class YoloBuilder:
         self.initializers: list[onnx.TensorProto] = []
         self.rng = np.random.default_rng(seed)
         self.activation = activation
-        # Expected variance of each tensor. Weights are divided by the square root of their input's
-        # variance, so that the output of every convolution has a variance of 1.
+        # Expected variance of each tensor. The weights of a convolution are divided by the square
+        # root of the variance of its input, so that its output has a variance of 1.
         self.moments: dict[str, float] = {"images": _IMAGE_MOMENT}
 
     def _add_outputs(
@@ -117,7 +117,7 @@ class YoloBuilder:
         return self._add_outputs(op, name, inputs, 1, **attributes)[0]
 
     def add_split(self, name: str, tensor: str, *sizes: int) -> list[str]:
-        """Add a Split of the channels; return the names of its output tensors."""
+        """Add a Split of the channels, and return the names of its output tensors."""
         inputs = [tensor, self.add_integers(f"{name}_sizes", *sizes)]
         return self._add_outputs("Split", name, inputs, len(sizes), axis=1)
 
@@ -128,12 +128,12 @@ class YoloBuilder:
         )
 
     def add_constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        """Add an initializer; return its name."""
+        """Add an initializer, and return its name."""
         self.initializers.append(numpy_helper.from_array(value, name))
         return name
 
     def add_integers(self, name: str, *values: int) -> str:
-        """Add an initializer with a vector of 64-bit integers; return its name."""
+        """Add an initializer with a vector of 64-bit integers, and return its name."""
         return self.add_constant(name, np.array(values, np.int64))
 
     def add_conv2d(
@@ -168,7 +168,7 @@ class YoloBuilder:
         """
         fan_in = cin * kernel * kernel
         weight = self.rng.standard_normal((cout, cin, kernel, kernel))
-        # Inputs have a positive mean. Weights with a sum of 0 remove this mean.
+        # The inputs have a positive mean, which weights with a sum of 0 remove.
         weight -= weight.mean(axis=(1, 2, 3), keepdims=True)
         # Channels have different ranges, as in trained networks with folded BatchNormalization.
         weight *= np.exp(0.3 * self.rng.standard_normal((cout, 1, 1, 1)))
@@ -263,12 +263,12 @@ class YoloBuilder:
         )
 
     def finish(self, size: int, classes: int, letter: str = "n") -> onnx.ModelProto:
-        """Return the model, whose output is the output of the last node.
+        """Return the model. Its output is that of the last node.
 
         Args:
             size: Side of the square input in pixels.
             classes: Number of classes.
-            letter: Size of the network for the description.
+            letter: Size of the network, for the description in the metadata.
         """
         anchors = sum((size // s) ** 2 for s in STRIDES)
         image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, size, size])
@@ -307,7 +307,7 @@ def add_backbone_and_neck(
         repeats: Numbers of repetitions of the blocks 2, 4, 6 and 8.
 
     Returns:
-        Tensor and number of channels of the three feature maps for the head.
+        Tensor and number of channels of each of the three feature maps for the head.
     """
     a, b, c, d, e = widths
     first, second, third, last = repeats
@@ -357,7 +357,7 @@ def add_head(net: YoloBuilder, levels: Sequence[tuple[str, int]], size: int, cla
 
 
 def _decode_boxes(net: YoloBuilder, name: str, boxes: str, size: int) -> str:
-    """Add the decoding of boxes to center, width and height in pixels, [1, 4, anchors]."""
+    """Add nodes that convert boxes to center, width and height in pixels, [1, 4, anchors]."""
     distances = _average_bins(net, f"{name}/dfl", boxes)
     centers, strides = _make_anchors(size)
     center = net.add_constant(f"{name}/Constant_anchors", centers)
@@ -383,7 +383,7 @@ def _decode_boxes(net: YoloBuilder, name: str, boxes: str, size: int) -> str:
 
 
 def _average_bins(net: YoloBuilder, name: str, boxes: str) -> str:
-    """Add the DFL: mean distance of each box side, [1, 64, anchors] to [1, 4, anchors]."""
+    """Add the DFL: the mean distance of each box side, from [1, 64, anchors] to [1, 4, anchors]."""
     bins = net.add_reshape(f"{name}/Reshape", boxes, 1, 4, REG_MAX, -1)
     transposed = net.add_node("Transpose", f"{name}/Transpose", bins, perm=[0, 2, 1, 3])
     probabilities = net.add_node("Softmax", f"{name}/Softmax", transposed, axis=1)
@@ -405,7 +405,7 @@ def _average_bins(net: YoloBuilder, name: str, boxes: str) -> str:
 
 
 def _make_anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return centers [1, 2, anchors] in cells and strides [1, anchors] in pixels."""
+    """Return centers in cells, [1, 2, anchors], and strides in pixels, [1, anchors]."""
     centers, strides = [], []
     for stride in STRIDES:
         cells = size // stride

@@ -1,4 +1,4 @@
-"""Compare the demo model with a recorded build, on machines without a compiler."""
+"""Comparison of the demo model with a recorded build, for machines without a compiler."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ RECORDING = Path(__file__).with_name("recorded_build.json")
 
 
 def hash_structure(model: Model) -> str:
-    """Return the SHA-256 of a model's nodes, connections and shapes, but not of its weights."""
+    """Return the SHA-256 of a model's nodes, connections and shapes. Weights do not count."""
     rows: list[Any] = [[n.op, n.name, n.inputs, n.outputs] for n in model.nodes]
     rows += sorted([t.name, *t.dims] for t in model.initializers.values())
     rows += [
@@ -35,7 +35,7 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
     """Compare the prediction of a quantized demo model with the recorded build.
 
     Returns:
-        The comparison; None if the recorded build belongs to another model.
+        The comparison; None if the recorded build is that of another model.
 
     Raises:
         ModelError: The model cannot be read.

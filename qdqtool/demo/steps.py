@@ -1,4 +1,4 @@
-"""Steps of ``qdqtool demo``, with the text that reports them."""
+"""Steps of ``qdqtool demo``, and the texts that it prints."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.util import limits
 
 _COMPARED_IMAGES = 8
-_GPU = "RTX 3060"  # GPU for estimated times in the report
+_GPU = "RTX 3060"  # GPU for which the report has estimated times
 
 
 def run_demo(
@@ -34,14 +34,14 @@ def run_demo(
     """Run the demo in a folder, and yield the texts to print.
 
     Args:
-        folder: Folder for all files, which is created if missing.
+        folder: Folder for all files. It is created if it is missing.
         size: Height and width of the network input in pixels.
         images: Number of calibration images.
         activation: Activation of the network, as in :func:`yolov8n`.
         target: TensorRT version for which Q/DQ pairs are inserted.
 
     Raises:
-        QdqtoolError: The folder cannot be created or written, or the size is not valid.
+        QdqtoolError: The folder or a file cannot be written, or the size is invalid.
     """
     started = time.perf_counter()
     if size > limits.DEMO_SIZE:
@@ -87,7 +87,7 @@ def run_demo(
 
 
 def _prepare_image_folder(image_folder: Path, folder: Path) -> None:
-    """Create the folder for images, and remove images of earlier demos but no other files."""
+    """Create the folder for images, and remove images of earlier demos from it."""
     try:
         image_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -115,10 +115,11 @@ def _compare_outputs(
         before: Float model.
         after: Q/DQ model.
         size: Height and width of the input in pixels.
-        first: Number of the first image, so that the images differ from the calibration images.
+        first: Number of the first image. It must be such that the images differ from the
+            calibration images.
 
     Returns:
-        Mean difference of box coordinates in pixels, and correlation of scores.
+        Mean difference of box coordinates in pixels, and correlation of the scores.
     """
     outputs = []
     for proto in (before, after):
@@ -182,7 +183,7 @@ def _run_report_step(model: Path, quantized: Path, cache: Path, target: Target) 
 
 
 def _program_name() -> str:
-    """Return the shell command that runs this program: ``qdqtool`` or its path."""
+    """Return the shell command that runs this program, such as ``qdqtool``."""
     if shutil.which("qdqtool") is not None:
         return "qdqtool"
     if sys.argv[0].endswith("qdqtool"):

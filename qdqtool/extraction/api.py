@@ -42,12 +42,12 @@ from qdqtool.util.text import format_list
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import ModelCheck
 
-_PART = "a part"  # used in place of the model's hash, because computing hashes is slow
+_PART = "a part"  # used in place of a hash, whose computation is slow
 _Rename = Callable[[str], str]
 
 
 class ExtractionJob:
-    """State of an extraction. The methods are the steps of the extraction.
+    """An extraction: the methods are its steps, the attributes are the state between the steps.
 
     Args:
         model: The whole model.
@@ -58,11 +58,12 @@ class ExtractionJob:
         target: Name of the TensorRT version to predict for.
         cutter: Cuts parts out of the model.
         invariants: Findings and convolutions that the small model must reproduce.
-        budget: Number of nodes that trimming may still predict.
-        check: Builder or command that tests each model; None without a builder and a command.
-        notes: Notes of the result that contain no names.
-        proto: The small model so far.
-        is_whole: Whether the whole model was kept, because the selected part builds differently.
+        budget: Number of nodes that may still be predicted while the part is trimmed.
+        check: Builder or command that tests each model; None if there is neither.
+        notes: Notes of the result that contain no names of the model.
+        proto: The smallest model found so far.
+        is_whole: Whether the whole model was restored, because the check failed for the selected
+            part.
         is_interrupted: Whether Ctrl-C ended the shrinking.
     """
 
@@ -76,31 +77,31 @@ class ExtractionJob:
         self.proto = model.proto
         self.is_whole = self.is_interrupted = False
         self._is_between = self._is_minimized = False
-        # These functions create texts with node names. For a private model, the names in the texts
-        # are replaced too, so a function that renames nodes is passed.
+        # These functions return texts with names of nodes. Their argument is a function that
+        # renames nodes, because a private model has other names.
         self._describe_selection: Callable[[_Rename], str] = lambda rename: ""
         self._describe_cut: Callable[[_Rename], Note] | None = None
-        # The part before its Constant nodes were replaced by initializers.
+        # The part with its Constant nodes, before initializers replaced them.
         self._proto_with_nodes: onnx.ModelProto | None = None
 
     @cached_property
     def whole(self) -> Prediction:
-        """Prediction of the whole model, computed on first use."""
+        """Prediction of the whole model."""
         return predict(self.model, self.target)
 
     # Selection ------------------------------------------------------------------------------------
 
     def select(self, selection: SelectionOptions, is_checked: bool) -> None:
-        """Set the part and its invariants.
+        """Select the part of the model, and set its invariants.
 
         Args:
             selection: Selection of the user.
-            is_checked: Whether a builder or command tests each model, so that nothing else has to
-                be selected.
+            is_checked: Whether a builder or command tests each model. The selection may then be
+                empty.
 
         Raises:
             ModelError: The model has no such finding, node or tensor.
-            QdqtoolError: Options are missing or contradict each other.
+            QdqtoolError: The selection is empty, or options contradict each other.
         """
         selection.check_consistency()
         if selection.inputs or selection.outputs:
@@ -114,8 +115,8 @@ class ExtractionJob:
         elif selection.node is not None:
             self._select_node(self._find_node(selection.node), selection.hops)
         elif is_checked:
-            # The extract needs no invariants. Predicting the whole model raises an error early if
-            # the model is not valid.
+            # No invariants are needed here, but the prediction of the whole model raises an error
+            # early if the model is invalid.
             self._set_part(self.cutter.whole_part())
             self.invariants = Invariants.from_findings(self.whole, ())
             self._describe_selection = lambda rename: "the part that the build depends on"
@@ -158,10 +159,11 @@ class ExtractionJob:
             )
 
     def find_anchors(self, findings: Sequence[Finding]) -> list[Node]:
-        """Return the nodes at which the search for the part of some findings starts.
+        """Return the nodes at which the search for a part with these findings starts.
 
         These are the nodes that the findings name. Nodes with only constant inputs are left out,
-        unless a finding is at that node. If the findings name no nodes, return the first node.
+        unless a finding is at the node itself. If the findings name no nodes, the first node of the
+        model is returned.
         """
         anchors: dict[int, Node] = {}
         for finding in findings:
@@ -201,11 +203,11 @@ class ExtractionJob:
         )
 
     def _narrow_part(self, anchors: Sequence[Node]) -> None:
-        """Set the part to a small part around the anchors that keeps the invariants.
+        """Set the part to a small part around the anchors that reproduces the invariants.
 
-        The part is grown from the anchors and then trimmed. The first search predicts models
-        without large constants, which is fast. If the part that is found does not keep the
-        invariants, the search is repeated with complete models.
+        The part grows from the anchors and is then trimmed. The first search is fast, because it
+        predicts models without large constants. If the complete model of the part that it finds
+        does not reproduce the invariants, the search is repeated with complete models.
         """
         names = self.invariants.required_nodes()
         nodes = map(self._find_node_or_producer, names)
@@ -252,7 +254,7 @@ class ExtractionJob:
             return False
 
     def _as_model(self, proto: onnx.ModelProto) -> Model:
-        # External weights are not read, which keeps cutting fast.
+        # External weights are not read, because this would be slow.
         return Model(proto, self.model.path, _PART, self.model.base_dir)
 
     def _predict_proto(self, proto: onnx.ModelProto) -> Prediction:
@@ -282,20 +284,20 @@ class ExtractionJob:
     # Checks and shrinking -------------------------------------------------------------------------
 
     def start_check(self, options: ShrinkOptions, seconds: float, stack: ExitStack) -> None:
-        """Run the builder or command on the whole model, and keep the check for smaller models.
+        """Run the builder or command on the whole model, and prepare the check of smaller models.
 
         Args:
             options: Options with the builder or command.
-            seconds: Time limit of one run of the command.
-            stack: Ends processes and removes temporary files when the stack is closed.
+            seconds: Time limit of one run of the command, in seconds.
+            stack: Stack to which the end of processes and the removal of temporary files are added.
 
         Raises:
             BuilderError: The builder is not on this machine.
-            QdqtoolError: The whole model has no fault to extract, or the command does not run.
+            QdqtoolError: The whole model has no fault to extract, or the command cannot be run.
         """
         from qdqtool.extraction.checks import BuilderCheck, CommandCheck
 
-        # External weights are read into a copy, because the user's model must not change.
+        # External weights are read into a copy, because the model of the user must not change.
         whole = load_full(self._as_model(deepcopy(self.model.proto))).proto
         if options.builder is not None:
             builder_check = BuilderCheck(whole, options.builder, self.target)
@@ -319,7 +321,7 @@ class ExtractionJob:
         return bool(self.invariants.findings or self.invariants.convolutions)
 
     def restore_until_check_holds(self) -> None:
-        """Restore Constant nodes if the part fails the check; if that fails, the whole model."""
+        """If the part fails the check, restore its Constant nodes, or else the whole model."""
         check = self.check
         if check is None or check.has_same_behavior(self.proto):
             return
@@ -340,14 +342,14 @@ class ExtractionJob:
         return self.check is None or self.check.has_same_behavior(proto)
 
     def minimize(self, options: ShrinkOptions, keep_interrupted: bool = False) -> None:
-        """Shrink the part as long as invariants and check hold.
+        """Shrink the part while it reproduces the invariants and passes the check.
 
         Args:
             options: Options of shrinking.
             keep_interrupted: Whether Ctrl-C ends the shrinking and keeps the smallest model so far.
 
         Raises:
-            QdqtoolError: No node is left.
+            QdqtoolError: Every node was removed.
         """
         self._is_minimized = True
         if self.check is not None and self.check.is_ambiguous:
@@ -422,10 +424,11 @@ class ExtractionJob:
     # Result ---------------------------------------------------------------------------------------
 
     def finish(self, options: ShrinkOptions) -> Extraction:
-        """Anonymize the final model if requested, predict it, and return the result.
+        """Make the final model private if requested, predict it, and return the result.
 
         Raises:
-            ModelError: The final model does not show what it must, or cannot be anonymized.
+            ModelError: The final model does not reproduce the invariants, or cannot be made
+                private.
         """
         proto, invariants = self.proto, self.invariants
         prediction = predict(proto, self.target)
@@ -520,29 +523,35 @@ def extract(
     """Extract a small part of a Q/DQ model that reproduces a finding or a failing build.
 
     Args:
-        model: Path, bytes, ModelProto, or onnx-graphsurgeon Graph, which is not changed.
-        keep_interrupted: Whether Ctrl-C while shrinking returns the smallest model so far.
-        finding: ``CODE`` or ``CODE:n`` (the n-th finding with this code, from 1, in the order of
-            ``predict``), or several. With `node`, only findings at this node are considered.
-        node: Name of a node whose prediction must not change.
-        hops: Maximum distance of nodes from `node`. Default: as large as the prediction needs.
+        model: The Q/DQ model: a path, bytes, ModelProto or onnx-graphsurgeon Graph. It is not
+            changed.
+        keep_interrupted: Whether Ctrl-C ends the shrinking and returns the smallest model found so
+            far.
+        finding: One or several texts: ``CODE`` for the first finding with this code, or ``CODE:n``
+            for the n-th, in the order of ``predict``. If `node` is given, only findings at this
+            node count.
+        node: Name of a node whose predicted types and findings must not change.
+        hops: Maximum number of steps from `node` to other nodes. Default: as many as needed to keep
+            the prediction.
         inputs: Tensors at which the part begins. Default: the network's inputs.
         outputs: Tensors at which the part ends. Default: the network's outputs.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        minimize: Whether to shrink further: fewer nodes, channels and pixels, and constant weights.
-        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``. The small model builds, fails or
-            differs from the prediction like the whole model. Without a selection, the whole model
-            is shrunk as with `minimize`.
-        check: Command that exits with the same code for the small and the whole model; see
+        minimize: Whether to shrink the part further: fewer nodes, channels and pixels, and weights
+            with equal values.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``, which builds each model. The build
+            of the small model must fail, or differ from the prediction, in the same way as that of
+            the whole model. If nothing is selected, the whole model is shrunk as with `minimize`.
+        check: Command that must exit with the same code for the small and for the whole model; see
             :class:`qdqtool.extraction.checks.CommandCheck`.
-        says: Text that the command must print for the small and the whole model, because an exit
-            code alone does not distinguish errors.
+        says: Text that the command must print for the small and for the whole model. It
+            distinguishes errors that have the same exit code.
         check_timeout: Time limit of one run of the command in seconds. Default: 600. For smaller
-            models, the limit is at most five times the time of the whole model plus a minute.
-        limit: Maximum number of models to try when shrinking. Default: 2000, or 400 with a builder
-            or a command. Without builder, command and limit, shrinking also ends after a minute or
-            two.
+            models, the limit is at most five times the time that the whole model took, plus a
+            minute.
+        limit: Maximum number of models that are tried while the part is shrunk. Default: 2000, or
+            400 with a builder or a command. If builder, command and limit are not given, the
+            shrinking also ends after a minute or two.
         private: Whether to replace names, weights, scales and metadata; see
             :mod:`qdqtool.extraction.private`.
 
@@ -559,7 +568,7 @@ def extract(
     selection = SelectionOptions(finding, node, hops, inputs, outputs)
     seconds = limits.check_seconds(check_timeout, "check_timeout")
     version = target_named(target)
-    with record_inputs() as read:  # Files that shrinking reads and writes are not recorded.
+    with record_inputs() as read:  # temporary files are not recorded
         model = load(model)
     job = ExtractionJob(model, version.name)
     job.select(selection, options.is_checked)

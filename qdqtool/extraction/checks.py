@@ -1,4 +1,4 @@
-"""Check with a builder or a command whether a smaller model behaves like the whole model."""
+"""Checks that a smaller model behaves like the whole model, by a builder or a command."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from qdqtool.verification.local_build import (
 )
 
 TIMEOUT = 600.0  # seconds for one build
-# The time limit of a smaller model is five times the time of the whole model plus a minute.
+# The time limit of a smaller model is five times the time that the whole model took, plus a minute.
 _EXTRA_SECONDS, _SECONDS_FACTOR = 60.0, 5.0
-_BLOCK = 2**20  # bytes of output that are read at once
+_BLOCK = 2**20  # number of bytes of output that are read at once
 
 
 class ModelCheck(Protocol):
-    """Behavior of the whole model that a smaller model must have too.
+    """Check that a smaller model has a behavior of the whole model.
 
     Attributes:
         is_ambiguous: Whether a model with a different fault could pass the check.
@@ -52,8 +52,8 @@ class ModelCheck(Protocol):
         """Describe the behavior of the whole model.
 
         Args:
-            hide: Function that replaces names in a text, for a private model. If given, texts of
-                the user are left out.
+            hide: Function that replaces names in a text, for a private model. If it is given, the
+                description does not contain texts of the user.
         """
         ...
 
@@ -72,9 +72,9 @@ class BuildOutcome:
 
     Attributes:
         status: ``built``, ``refused``, ``crashed`` or ``timeout``.
-        message: Message of the compiler without names and numbers.
+        message: Message of the compiler. Names and numbers are replaced by placeholders.
         version: Version of the compiler.
-        differences: Predicted and built outcome of each convolution for which they differ.
+        differences: Predicted and built outcome of the convolutions for which the two differ.
     """
 
     status: str
@@ -88,7 +88,7 @@ class BuildOutcome:
         return self.status == "built" and not self.differences
 
     def is_same_fault(self, other: BuildOutcome) -> bool:
-        """Return whether this outcome shows the fault of another outcome."""
+        """Return whether this outcome shows the same fault as another outcome."""
         return (
             self.status == other.status
             and self.message == other.message
@@ -97,16 +97,16 @@ class BuildOutcome:
 
 
 class BuilderCheck:
-    """Check that builds of smaller models end like the build of the whole model.
+    """Check that the build of a smaller model has the outcome of the whole model's build.
 
     Args:
         proto: The whole model.
         builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
-        target: TensorRT version to predict for; ``tensorrt-rtx`` has its own version.
+        target: TensorRT version of the prediction. For ``tensorrt-rtx``, it is that of the builder.
 
     Attributes:
         whole: Outcome of the build of the whole model.
-        is_ambiguous: False, because messages distinguish faults.
+        is_ambiguous: Always False, because messages distinguish faults.
 
     Raises:
         BuilderError: The builder is not on this machine, or the build exceeded the time limit.
@@ -133,7 +133,7 @@ class BuilderCheck:
             raise
 
     def describe_behavior(self, hide: Callable[[str], str] | None = None) -> Note:
-        """Describe the build of the whole model; `hide` replaces names in its message."""
+        """Describe the build of the whole model. `hide` replaces names in the message."""
         builder, status, message = self._builder, self.whole.status, self.whole.message
         if status != "built":
             if hide is not None:
@@ -190,7 +190,7 @@ class BuilderCheck:
         )
 
     def has_same_behavior(self, proto: onnx.ModelProto) -> bool:
-        """Return whether the build of a model ends like the build of the whole model."""
+        """Return whether the build of a model has the outcome of the whole model's build."""
         return self.build(proto).is_same_fault(self.whole)
 
     def close(self) -> None:
@@ -218,26 +218,27 @@ def _find_compiler_differences(
 
 
 class CommandCheck:
-    """Check that a user's command behaves as for the whole model (exit code, output).
+    """Check that a command of the user has the same exit code and output as for the whole model.
 
-    The command is split into words like in a shell, but runs without a shell. The path of the model
+    The command is split into words as by a shell, but runs without a shell. The path of the model
     replaces ``{}``, or is added as the last argument.
 
-    For smaller models, the time limit is five times the time of the whole model plus a minute, so
-    that a command that hangs does not take the whole timeout each time.
+    For smaller models, the time limit is five times the time that the whole model took, plus a
+    minute. A command that hangs then does not take the whole timeout each time.
 
     Args:
         proto: The whole model.
         command: Command of the user.
-        says: Text that standard output or standard error must contain, because most programs exit
-            with 1 after any error. Empty for any output.
-        timeout: Maximum time of a run in seconds.
+        says: Text that standard output or standard error must contain. It is useful because most
+            programs exit with 1 after any error. If empty, the output is not checked.
+        timeout: Maximum time of a run, in seconds.
 
     Attributes:
-        is_ambiguous: Whether the command fails and only its exit code is checked.
+        is_ambiguous: Whether the command fails for the whole model, and only the exit code is
+            checked.
 
     Raises:
-        QdqtoolError: The command is empty, cannot be split or started, does not end in time, or
+        QdqtoolError: The command is empty, cannot be split or started, exceeds the time limit, or
             does not print the text.
     """
 
@@ -278,7 +279,7 @@ class CommandCheck:
         self._code = code
 
     def describe_behavior(self, hide: Callable[[str], str] | None = None) -> Note:
-        """Describe the exit code and output for the whole model; `hide` leaves out user texts."""
+        """Describe exit code and output for the whole model. `hide` leaves out user texts."""
         code, says = self._code, self._says.decode()
         if hide is not None:
             text = f"the command: exit code {code}"
@@ -296,7 +297,7 @@ class CommandCheck:
         )
 
     def run(self, proto: onnx.ModelProto, timeout: float) -> int | None:
-        """Run the command on a model, and return the exit code; None after a timeout.
+        """Run the command on a model, and return the exit code; None if it exceeds the time limit.
 
         Raises:
             QdqtoolError: The command cannot be started.
@@ -309,7 +310,7 @@ class CommandCheck:
                 return run_command(arguments, timeout)
             with self.output.open("wb") as output:
                 return run_command(arguments, timeout, output)
-        # ValueError is raised if the command contains NUL or an unpaired surrogate.
+        # A command with NUL or an unpaired surrogate causes a ValueError.
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise QdqtoolError(
@@ -319,7 +320,7 @@ class CommandCheck:
             ) from None
 
     def has_same_behavior(self, proto: onnx.ModelProto) -> bool:
-        """Return whether the command exits as for the whole model, and prints the text."""
+        """Return whether the command has the exit code of the whole model and prints the text."""
         return self.run(proto, self._timeout) == self._code and self._has_printed_text()
 
     @property
@@ -367,7 +368,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def _generalize_message(message: str, model: Model) -> str:
-    """Replace names and numbers in a compiler's message, to compare messages between models."""
+    """Replace names and numbers in a compiler's message, so that messages can be compared."""
     names = {name for n in model.nodes for name in (n.name, n.proto.name)}
     names.update(model.producers, model.initializers, model.inputs)
     contained = [n for n in names if len(n) > 2 and n in message]

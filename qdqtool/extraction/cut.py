@@ -1,4 +1,4 @@
-"""Models of parts of a model, with the constants, types, opsets and metadata of the part."""
+"""Parts of a model, and models made from parts."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -13,7 +13,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.proto.subgraphs import extract_submodel, find_dependencies, remove_unused_opsets
 
-_SMALL = 4096  # maximum size in bytes of constants that a sketch contains
+_SMALL = 4096  # maximum size in bytes of a constant whose data a sketch contains
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ModelCutter:
 
     Attributes:
         model: The whole model.
-        constant: Indices of constant nodes, which depend on no network input, such as quantizers of
+        constant: Indices of nodes that do not depend on a network input, such as quantizers of
             weights.
     """
 
@@ -49,7 +49,7 @@ class ModelCutter:
         self._declared = {value.name: value for value in values}
 
     def neighbors(self, node: Node) -> Iterator[Node]:
-        """Yield the producers and consumers of a node, except constant producers."""
+        """Yield the producers and consumers of a node, except producers in `constant`."""
         for tensor in node.consumed_tensors:
             producer = self.model.producer(tensor)
             if producer is not None and producer.index not in self.constant:
@@ -58,7 +58,7 @@ class ModelCutter:
             yield from self.model.consumers(tensor)
 
     def find_nodes_within(self, nodes: Iterable[Node], hops: int) -> set[int]:
-        """Return the indices of all nodes that are at most `hops` steps away from some nodes."""
+        """Return the indices of all nodes at most `hops` steps away from one of the nodes."""
         frontier = list(nodes)
         indices = {n.index for n in frontier}
         for _ in range(hops):
@@ -82,15 +82,15 @@ class ModelCutter:
         return self.model.shape(tensor) is not None
 
     def complete_part(self, nodes: Iterable[int], every_output: bool = False) -> ModelPart:
-        """Return the smallest part that contains some nodes and can be a separate model.
+        """Return the smallest part that contains the nodes and can be a separate model.
 
-        Q/DQ pairs remain complete. The part includes the constant nodes and the computed shapes
-        that its nodes read.
+        Q/DQ pairs are not split. The part includes the constant nodes and the computed shapes that
+        its nodes read.
 
         Args:
             nodes: Indices of the nodes.
-            every_output: Whether a tensor with consumers outside of the part becomes an output even
-                if it also has consumers in the part.
+            every_output: Whether a tensor with consumers inside and outside the part becomes an
+                output.
         """
         model = self.model
         inside = set(nodes)
@@ -113,7 +113,7 @@ class ModelCutter:
         return {t: None for t in consumed if t not in produced and t not in self.model.initializers}
 
     def _find_inseparable_neighbors(self, node: Node, inside: set[int]) -> list[Node]:
-        """Return the neighbors that a part must contain because it contains a node."""
+        """Return the neighbors that every part with a node must contain."""
         nodes = []
         for tensor in node.consumed_tensors:
             producer = self.model.producer(tensor)
@@ -139,15 +139,15 @@ class ModelCutter:
                     yield tensor
 
     def find_between(self, inputs: Iterable[str], outputs: Iterable[str]) -> ModelPart:
-        """Return the part between some tensors.
+        """Return the part between input and output tensors.
 
         Args:
             inputs: Tensors at which the part begins; empty for the network's inputs.
             outputs: Tensors at which the part ends; empty for the network's outputs.
 
         Raises:
-            ModelError: A tensor is unknown, an output depends on another network input, or no
-                output depends on an input.
+            ModelError: A tensor is unknown, an output depends on a network input that is not in
+                `inputs`, or no output depends on `inputs`.
         """
         model, path = self.model, self.model.path or "model"
         starts = dict.fromkeys(inputs)
@@ -245,7 +245,7 @@ class ModelCutter:
         )
 
     def value_info(self, tensor: str) -> onnx.ValueInfoProto:
-        """Return a tensor's name, type and dimensions; the type is missing if unknown."""
+        """Return the name, type and dimensions of a tensor, without the type if it is unknown."""
         declared = self._declared.get(tensor)
         if declared is not None and _has_type(declared):
             return deepcopy(declared)
@@ -258,7 +258,7 @@ class ModelCutter:
         return inferred
 
     def build(self, part: ModelPart) -> onnx.ModelProto:
-        """Build a model from a part, with the opsets that the part needs.
+        """Build a model from a part, and declare only the opsets that it needs.
 
         Raises:
             ModelError: The type of an input is unknown.
@@ -268,9 +268,9 @@ class ModelCutter:
         return proto
 
     def sketch_model(self, part: ModelPart) -> Model:
-        """Build a model from a part without large constants, for prediction only.
+        """Build a model without large constants from a part, for prediction only.
 
-        The model looks up types and large constants in the whole model, which avoids copies.
+        The model reads types and large constants from the whole model, which avoids copies.
 
         Raises:
             ModelError: The type of an input is unknown.
@@ -289,7 +289,7 @@ class ModelCutter:
         ends = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
         for tensor in part.inputs:
             self._require_type(ends[tensor])
-        # The order of nodes is kept, because TensorRT keeps the first of two equal Qs.
+        # The order of nodes stays the same, because TensorRT keeps the first of two equal Qs.
         nodes = self._sort_nodes(part.nodes)
         consumed = {t for n in nodes for t in n.consumed_tensors}
         constants = (consumed & self._constant_order.keys()) - ends.keys()
@@ -324,7 +324,7 @@ class ModelCutter:
         return filter(_has_type, map(self.value_info, sorted(produced)))
 
     def _name_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Set the names that the model gives to nodes that share a name.
+        """Set the unique names that the class Model gives to nodes that share a name.
 
         Nodes without a name remain unnamed, because TensorRT names them.
         """

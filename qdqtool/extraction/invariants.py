@@ -17,8 +17,8 @@ class Invariants:
     """Findings and convolutions that a small model must reproduce.
 
     Attributes:
-        findings: Findings that must have the same message and fix.
-        convolutions: Convolutions that must have the same predicted data types.
+        findings: Findings that the small model must show with the same message and fix.
+        convolutions: Convolutions that must have the same predicted data types in the small model.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -26,25 +26,26 @@ class Invariants:
 
     @classmethod
     def from_findings(cls, prediction: Prediction, findings: Sequence[Finding]) -> Invariants:
-        """Return some findings, and the convolutions that they name, as invariants."""
+        """Return findings, and the convolutions that they name, as invariants."""
         names = {name for f in findings for name in (*f.convolutions, f.node)}
         return cls(tuple(findings), tuple(c for c in prediction.convolutions if c.name in names))
 
     @classmethod
     def from_node(cls, prediction: Prediction, name: str) -> Invariants:
-        """Return the findings at a node, and the node's convolution, as invariants."""
+        """Return the findings at a node, and the node if it is a convolution, as invariants."""
         return cls(
             tuple(f for f in prediction.findings if f.node == name or name in f.convolutions),
             tuple(c for c in prediction.convolutions if c.name == name),
         )
 
     def required_nodes(self) -> set[str]:
-        """Return the names of nodes that the findings name as consumers of a tensor."""
+        """Return the names of consumers that the keys of the findings contain."""
         return {name for f in self.findings for name in iterate_consumer_names(finding_key(f))}
 
     def find_missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
         """Return the findings and convolutions that a prediction does not reproduce."""
-        # Creating keys is slow, so only findings with a required code and node get a key.
+        # Computing keys is slow, so keys are computed only for findings with a required code and
+        # node.
         places = {(f.code, f.node) for f in self.findings}
         present = {finding_key(f) for f in prediction.findings if (f.code, f.node) in places}
         outcomes = {c.name: c for c in prediction.convolutions}
@@ -65,7 +66,7 @@ class Invariants:
         """Return the invariants without some findings and convolutions.
 
         Args:
-            missing: Objects of these invariants, which are compared by identity.
+            missing: Findings and convolutions to remove. They are compared by identity.
         """
         removed = set(map(id, missing))
         return Invariants(
@@ -77,7 +78,7 @@ class Invariants:
 def has_same_types(outcome: ConvOutcome, other: ConvOutcome) -> bool:
     """Return whether two outcomes have the same operator and data types.
 
-    FLOAT, an unknown floating-point type, equals every floating-point type.
+    FLOAT stands for a float type of unknown width, and matches every float type.
     """
     return (
         outcome.op == other.op
@@ -94,9 +95,10 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
 
     Args:
         prediction: Prediction with the findings.
-        text: Code of the finding. The number n counts findings with this code from 1, in the order
-            of ``predict``; without a number, the first finding is selected.
-        node: Name of a node, to select only among findings at this node; None for all findings.
+        text: Code of the finding, and the number n of the finding among those with this code,
+            starting at 1, in the order of ``predict``. Without a number, the first finding is
+            selected.
+        node: Name of a node. Only findings at this node count. None: all findings count.
 
     Raises:
         ModelError: The prediction has no such finding.
@@ -137,7 +139,7 @@ def _finding_error(message: str, code: str, prediction: Prediction, node: str | 
 def describe_missing(
     missing: Sequence[Finding | ConvOutcome], rename: Callable[[str], str] = str
 ) -> str:
-    """Describe missing findings and convolutions; list the first few and count the others.
+    """Describe missing findings and convolutions: list the first few, and count the others.
 
     Args:
         missing: Findings and convolutions.

@@ -10,19 +10,19 @@ from qdqtool.builders.options import BUILDERS
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.checks import check_choice, check_not_text
 
-PREDICTED_MODELS = 2000  # default maximum number of models predicted while shrinking
-CHECKED_MODELS = 400  # default maximum if each model is built or given to a command
+PREDICTED_MODELS = 2000  # default maximum number of models that are predicted
+CHECKED_MODELS = 400  # default maximum if each model is also built or given to a command
 
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """Selection of the part of a model to extract.
+    """Selection of the part of the model to extract.
 
     Attributes:
-        finding: Codes of findings, or ``CODE:n`` for the n-th finding with the code.
+        finding: One or several texts: ``CODE``, or ``CODE:n`` for the n-th finding with the code.
         node: Name of a node.
-        hops: Maximum distance of nodes from `node` in steps from node to node. None: as large as
-            the prediction of the node needs.
+        hops: Maximum number of steps from `node` to other nodes. None: as many as needed to keep
+            the prediction.
         inputs: Tensors at which the part begins.
         outputs: Tensors at which the part ends.
     """
@@ -54,7 +54,7 @@ class SelectionOptions:
 
     @property
     def is_empty(self) -> bool:
-        """Whether neither findings, nor a node, nor tensors are selected."""
+        """Whether no findings, no node and no tensors are selected."""
         return not (self.findings or self.node or self.inputs or self.outputs)
 
     def check_consistency(self) -> None:
@@ -82,14 +82,14 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class ShrinkOptions:
-    """Options of shrinking: how far to reduce the part, and which behavior to preserve.
+    """Options of shrinking: how far to reduce the part, and which behavior to keep.
 
     Attributes:
         minimize: Whether to remove nodes, channels, pixels and weights.
         builder: Builder that must have the same outcome for the part as for the whole model.
         check: Command that must have the same exit code for the part as for the whole model.
-        says: Text that the command must print.
-        check_timeout: Maximum time of one run of the command in seconds.
+        says: Text that the command must print; None if the output is not checked.
+        check_timeout: Maximum time of one run of the command, in seconds.
         limit: Maximum number of models to try.
         private: Whether to replace names, weights, scales and metadata.
     """

@@ -1,14 +1,15 @@
-"""Removal of everything but a model's structure, so that the model can be sent to others.
+"""Replacement of names, weights, scales and texts, so that a model can be sent to others.
 
-Names are replaced consistently. Doc strings, metadata and other texts are removed. Dimensions,
-integer constants with shapes, and single numbers (such as the bounds of a Clip) belong to the
-structure and remain, as well as words of ONNX, TensorRT and programs that write models. A check
-ensures that the prediction does not change.
+Each name is replaced by one new name everywhere. Doc strings, metadata and other texts are removed.
+The structure remains: dimensions, integer constants with shapes, and single numbers such as the
+bounds of a Clip. Words of ONNX, TensorRT and programs that write models remain too. A check ensures
+that the prediction does not change.
 
-Random numbers replace weights and scales, with the properties that matter to TensorRT: equal scales
-remain equal; single scales keep their order, because a Concat takes the largest; and the weights of
-each output channel fill the same share of their quantizer's range. New scales are drawn from a
-range. If they were multiplied by a random factor, they would reveal the ratios of the old scales.
+Random numbers replace weights and scales, but properties that matter to TensorRT remain. Equal
+scales remain equal. Single scales keep their order, because a Concat uses the largest. The weights
+of each output channel fill the same fraction of the quantizer's range. New scales are drawn from a
+range of numbers. They are not old scales times a random factor, because this would reveal the
+ratios of the old scales.
 """
 
 import functools
@@ -44,7 +45,7 @@ Array = npt.NDArray[Any]
 
 # Random numbers in place of weights and scales ----------------------------------------------------
 
-# Operators whose inputs after the first are structure, not weights.
+# Operators whose inputs after the first belong to the structure. They are not weights.
 _STRUCTURE = (
     "Resize",
     "Upsample",
@@ -60,8 +61,8 @@ _STRUCTURE = (
 # random factor between exp(-_SHIFT) and exp(_SHIFT).
 _WIDEN = 1.5
 _SHIFT = 1.0
-_FEW = 9  # channels with fewer numbers (a 3x3 kernel has 9) do not keep their own range
-_LARGE = 64  # integer constants with more elements are tables, not shapes
+_FEW = 9  # minimum average count of numbers in a channel (a 3x3 kernel has 9) to keep its range
+_LARGE = 64  # integer constants with more elements are tables of numbers, not shapes
 _WEIGHT_TYPES = frozenset(
     {
         *qdq.FLOATS,
@@ -83,7 +84,8 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     scales = _draw_scales(model, {n.input(1) for n in quantizers}, random)
     structure = {n.input(2) for n in quantizers}
     structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
-    # Unset inputs have an empty name. So have tensors in attributes, but these are not structure.
+    # Inputs that are not set have an empty name. Tensors in attributes have an empty name too, but
+    # they are not part of the structure.
     structure.discard("")
     for name, tensor in _iterate_constants(proto):
         if name in scales:
@@ -116,7 +118,7 @@ def _mask_attribute_lists(node: onnx.NodeProto, random: np.random.Generator) -> 
 
 
 def _iterate_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Yield the graph (empty prefix for names) and every subgraph (prefix ``/``)."""
+    """Yield the graph and every subgraph, each with a prefix for its names ("" and "/")."""
     yield "", proto.graph
     yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 
@@ -129,7 +131,7 @@ def _iterate_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto
 def _iterate_constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Yield the name and data of every stored tensor.
 
-    Tensors in attributes have an empty name, except those of Constant nodes.
+    The name is empty for a tensor in an attribute, except the tensor of a Constant node.
     """
     for prefix, graph in _iterate_graphs(proto):
         yield from ((prefix + t.name, t) for t in graph.initializer)
@@ -176,13 +178,14 @@ def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> 
 def _draw_numbers(
     values: list[float], random: np.random.Generator, shift: float, ordered: bool
 ) -> dict[float, float]:
-    """Draw a new number for each old number except zeros, NaN and infinities.
+    """Draw a new number for each old number, except for zeros, NaN and infinities.
 
     Args:
         values: Old numbers.
         random: Random generator.
-        shift: Shift of the range of new numbers, as a natural logarithm.
-        ordered: Whether the magnitudes of the new numbers have the order of the old magnitudes.
+        shift: Natural logarithm of the factor by which the range of new numbers is shifted.
+        ordered: Whether the magnitudes of the new numbers have the same order as those of the old
+            numbers.
     """
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
@@ -197,10 +200,10 @@ def _draw_numbers(
 
 
 def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> Array | float:
-    """Return the ratio of new to old scale for the QuantizeLinear of a constant.
+    """Return the new scale of a constant's QuantizeLinear divided by the old scale.
 
     Returns:
-        Ratio that broadcasts to the constant; 1 without a QuantizeLinear.
+        Ratios that broadcast to the constant; 1 if it has no QuantizeLinear.
     """
     if value.dtype.kind != "f":
         return 1.0
@@ -219,7 +222,7 @@ def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> 
 
 
 def _divide_scales(old: Array, new: Array) -> Array:
-    """Return the ratios of new to old scales as a vector; 1 if a scale is 0 or not finite."""
+    """Return new scales divided by old scales; 1 for an old scale of 0 or not finite."""
     before, after = (s.astype(np.float64).reshape(-1) for s in (old, new))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((before != 0) & np.isfinite(before), after / before, 1.0)
@@ -228,21 +231,20 @@ def _divide_scales(old: Array, new: Array) -> Array:
 def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
     """Return random numbers with the minimum and maximum of ``value * ratio``.
 
-    Minimum and maximum are those of each channel (first axis), or of the whole constant if the
-    channels are small and the scale is unchanged. NaN, infinities and consecutive integers from 0
-    are kept.
+    Minimum and maximum are those of each channel (first axis). If the channels have few numbers and
+    the scale is unchanged, they are those of the whole constant. NaN and infinities stay the same,
+    and so does a constant of consecutive integers that start at 0.
     """
     if not value.size:
         return value
     if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
         return value  # 0, 1, 2, ... are positions such as the bins of a DFL, not weights
     scaled = value.astype(np.float64) * ratio
-    # If channels have few numbers and the scale is unchanged, their ranges would reveal the
-    # numbers.
+    # If a channel has few numbers and its scale is unchanged, its range would reveal the numbers.
     is_scaled = not isinstance(ratio, float) or ratio != 1.0
     by_channel = scaled.ndim > 1 and (is_scaled or scaled.size >= _FEW * scaled.shape[0])
     rows = scaled.reshape(scaled.shape[0] if by_channel else 1, -1)
-    finite = np.isfinite(rows)  # infinities and NaN are kept, because they may cause the fault
+    finite = np.isfinite(rows)  # infinities and NaN may cause the fault
     if not finite.any(axis=1).all():
         return value
     low = np.where(finite, rows, np.inf).min(axis=1, keepdims=True)
@@ -267,7 +269,7 @@ _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
 
 @dataclass(frozen=True)
 class PublicWords:
-    """Words of ONNX, TensorRT and known programs, by purpose; they reveal nothing of a model."""
+    """Words of ONNX, TensorRT and known programs, by purpose. They reveal nothing of a model."""
 
     attributes: tuple[str, ...]
     values: tuple[str, ...]
@@ -278,7 +280,7 @@ class PublicWords:
 
 @functools.cache
 def read_public_words() -> PublicWords:
-    """Read the public words from ``public.toml``; the result is cached."""
+    """Read the public words from ``public.toml``. The result is cached."""
     return make_entry(PublicWords, read_sections(Path(__file__).with_name("public.toml")), "public")
 
 
@@ -299,7 +301,7 @@ def _load_vocabulary() -> frozenset[str]:
 
 
 def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
-    """Return the public attributes of a node's operator; None for a custom operator."""
+    """Return the public attribute names of a node's operator; None for a custom operator."""
     op, domain = node.op_type, node.domain
     if domain == "com.microsoft":
         return _runtime_operators().get(op)
@@ -321,7 +323,7 @@ def _runtime_operators() -> dict[str, frozenset[str]]:
 
 
 def is_public_value(attribute: str, text: str) -> bool:
-    """Return whether the text of an attribute is one of its known values."""
+    """Return whether the text in an attribute is one of the known values of the attribute."""
     if attribute == "equation":
         return _EQUATION.fullmatch(text) is not None
     words = read_public_words()
@@ -330,8 +332,8 @@ def is_public_value(attribute: str, text: str) -> bool:
 
 # Names --------------------------------------------------------------------------------------------
 
-# Generated names have no vowels, so that they spell no word, and no digits, because old exporters
-# use numbers as names.
+# Generated names have no vowels, because they must not form words, and no digits, because old
+# exporters use numbers as names.
 _LETTERS = "bcdfghjklmnpqrstvwxz"
 _PREFIXES = {
     "domain": "o",
@@ -343,11 +345,11 @@ _PREFIXES = {
     "text": "s",
     "graph": "g",
 }
-_SEEDS = 8  # number of random seeds that are tried until the prediction does not change
-_SHORTEST = 3  # shorter texts may occur by chance and do not count as leaks
-# In longer texts, each secret is looked for. Of shorter texts, each substring is looked up.
+_SEEDS = 8  # number of random seeds that are tried to keep the prediction
+_SHORTEST = 3  # shorter texts do not count as leaks, because they may occur by chance
+# A longer text is searched for each secret. For a shorter text, each substring is looked up.
 _LONG = 64
-_MAX_SPELLINGS = 20_000  # names that are tried; only a malicious model contains all of them
+_MAX_SPELLINGS = 20_000  # number of tried names; only a malicious model contains all of them
 _CLEARED = frozenset(
     {
         "metadata_props",
@@ -368,8 +370,8 @@ _WORD = re.compile(r"[^\s,()';\"`]+")
 _UNNAMED_PREFIX = "node_of_"  # TensorRT names a node without name by this prefix and its output
 _COPY_SUFFIX = "_clone_"  # TensorRT's copies of nodes before Concats end with this and a number
 _LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # separates the nodes in a layer's name
-_COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers that occur in any text
-# Words that the text of the issue contains for every model.
+_COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers that may occur in any text
+# Words that the text of the bug report contains for every model.
 _REPORT_WORDS = frozenset(
     {
         "model.onnx",
@@ -394,11 +396,11 @@ class PrivateNames:
     """New names for the nodes, tensors and other objects of a model.
 
     Args:
-        secrets: Texts of the original model that must not remain.
+        secrets: Texts of the original model that must not occur in the new model.
 
     Attributes:
         names: New names by original name.
-        kept: Public words that remain in the new model.
+        kept: Public words that the new model contains.
     """
 
     def __init__(self, secrets: set[str]) -> None:
@@ -408,14 +410,14 @@ class PrivateNames:
         self._spellings = {kind: _spell_names(prefix) for kind, prefix in _PREFIXES.items()}
 
     def rename(self, original: str, kind: str = "tensor") -> str:
-        """Return the new name for an original name; create the new name on first use.
+        """Return the new name for an original name.
 
         Args:
             original: Original name; an empty name remains empty.
             kind: Kind of object, which determines the first letter of the new name.
 
         Raises:
-            ModelError: The original model contains all possible new names.
+            ModelError: The original model contains all new names that were tried.
         """
         if not original:
             return ""
@@ -449,7 +451,7 @@ class PrivateNames:
         return self.names.get(original, original) + name[len(original) :]
 
     def replace_names(self, text: str) -> str:
-        """Replace original names in a compiler's message by new names; only whole names count."""
+        """Replace original names in a compiler's message by new names, if they are whole words."""
         names = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
         if names:
             pattern = "|".join(map(re.escape, names))
@@ -461,11 +463,12 @@ class PrivateNames:
         return _WORD.sub(lambda match: self.names.get(match[0], match[0]), text)
 
     def select_invariants(self, invariants: Invariants, prediction: Prediction) -> Invariants:
-        """Return the invariants of the private model that correspond to original invariants.
+        """Return the invariants of the private model that correspond to the original invariants.
 
         Args:
             invariants: Findings and convolutions of the original model.
-            prediction: Prediction of the private model, whose messages contain no original numbers.
+            prediction: Prediction of the private model. Its messages do not contain original
+                numbers.
         """
         places = {(str(f.code), self.rename_layer(f.node)) for f in invariants.findings}
         names = {self.rename_layer(c.name) for c in invariants.convolutions}
@@ -475,13 +478,13 @@ class PrivateNames:
         )
 
     def find_leak(self, text: str) -> str | None:
-        """Return a secret that a text of the new model contains; None without a secret."""
+        """Return a secret that a text of the new model contains; None if it contains none."""
         if not text or text in self.kept or is_public(text):
             return None
         return text if text in self._secrets else self._find_secret_within(text, _SHORTEST + 1)
 
     def find_leak_in_prose(self, text: str) -> str | None:
-        """Return a secret that a text in English contains; None without a secret.
+        """Return a secret that an English text contains; None if it contains none.
 
         Common words and numbers do not count, even if the model uses them as names.
         """
@@ -520,15 +523,15 @@ def _spell_names(prefix: str) -> Iterator[str]:
 def make_private(
     whole: Model, proto: onnx.ModelProto, prediction: Prediction
 ) -> tuple[onnx.ModelProto, PrivateNames]:
-    """Return a copy of a part that keeps only the part's structure, and the new names.
+    """Return a private copy of a part, and its new names.
 
     Args:
-        whole: The user's model, none of whose texts may remain.
-        proto: The part to make private, which is not changed.
-        prediction: Prediction of the part, which the private copy must have too.
+        whole: The user's model. None of its texts may occur in the copy, except public words.
+        proto: The part to make private. It is not changed.
+        prediction: Prediction of the part. The prediction of the copy must be the same.
 
     Raises:
-        ModelError: The prediction would change, or a text would remain.
+        ModelError: The prediction of the copy would differ, or a secret text would remain.
     """
     path = whole.path or "model"
     secrets = {*_iterate_texts(whole.proto), whole.path, whole.base_dir}
@@ -587,7 +590,7 @@ def _list_findings(
 
 
 def _iterate_texts(message: Message) -> Iterator[str]:
-    """Yield every text in a protobuf message, including bytes, but not raw tensor data."""
+    """Yield every text in a protobuf message. Bytes count as texts, except raw tensor data."""
     for field, values in message_fields(message):
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
@@ -606,7 +609,7 @@ def _replace_texts(
     Args:
         message: Model or part of a model.
         names: New names.
-        attributes: Public attributes of the node that contains the message; None for a custom
+        attributes: Public attribute names of the node that contains the message; None for a custom
             operator.
     """
     if isinstance(message, onnx.NodeProto):

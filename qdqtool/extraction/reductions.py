@@ -1,7 +1,7 @@
 """Reductions: functions that propose smaller versions of a model.
 
-Each function receives a model, which it does not change, and yields candidates, usually the
-smallest first. Candidates may be invalid.
+Each function receives a model and yields smaller candidates, usually the smallest first. Candidates
+may be invalid. The model itself is not changed.
 """
 
 import functools
@@ -22,16 +22,16 @@ from qdqtool.util import limits
 
 Reduction = Callable[..., Iterator[onnx.ModelProto]]
 ConstantLookup = Callable[[onnx.TensorProto], onnx.TensorProto]
-"""Function that returns a constant with data, for a constant whose data was removed."""
+"""Function that takes a constant whose data was removed, and returns the constant with data."""
 
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
-LARGE = 4096  # size in bytes above which candidates do not contain the data of constants
+LARGE = 4096  # if a constant has more bytes, candidates do not contain its data
 _PLAIN = 64  # constants with at most this number of elements are not flattened
 _NOT_RESIZED = _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
 
 
 def prune_unused(proto: onnx.ModelProto, convert: ConstantLookup) -> onnx.ModelProto:
-    """Return a copy of a model without nodes, constants and inputs that no output needs.
+    """Return a copy of a model without the nodes, constants and inputs that no output needs.
 
     Declared types are kept only if shape inference cannot infer them.
 
@@ -67,7 +67,7 @@ def collect_types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 
 
 def collect_constants(proto: onnx.ModelProto) -> set[str]:
-    """Return the names of initializers and of outputs of Constant nodes."""
+    """Return the names of initializers, and of the outputs of Constant nodes."""
     names = {t.name for t in proto.graph.initializer}
     names.update(o for n in proto.graph.node if n.op_type == "Constant" for o in n.output)
     return names
@@ -78,10 +78,10 @@ def _is_float(kind: onnx.TypeProto) -> bool:
 
 
 def reduce_outputs(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield models with a single tensor as output, then models without one of several outputs.
+    """Yield models with a single tensor as output, then models without one of the outputs.
 
-    Models with a single output come in the order of the nodes. The output is a float, so that no
-    Q/DQ pair is split.
+    Models with a single output are in the order of the nodes. Their output is a float tensor, so
+    that no Q/DQ pair is split. Models without one output are yielded only if the model has several.
     """
     types = collect_types(proto)
     graph = proto.graph
@@ -102,10 +102,10 @@ def reduce_outputs(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 
 def remove_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield models without half of the nodes, a quarter, and finally without single nodes.
+    """Yield models without half of the nodes, then without a quarter, finally without single nodes.
 
-    Outputs of the removed nodes become network inputs. They are floats that no DQ produces, so that
-    no Q/DQ pair is split.
+    Outputs of the removed nodes become network inputs. These must be float tensors that no DQ
+    produces, so that no Q/DQ pair is split.
     """
     nodes, constants, types = proto.graph.node, collect_constants(proto), collect_types(proto)
     dequantized = {o for node in nodes if node.op_type == qdq.DQ for o in node.output}
@@ -119,7 +119,7 @@ def remove_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterator[range]:
     """Yield the index ranges of halves, quarters, ... of the nodes, then of single nodes.
 
-    Single nodes come in reverse order, without nodes whose inputs are all constant.
+    Single nodes are in reverse order. Nodes with only constant inputs are left out.
     """
     size = len(nodes) // 2
     while size > 1:
@@ -134,7 +134,7 @@ def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterat
 def _remove_range(
     proto: onnx.ModelProto, indices: range, constants: set[str], types: dict[str, onnx.TypeProto]
 ) -> onnx.ModelProto | None:
-    """Return a copy of the model without some nodes, whose outputs become network inputs.
+    """Return a copy of the model without some nodes. Their outputs become network inputs.
 
     Args:
         proto: The model.
@@ -143,7 +143,8 @@ def _remove_range(
         types: Types of the tensors that can become network inputs.
 
     Returns:
-        None if a network output is lost, or if a tensor cannot become a network input.
+        The copy. None if a removed node computes a network output, or if a tensor cannot become a
+        network input.
     """
     nodes = proto.graph.node
     produced = _list_produced([nodes[i] for i in indices], constants)
@@ -175,9 +176,9 @@ def _find_consumed(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield models without one node, whose consumers read one of the node's inputs instead.
+    """Yield models without one node. Its consumers read one of its inputs instead.
 
-    The input must have the type and shape of the output. A Q/DQ pair is removed as a whole.
+    The input must have the type and shape of the node's output. A Q/DQ pair is removed as a whole.
     """
     types, constants = collect_types(proto), collect_constants(proto)
     nodes = proto.graph.node
@@ -216,7 +217,7 @@ def _bypass_node(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelP
 
 
 def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield a model with initializers in place of Constant nodes; nothing without Constants."""
+    """Yield a model with initializers in place of Constant nodes, if the model has such nodes."""
     tensors = _find_constant_tensors(proto)
     if not tensors:
         return
@@ -260,8 +261,8 @@ def reduce_channels(
 ) -> Iterator[onnx.ModelProto]:
     """Yield models with fewer channels.
 
-    The first models have all divisible numbers of channels divided by a factor. In the other
-    models, one number of channels is replaced by 1.
+    For the first models, all numbers of channels that a factor divides are divided by this factor.
+    In the other models, 1 replaces one number of channels.
     """
     sizes = _list_channel_counts(proto)
     factors = [f for f in _list_factors(sizes) if any(size % f == 0 for size in sizes)]
@@ -294,14 +295,14 @@ def _reduce_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield models with a batch of one, then with smaller images."""
+    """Yield a model with a batch size of 1, then models with smaller images."""
     shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input]
     if any(shape and shape[0] > 1 for shape in shapes):
         yield _reduce_batch(proto)
     sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
     for factor in _list_factors(sides):
-        # A size in a constant may be a side (power 1), an area (power 2), or independent of the
-        # image size (power 0).
+        # A number in a constant may be a side (power 1) or an area (power 2), or it may not depend
+        # on the image size (power 0).
         for power in (0, 1, 2):
             yield _divide_sides(proto, factor, power)
 
@@ -331,9 +332,9 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models whose weights have equal values: first all weights, then single weights.
+    """Yield models with equal values in all weights, then with equal values in single weights.
 
-    All values of a weight become the value with the largest magnitude.
+    The value is that with the largest magnitude in the weights.
     """
     graph = proto.graph
     large = [i for i, t in enumerate(graph.initializer) if _can_be_flattened(t, find_constant)]
@@ -360,7 +361,7 @@ def _can_be_flattened(tensor: onnx.TensorProto, find_constant: ConstantLookup) -
 
 
 def _list_factors(sizes: list[int]) -> list[int]:
-    """Return factors by which sizes may be divided, in descending order.
+    """Return factors by which to try to divide sizes, in descending order.
 
     The factors are powers of two, small odd numbers, and the sizes themselves.
     """
@@ -394,13 +395,13 @@ def _resize_channels(
     find_constant: ConstantLookup,
     change_contents: bool,
 ) -> onnx.ModelProto:
-    """Return a copy with other numbers of channels in weights, inputs and groups.
+    """Return a copy of a model with changed numbers of channels in weights, inputs and groups.
 
     Args:
         proto: The model.
         change: Function that returns the new number of channels for an old number.
         find_constant: Function that returns a constant with data.
-        change_contents: Whether to change sizes in constants, such as the shape of a Reshape.
+        change_contents: Whether to change sizes in constants too, such as the shape of a Reshape.
     """
     resizing = (n for n in proto.graph.node if n.op_type in ("Resize", "Upsample"))
     structural = {t for n in resizing for t in n.input[1:]}
@@ -426,7 +427,7 @@ def _resize_channels(
 
 
 def can_hold_sizes(tensor: onnx.TensorProto) -> bool:
-    """Return whether a constant may contain sizes: a scalar or short vector of integers."""
+    """Return whether a constant is a scalar or short vector of integers, which may be sizes."""
     return (
         tensor.data_type in _INTEGERS
         and len(tensor.dims) <= 1
@@ -457,7 +458,7 @@ def _remove_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 READING_CONSTANTS: frozenset[Reduction] = frozenset((reduce_channels, flatten_weights))
-"""Reductions that need the data of large constants, and therefore a ConstantLookup."""
+"""Reductions that need the data of large constants. Their second argument is a ConstantLookup."""
 
 ALL: tuple[Reduction, ...] = (
     reduce_outputs,
@@ -468,7 +469,8 @@ ALL: tuple[Reduction, ...] = (
     reduce_images,
     flatten_weights,
 )
-# Order for checks whose time depends on the size of a model: the largest savings come first.
+# Order for checks whose time depends on the size of the model: the reductions that save most come
+# first.
 BYTES_FIRST: tuple[Reduction, ...] = (
     store_constants,
     reduce_channels,

@@ -40,15 +40,17 @@ class Extraction:
         proto: The small model.
         prediction: Prediction of the small model.
         whole: Prediction of the whole model.
-        shown: Findings and convolutions that both models have; for a private model, with new names.
-        nodes: Number of nodes of the small and of the whole model.
+        shown: Findings and convolutions that both models have. For a private model, they have its
+            new names.
+        nodes: Numbers of nodes of the small model and of the whole model.
         kept: Description of the part in one line.
         notes: Further notes for the user.
-        checked: Outcome of the builder or command, which both models have; empty without a check.
-        private: New names in a private model; None for other models.
+        checked: Outcome of the builder or command, which is the same for both models; empty without
+            a check.
+        private: The new names, if the small model is private, else None.
         interrupted: Whether Ctrl-C ended the shrinking.
         source: Path of the whole model; empty for a model in memory.
-        read: Input files, which :meth:`save` never overwrites.
+        read: Files that were read; :meth:`save` does not overwrite them.
     """
 
     proto: onnx.ModelProto
@@ -70,16 +72,16 @@ class Extraction:
 
     @property
     def ok(self) -> bool:
-        """Whether the extraction is complete and reproduces a finding or a convolution."""
+        """Whether the extraction was not interrupted, and reproduces a finding or a convolution."""
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The small model; equal to `proto`."""
+        """The small model (:attr:`proto`). Other results use the name `model` too."""
         return self.proto
 
     def summary(self) -> Json:
-        """Return the numbers of nodes of the small and of the whole model."""
+        """Return the numbers of nodes of the small model and of the whole model."""
         return {"nodes": self.nodes[0], "of": self.nodes[1]}
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
@@ -90,13 +92,14 @@ class Extraction:
         """Write the small model atomically.
 
         Raises:
-            QdqtoolError: `path` is an input, the folder is missing, or the file cannot be written.
+            QdqtoolError: `path` is a file that was read, the folder of `path` is missing, or the
+                file cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.proto, path, source=self.source)
 
     def as_json(self) -> Json:
-        """Return the fields of the JSON output."""
+        """Return the JSON fields."""
         return {
             "schema": SCHEMA,
             "tool": TOOL_VERSION,
@@ -124,7 +127,7 @@ _MAX_ROWS = 20
 
 
 def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the output of ``qdqtool verify --format json`` from a file.
+    """Read a file with the output of ``qdqtool verify --format json``.
 
     Raises:
         DataError: The file cannot be read, or has another format.
@@ -162,7 +165,7 @@ def format_issue(
         extraction: Result of the extraction.
         command: Command line of the extraction.
         model: File name of the small model.
-        verification: JSON of a verification of the whole model; None without a build.
+        verification: JSON object of a verification of the whole model; None if there is no build.
     """
     shown = extraction.shown
     subject = _format_code(shown.convolutions[0].name) if shown.convolutions else "A build"
@@ -217,7 +220,7 @@ def _format_table(rows: list[ConvOutcome]) -> list[str]:
 def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> list[str]:
     """Return a table of the mismatches at nodes of the small model.
 
-    Without such mismatches, list all mismatches, unless the model is private.
+    If there are none, the table has all mismatches, unless the model is private.
     """
     private = extraction.private
     nodes = {n.name for n in extraction.proto.graph.node}

@@ -1,4 +1,4 @@
-"""Shrinking of a model step by step, as long as a check holds."""
+"""Shrinking of a model, step by step, while the model passes a check."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,23 +22,23 @@ from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.util import limits
 
 ModelCheck = Callable[[onnx.ModelProto], bool]
-_FINDING_COST = 8  # creating a candidate takes about 1/8 of the time of its prediction
+_FINDING_COST = 8  # a candidate is created in about 1/8 of the time of its prediction
 
 
 class ModelShrinker:
-    """Makes a model smaller step by step as long as a check holds.
+    """Makes a model smaller, step by step, while the model passes a check.
 
-    Candidates are created without large constants. Only candidates that are checked get the
-    constants back.
+    Candidates are created without large constants. The constants are restored only in candidates
+    that are checked.
 
     Args:
-        proto: The model, which is not changed.
-        holds: Function that returns whether a smaller model passes the check. An exception other
-            than BuilderError means that the model fails.
+        proto: The model. It is not changed.
+        holds: Function that returns whether a smaller model passes the check. If it raises an
+            exception other than BuilderError, the model does not pass.
         reductions: Functions that propose smaller models; see
             :mod:`qdqtool.extraction.reductions`.
         limit: Maximum number of models to try.
-        bounded: Whether the total nodes and bytes of all models are limited too; see
+        bounded: Whether the total numbers of nodes and bytes of all models are limited too; see
             :mod:`qdqtool.util.limits`.
 
     Attributes:
@@ -64,8 +64,8 @@ class ModelShrinker:
         try:
             self._light = self._infer_types(light)
         except Exception:
-            # In strict mode, onnx rejects some valid models (with plugins or unusual types). Their
-            # parts would be rejected too, so strict mode is off for all candidates.
+            # In strict mode, onnx rejects some valid models (with plugins or unusual types). It
+            # would also reject their parts. Strict mode is therefore off for all candidates.
             self._strict = False
             try:
                 self._light = self._infer_types(light)
@@ -85,11 +85,11 @@ class ModelShrinker:
 
     @property
     def proto(self) -> onnx.ModelProto:
-        """Smallest model so far that passes the check."""
+        """Smallest model found so far that passes the check."""
         return attach_constants(self._light, self._constants)
 
     def steps(self) -> Iterator[bool]:
-        """Try smaller models until none passes; yield for each model whether it passes."""
+        """Try smaller models until none passes, and yield for each model whether it passes."""
         progress = True
         while progress and not self.exhausted:
             progress = False
@@ -113,7 +113,7 @@ class ModelShrinker:
             holds = self._try_candidate(
                 candidate, _constant_size(candidate) if reads_constants else 0
             )
-            del candidate  # frees memory, because a candidate may be as large as the model
+            del candidate  # frees memory: a candidate may be as large as the model
             if holds is not None and not self.exhausted:
                 yield holds
             if holds or self.exhausted:
@@ -126,7 +126,7 @@ class ModelShrinker:
         return self.proto
 
     def _spend_budget(self, nodes: int, size: int = 0) -> bool:
-        """Subtract nodes and bytes from the budget; return False if a limit is exceeded."""
+        """Subtract nodes and bytes from the budget, and return whether no limit is exceeded."""
         if self._budget is not None:
             self._budget = (self._budget[0] - nodes, self._budget[1] - size)
             self.exhausted = min(self._budget) < 0
@@ -136,15 +136,15 @@ class ModelShrinker:
         return self._constants.get(tensor.doc_string, tensor)
 
     def _try_candidate(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
-        """Check a candidate, which becomes the new model if the check passes.
+        """Check a candidate. If it passes, it becomes the new model.
 
         Args:
             candidate: Model proposed by a reduction.
             copied_bytes: Bytes of constants that were copied for the candidate.
 
         Returns:
-            Whether the candidate passes. None without a check, because the candidate is invalid,
-            was tried before, or exceeds the budget.
+            Whether the candidate passes. None if it was not checked, because it is invalid, was
+            tried before, or exceeds the budget.
         """
         if not self._spend_budget(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
             return None
@@ -164,7 +164,7 @@ class ModelShrinker:
         try:
             holds = self._holds(complete)
         except BuilderError:
-            raise  # the compiler no longer runs, so further checks are meaningless
+            raise  # the compiler cannot run any more, so no model can be checked
         except Exception:
             return False
         if holds:
@@ -176,7 +176,7 @@ class ModelShrinker:
     ) -> None:
         self._light = typed
         marks = (t.doc_string for t in typed.graph.initializer)
-        # Copy new tensors, because a tensor keeps its whole candidate in memory.
+        # New tensors are copied, because a tensor would keep its whole candidate in memory.
         self._constants = {
             m: self._constants.get(m) or deepcopy(constants[m]) for m in marks if m in constants
         }
@@ -200,8 +200,8 @@ def detach_constants(
 
     Args:
         proto: The model.
-        constants: Dictionary to which the removed constants are added. Their key, a hash, becomes
-            the doc string of the constant without data.
+        constants: Dictionary to which the removed constants are added. The key is a hash, which is
+            also the doc string of the constant without data.
     """
 
     def detach(tensor: onnx.TensorProto) -> onnx.TensorProto:

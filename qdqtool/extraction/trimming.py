@@ -1,7 +1,7 @@
 """Search for a small part of a model that passes a check.
 
-A part grows from the nodes that a finding names (anchors) until the part passes. Then the nodes
-that are farthest from the anchors are removed.
+A part grows from the nodes that a finding names (the anchors) until the part passes the check. Then
+nodes are removed from the part, first those farthest from the anchors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +11,8 @@ from qdqtool.ir.graph import Node
 from qdqtool.util import limits
 
 PartCheck = Callable[[ModelPart], bool]
-_FINDING_COST = 8  # completing a part takes about 1/8 of the time of its prediction
-# Distances from the anchors, in steps from node to node, of the parts that are tried
+_FINDING_COST = 8  # a part is completed in about 1/8 of the time of its prediction
+# Maximum distances from the anchors of the parts that are tried, in steps from node to node
 _HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
 
@@ -22,7 +22,7 @@ def grow_part(
     holds: PartCheck,
     needed: frozenset[int] = frozenset(),
 ) -> Iterator[ModelPart | None]:
-    """Try larger and larger parts around some nodes until a part passes the check.
+    """Try larger and larger parts around the anchors until a part passes the check.
 
     If no smaller part passes, the result is the whole model, which is not checked.
 
@@ -30,7 +30,7 @@ def grow_part(
         cutter: Cuts parts out of the model.
         anchors: Nodes of the smallest part.
         holds: Function that returns whether a part passes the check.
-        needed: Indices of nodes without which a part is not tried.
+        needed: Indices of nodes that each tried part must contain.
 
     Yields:
         None for each part that fails, then the first part that passes.
@@ -54,37 +54,38 @@ def grow_part(
 
 
 class TrimBudget:
-    """Limit for trimming: total number of nodes of all parts that are predicted.
+    """Limit of trimming: the total number of nodes in all predicted parts.
 
-    Without a limit, the time for wide parts would grow with the square of their size. A part with
-    more findings than nodes counts as many nodes as findings.
+    Without a limit, the time for wide parts would grow with the square of their size. If a part has
+    more findings than nodes, the number of findings counts.
 
     Attributes:
-        nodes_left: Remaining number of nodes. Trimming stops if the number becomes negative.
+        nodes_left: Remaining number of nodes. Trimming ends if the number is negative.
     """
 
     def __init__(self) -> None:
         self.nodes_left = limits.TRIMMED_NODES
 
     def spend(self, nodes: int) -> bool:
-        """Subtract nodes from the budget; return whether the budget is not exceeded."""
+        """Subtract nodes from the budget, and return whether the budget is not exceeded."""
         self.nodes_left -= nodes
         return self.nodes_left >= 0
 
 
 class PartTrimmer:
-    """Makes a part smaller as long as the part passes a check.
+    """Makes a part smaller while the part passes a check.
 
     Args:
         cutter: Cuts parts out of the model.
         part: Part that passes the check.
-        anchors: Nodes that remain. Nodes without a connection to an anchor are removed.
+        anchors: Nodes that remain in the part. Nodes that are not connected to an anchor are
+            removed.
         holds: Function that returns whether a part passes the check.
-        budget: Remaining number of nodes that may be predicted.
-        needed: Indices of further nodes that remain.
+        budget: Limit of the total number of nodes in predicted parts.
+        needed: Indices of further nodes that remain in the part.
 
     Attributes:
-        part: Smallest part so far that passes.
+        part: Smallest part found so far that passes the check.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class PartTrimmer:
         self._needed = needed
 
     def steps(self) -> Iterator[bool]:
-        """Try smaller parts until none passes or the budget ends; yield whether each passes."""
+        """Try smaller parts until none passes or the budget ends; yield whether each one passes."""
         fixed = self._needed.union(n.index for n in self._anchors)
         size = max(1, len(self.part.nodes) // 2)
         while True:
@@ -134,7 +135,8 @@ class PartTrimmer:
         """Return the part without some nodes.
 
         Returns:
-            None if the part does not become smaller, or loses a needed node or all outputs.
+            The smaller part. None if it would not be smaller, or would have no output or lack a
+            needed node.
         """
         nodes = self._find_connected(self.part.nodes - removed - self._cutter.constant)
         if not self._needed <= nodes:
@@ -157,9 +159,9 @@ class PartTrimmer:
 
 
 def _order_by_distance(cutter: ModelCutter, part: ModelPart, anchors: Sequence[Node]) -> list[int]:
-    """Return the indices of a part's nodes, those farthest from the anchors first.
+    """Return the indices of a part's nodes, farthest from the anchors first.
 
-    Distances are counted in steps from node to node. Constant nodes are left out.
+    The distance of two nodes is the number of steps from node to node. Constant nodes are left out.
     """
     distances = {n.index: 0 for n in anchors}
     queue = list(anchors)

@@ -1,1 +1,1 @@
-"""Findings: their codes, messages and explanations, and the checks of a model."""
+"""Findings: codes, messages and explanations, and the checks of a model."""

@@ -37,10 +37,10 @@ MODEL_FAULTS: dict[type[Reason], tuple[FindingCode, ...]] = {
     ),
     WeightsNotConstant: ("WEIGHT-INDIRECT",),
 }
-"""Reasons that are faults of the model, each with the other finding codes that checks use for it.
+"""Reasons that are faults of the model, with other finding codes under which checks report them.
 
-The checks of the model report these faults at the quantizer. Therefore, the convolutions that read
-the quantizer get no additional finding.
+The checks of the model report these faults at the quantizer. The convolutions that read the
+quantizer therefore get no finding of their own.
 """
 
 
@@ -58,8 +58,8 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
 
     Args:
         prediction: The prediction.
-        report: Report to which findings are added. It already has the findings of the checks,
-            so that further findings can refer to them.
+        report: Report to which findings are added. It must have the findings of the checks already,
+            because further findings refer to them.
     """
     recorded = RecordedReasons(prediction, report)
     _explain_residuals(recorded)
@@ -75,7 +75,7 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
             _explain_convolution(recorded, outcome)
     for conversion in recorded.reasons_of_kind(RemainingConversion):
         report_conversion(recorded, conversion)
-    # Concats whose scales no finding about a convolution has reported.
+    # Concats with different scales that no finding on a convolution has reported yet.
     for concat in recorded.reasons_of_kind(ConcatScales):
         recorded.add(Diagnosis(concat.node, Cause(concat), concat.elements))
 
@@ -99,7 +99,7 @@ def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> Non
 def report_regions(prediction: Prediction, report: FindingReport) -> None:
     """Report regions of Myelin with attention or normalizations.
 
-    Regions with other matrix products are part of the counts, but get no finding.
+    Regions with other matrix products count in the prediction, but get no finding.
     """
     for region in prediction.regions:
         if region.norms or (region.softmaxes and region.products):

@@ -1,7 +1,7 @@
-"""Build methods: how each allows INT8 and FP16, and how it prints a verbose log.
+"""Build methods: how each method allows INT8 and FP16, and how it prints a verbose log.
 
-The table is ``qdqtool/findings/build_methods.toml``. Findings, ``explain``, ``predict --for`` and
-the README read it. No other file names flags of other tools.
+The table ``qdqtool/findings/build_methods.toml`` has all flags of other tools. Findings,
+``explain``, ``predict --for`` and the README use this table.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ class BuildMethod:
         name: Name for ``--for``.
         title: Name in a sentence.
         weak: Settings that allow INT8 and FP16 up to TensorRT 10.
-        strong: Advice from TensorRT 11 on, where the types in the ONNX model set the precision.
+        strong: Advice for TensorRT 11 and later, which compute in the types of the ONNX model.
         log: Setting for a verbose log, for ``qdqtool verify``.
         care: Further advice for Q/DQ models.
         source: Source of the entry.
         also: Other names for ``--for``.
-        typed: Setting for a strongly typed network of TensorRT 10; empty if ``strong`` applies.
+        typed: Setting for a strongly typed network of TensorRT 10. If it is empty, `strong`
+            applies.
     """
 
     name: str
@@ -46,7 +47,7 @@ class BuildMethod:
     typed: str = ""
 
     def flags(self, target: str) -> str:
-        """Return the settings of the builder for a target."""
+        """Return the settings of the build method for a target."""
         version = target_named(target)
         if not version.strongly_typed:
             return self.weak
@@ -94,7 +95,7 @@ def find_build_method(name: str) -> BuildMethod:
     )
 
 
-_JETPACK = ("10.3", "10.7")  # versions of JetPack 6, whose trtexec is not on the path
+_JETPACK = ("10.3", "10.7")  # TensorRT versions of JetPack 6, whose trtexec is not on PATH
 
 
 def trtexec_command(
@@ -107,19 +108,20 @@ def trtexec_command(
 ) -> str:
     """Return the trtexec command that builds a model and writes a log for ``qdqtool verify``.
 
-    Strongly typed networks, and TensorRT 11 and later, have no precision flags. Weakly typed
-    networks of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the unquantized part. Both
-    flags are deprecated since 10.12 (release notes), and 10.15 runs Q/DQ in INT8 without
-    ``--int8``. trtexec lists the layers from 8.2 on. Without ``--shapes`` it builds for 1 in each
+    Strongly typed networks need no precision flags, and TensorRT 11 has none. Weakly typed networks
+    of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the layers without Q/DQ. Both flags are
+    deprecated since 10.12 (release notes). TensorRT 10.15 runs Q/DQ in INT8 without ``--int8``.
+    trtexec lists the layers since 8.2. Without ``--shapes``, it builds for a size of 1 in each
     dynamic dimension.
 
     Args:
         target: The TensorRT version.
         model: Path of the model.
-        half: Whether the unquantized part may run in FP16.
-        bfloat16: Whether the model has tensors of bfloat16, which a weakly typed network allows
-            with ``--bf16`` only (trtexec 9.0 and later).
-        open_inputs: Shapes to build for, by the input's name; -1 becomes 1.
+        half: Whether the layers without Q/DQ may run in FP16.
+        bfloat16: Whether the model has bfloat16 tensors. A weakly typed network allows them only
+            with ``--bf16`` (trtexec 9.0 and later).
+        open_inputs: Shapes for which the engine is built, by name of the input; -1 is replaced by
+            1.
     """
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
@@ -136,9 +138,9 @@ def trtexec_command(
 
 
 def _format_shape(entry: tuple[str, Sequence[int]]) -> str:
-    """Return a shape such as ``images:1x3x640x640``; -1 becomes 1.
+    """Return a shape such as ``images:1x3x640x640``; -1 is replaced by 1.
 
-    A name with separators is put in quotes, as trtexec requires.
+    trtexec requires quotes around a name with separators.
     """
     name, shape = entry
     label = f"'{name}'" if set(name) & set(":,") else name
@@ -146,7 +148,7 @@ def _format_shape(entry: tuple[str, Sequence[int]]) -> str:
 
 
 def trtexec_advice(target: Target) -> str:
-    """Return advice about the trtexec command of a target; empty if there is none."""
+    """Return advice on the trtexec command of a target; empty if there is none."""
     version = version_numbers(target.requested_version)
     if target.requested_version.startswith(_JETPACK):
         return "on a Jetson: /usr/src/tensorrt/bin/trtexec"
@@ -158,7 +160,7 @@ def trtexec_advice(target: Target) -> str:
     return ""
 
 
-_BFLOAT16_FLAGS = {  # by build method, in place of the flags that allow FP16
+_BFLOAT16_FLAGS = {  # by build method; they replace the flags for FP16
     "trtexec": "trtexec --onnx=model.onnx --int8 --bf16",
     "python": "config.set_flag(trt.BuilderFlag.INT8); config.set_flag(trt.BuilderFlag.BF16)",
     "onnxruntime": 'provider options {"trt_int8_enable": True, "trt_bf16_enable": True}',
@@ -166,11 +168,11 @@ _BFLOAT16_FLAGS = {  # by build method, in place of the flags that allow FP16
 
 
 def describe_float_flag(way: str | None, bfloat16: bool = False) -> tuple[str, str]:
-    """Return the message and the fix of FLAG-FP16 for a build method; None stands for trtexec.
+    """Return the message and the fix of FLAG-FP16 for a build method.
 
     Args:
         way: The build method.
-        bfloat16: Whether the model has tensors of bfloat16.
+        bfloat16: Whether the model has bfloat16 tensors.
     """
     if bfloat16:
         flags = _BFLOAT16_FLAGS.get(way or "trtexec", _BFLOAT16_FLAGS["trtexec"])
@@ -195,7 +197,7 @@ def describe_float_flag(way: str | None, bfloat16: bool = False) -> tuple[str, s
 
 
 class FloatFlag(Reason):
-    """A network whose unquantized part needs the builder's permission to run in FP16 or BF16."""
+    """A network whose layers without Q/DQ run in FP16 or BF16 only if a flag allows it."""
 
     rules = (FindingRule("FLAG-FP16"),)
 

@@ -14,8 +14,8 @@ from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS, target_before
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
-# First target that is always strongly typed. The codes of this target also apply to strongly typed
-# networks of earlier versions.
+# First target that is always strongly typed. Its codes also apply to strongly typed networks of
+# earlier targets.
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 
@@ -38,7 +38,7 @@ class CodeScope:
     def split_by_evidence(self) -> list[CodeScope]:
         """Return one scope for each level of evidence among the targets.
 
-        On a target, the evidence of a code is at most the evidence of the target's rules.
+        On a target, the evidence of a code is not stronger than the evidence of the target's rules.
         """
         evidence = {t: self.evidence.choose_weaker(TARGETS[t].evidence) for t in self.targets}
         scopes = []
@@ -55,22 +55,23 @@ class FindingCodeEntry:
     Attributes:
         code: The code, for instance ``SKIP-FLOAT``.
         title: Title of one line.
-        severity: Severity, unless ``holds`` has another severity for a target.
+        severity: Severity on targets for which ``holds`` has no other severity.
         cause: Cause in the model.
         tensorrt: Effect in TensorRT.
-        log: Lines of a build log that show the problem, in TensorRT's wording if known.
+        log: Lines of a build log that show the problem, in the wording of TensorRT if it is known.
         fix: Advice. Empty if no action is needed.
-        fix_by_rate: Advice for a GPU that computes INT8 faster than FP16, and for the other GPUs.
-            Empty if the rates do not matter.
+        fix_by_rate: Two texts: advice for GPUs that compute INT8 faster than FP16, and advice for
+            other GPUs. Empty if the advice does not depend on the rates.
         holds: Targets to which the code applies, with evidence.
-        builds: Whether the build succeeds in spite of the error. The results are then wrong.
-        passes: Whether the finding comes from the simulated passes. The evidence of the target's
-            rules then limits the evidence of the code.
-        saves_time: Whether the fix can save time: convolutions run in INT8, or conversions vanish.
-        error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most
-            specific first. In ``log``, prefixes in braces are placeholders for these texts.
-        error_since: First version with the error text, by target, if earlier versions that the
-            target covers have another text.
+        builds: Whether the build succeeds in spite of the error, with wrong results.
+        passes: Whether the finding comes from the simulated passes. If so, its evidence is not
+            stronger than that of the target's rules.
+        saves_time: Whether the fix can save time, because more convolutions run in INT8 or fewer
+            conversions remain.
+        error: TensorRT's error text by prefixes of targets (``trt8``, ``trt10 rtx`` ...), the most
+            specific first. In `log`, prefixes in braces are placeholders for these texts.
+        error_since: First version with the error text, by target. Only for targets whose earlier
+            versions have another text.
     """
 
     code: str
@@ -91,8 +92,8 @@ class FindingCodeEntry:
     def scope_on(self, target: str) -> CodeScope | None:
         """Return the scope that includes a target; None if the code does not apply to it.
 
-        A new target that no code names has the codes of the nearest earlier target. The evidence of
-        these codes is at most that of the new target's rules.
+        If no code names a new target, the codes of the nearest earlier target apply to it. The
+        evidence of these codes is not stronger than that of the new target's rules.
         """
         base = target.removesuffix(STRONGLY_TYPED)
         listed = _listed_target(base)
@@ -106,7 +107,7 @@ class FindingCodeEntry:
         """Return the advice for a GPU.
 
         Args:
-            has_fast_int8: Whether the GPU computes INT8 faster than FP16; None without a GPU.
+            has_fast_int8: Whether the GPU computes INT8 faster than FP16; None if no GPU is given.
         """
         if has_fast_int8 is None or not self.fix_by_rate:
             return self.fix
@@ -126,7 +127,7 @@ class FindingCodeEntry:
         return ""
 
     def quote_error(self, target: str) -> str:
-        """Return a sentence that quotes TensorRT's error text on a target; empty if unknown."""
+        """Return a sentence that quotes TensorRT's error text; empty if the text is unknown."""
         text = self.error_text(target)
         since = dict(self.error_since).get(target.removesuffix(STRONGLY_TYPED))
         speaker = "TensorRT" if since is None else f"TensorRT {since} and later"
@@ -134,7 +135,7 @@ class FindingCodeEntry:
 
 
 def read_code(name: str, fields: dict[str, Any]) -> FindingCodeEntry:
-    """Create the entry of a code from its fields in the table.
+    """Create the entry of a code from the fields in the table.
 
     Raises:
         ValueError: A field is missing, unknown or of another type.
@@ -157,7 +158,7 @@ CODES: Mapping[str, FindingCodeEntry] = LazyEntries(
 
 @functools.cache
 def _listed_target(target: str) -> str:
-    """Return the target if a code names it, else the nearest earlier target that is named."""
+    """Return the target if a code names it, else the nearest earlier target that a code names."""
     before = target_before(target)
     if before is None or any(target in s.targets for code in CODES.values() for s in code.holds):
         return target
@@ -174,7 +175,7 @@ def get(code: str) -> FindingCodeEntry:
 
 
 def find(text: str) -> FindingCodeEntry | None:
-    """Return the entry of a code in any spelling such as ``skip_float``; None if unknown."""
+    """Return the entry of a code, also for spellings such as ``skip_float``; None if unknown."""
     return CODES.get(text.strip().upper().replace("_", "-").replace(" ", "-"))
 
 
@@ -184,12 +185,12 @@ def suggest_code(text: str) -> str:
     return f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
 
 
-_MAX_WORDS = 2  # maximum number of words of a code that is written without hyphens
+_MAX_WORDS = 2  # maximum number of words in a text that may be a code written with spaces
 _MAX_SIMILAR = 3
 
 
 def find_similar_codes(text: str) -> list[str]:
-    """Return up to 3 codes of similar spelling, nearest first; none for more than two words."""
+    """Return up to three codes of similar spelling, nearest first; none for a long text."""
     if len(text.split()) > _MAX_WORDS:
         return []
     name = text.strip().upper().replace("_", "-")

@@ -1,4 +1,4 @@
-"""Findings about models that TensorRT-RTX rejects or computes in float."""
+"""Findings on models that TensorRT-RTX rejects or runs in float."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REASONS: tuple[type[Reason], ...] = (
     ScaleRank,
     ZeroPointCount,
 )
-_NODE_CAUSES = (  # causes that are reported at the node where the integers are lost
+_NODE_CAUSES = (  # causes that are reported at the node that loses the integers
     LossCause.OPERATOR,
     LossCause.SHARED,
     LossCause.POOL,
@@ -53,8 +53,8 @@ _NODE_CAUSES = (  # causes that are reported at the node where the integers are 
     LossCause.PAD,
 )
 CODES = frozenset(code for kind in REASONS for code in finding_codes(kind))
-"""Codes that :func:`explain_compiler` reports; the checks of the model skip them."""
-_PAIR_CODES = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # affect all consumers of the pair
+"""Codes that :func:`explain_compiler` reports. The checks of the model do not report them."""
+_PAIR_CODES = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # affect all consumers of a pair
 
 
 def explain_compiler(prediction: Prediction, report: FindingReport, view: View) -> None:
@@ -84,17 +84,16 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
 
 
 def _locate_fault(reason: Reason, quantizer: Node | None) -> str:
-    """Return the node that loses the integers, else the quantizer, else the reason's node."""
+    """Return the node that loses the integers, else the quantizer, else the node of the reason."""
     if isinstance(reason, IntegersLost) and reason.step is not None and reason.why in _NODE_CAUSES:
         return reason.step.node
     return reason.node if quantizer is None else quantizer.name
 
 
 def _find_quantizer(view: View, name: str) -> Node | None:
-    """Return the quantizer with a node name, or the first quantizer that reads a tensor.
+    """Return the quantizer with a name, or the first quantizer that reads a tensor of this name.
 
-    For a DQ with a Q before it, the Q is returned. None if no quantizer has the name or reads a
-    tensor of this name.
+    If it is a DQ after a Q, the Q is returned. None if there is no such quantizer.
     """
     try:
         node: Node | None = view.model.node(name)

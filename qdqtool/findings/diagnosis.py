@@ -1,4 +1,4 @@
-"""Choose the finding for a float convolution, a float output or a remaining conversion."""
+"""Choice of the finding for a float convolution, a float output or a remaining conversion."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _FLOAT_INPUT_REASONS = (
 
 
 def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
-    """Return the diagnosis of a float convolution; None if no reason of its node explains it."""
+    """Return the diagnosis of a float convolution; None if none of the reasons explains it."""
     for r in reasons:
         if isinstance(r, InputNotDequantized):
             related = None
@@ -86,7 +86,7 @@ def diagnose_scales(
     consumers: Sequence[TensorConsumer],
     convolutions: tuple[str, ...],
 ) -> Diagnosis:
-    """Return the diagnosis of Qs with different scales on one tensor."""
+    """Return the diagnosis of Qs that read one tensor with different scales."""
     between = find_operator_between_quantizers(consumers)
     if between is None:
         is_float_source = isinstance(r, RemainingConversion) and not r.requantizes
@@ -99,8 +99,8 @@ def diagnose_scales(
 
 # Float outputs --------------------------------------------------------------------------------
 
-# In order of precedence. Reasons that keep a layer from fusing its BatchNormalization, Add or
-# activation come before reasons that lie in the consumers of the layer's output.
+# The order is that of precedence. Reasons why a layer does not fuse its BatchNormalization, Add or
+# activation precede reasons at the consumers of its output.
 OUTPUT_REASONS: tuple[type[Reason], ...] = (
     BatchNormNotConstant,
     ConvTransposeBatchNorm,
@@ -131,7 +131,7 @@ def _diagnose_residual(
         r.elements,
         convolutions,
         joined=True,
-        # If a consumer needs float, Q/DQ on the residual only adds a DQ that remains
+        # If a consumer needs float, Q/DQ on the residual only adds a remaining DQ
         # (resnet18-a100-qat-residual, last block).
         gains=can_be_int8(r.consumers),
         automatic=_has_shareable_scale(recorded, r.add),
@@ -139,10 +139,7 @@ def _diagnose_residual(
 
 
 def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
-    """Return the diagnosis of a layer that writes float; None if no reason explains it.
-
-    ``reasons`` are the reasons of the layer's node.
-    """
+    """Return the diagnosis of a layer that writes float; None if no reason explains it."""
     r = _find_decisive_reason(reasons)
     if r is None:
         return None
@@ -164,9 +161,9 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Dia
 
 
 def _has_shareable_scale(recorded: RecordedReasons, add: str, default: bool = False) -> bool:
-    """Return whether a Q on the float residual of an Add has a scale that a new pair can use.
+    """Return whether a Q of an Add's float residual has a scale that a new pair can use.
 
-    ``default`` is returned if the Add has no float residual.
+    If the Add has no float residual, `default` is returned.
     """
     residual = recorded.residuals.get(add)
     return (
@@ -175,10 +172,7 @@ def _has_shareable_scale(recorded: RecordedReasons, add: str, default: bool = Fa
 
 
 def can_be_int8(consumers: Sequence[TensorConsumer]) -> bool:
-    """Return whether all consumers of a tensor could use it in INT8.
-
-    False without consumers. A single consumer that cannot use INT8 keeps the tensor float.
-    """
+    """Return whether all consumers of a tensor can use it in INT8; False without consumers."""
     return bool(consumers) and all(c.kind == ConsumerKind.Q or c.gains for c in consumers)
 
 
@@ -205,7 +199,7 @@ def _diagnose_many_consumers(
             gains=can_be_int8(r.consumers),
             automatic=_has_shareable_scale(recorded, add.node, add.shares),
         )
-    # The list of consumers has a limit, so that the float consumer may be missing.
+    # The list of consumers is limited, so the float consumer may be missing.
     first = (float_consumers(r.consumers) or r.consumers)[0]
     node = first.node if first.kind != ConsumerKind.OUTPUT else r.tensor
     return Diagnosis(node, Cause(r), r.elements, convolutions, gains=can_be_int8(r.consumers))
@@ -230,14 +224,14 @@ def _diagnose_before_average(
     if reduction is not None:
         return Diagnosis(average, Cause(r, (reduction,)), reduction.elements, convolutions)
     pooling = recorded.first_reason(PoolingQuantizedOnOneSide, average)
-    # If no Q follows the pooling, Q/DQ before the pooling would only add a conversion.
+    # If no Q reads the output of the pooling, Q/DQ before the pooling only adds a conversion.
     gains = pooling is not None and bool(quantizer_consumers(pooling.consumers))
     cause = Cause(r, () if pooling is None else (pooling,))
     return Diagnosis(average, cause, r.elements, convolutions, gains=gains)
 
 
 def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
-    """Return the diagnosis of an average that runs in float; None for any other node."""
+    """Return the diagnosis of an averaging node that runs in float; None for other nodes."""
     pooling = recorded.first_reason(PoolingQuantizedOnOneSide, node)
     if pooling is not None:
         return Diagnosis(
@@ -253,7 +247,7 @@ def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
 
 
 def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
-    """Report a remaining conversion, and its cause unless another finding reports the cause."""
+    """Report a remaining conversion, and its cause if no other finding reports the cause."""
     is_integer = conversion.precision in COVERED_TYPES
     if not is_integer and conversion.origin.node:
         _add_conversion_finding(recorded, conversion)
@@ -288,7 +282,7 @@ def _report_sibling_scales(
     """Report Qs with different scales on the tensor that a conversion reads.
 
     Returns:
-        The finding as code and node; empty if the scales are equal.
+        The code and node of the finding; empty if the scales are equal.
     """
     if not have_different_scales(quantizer_consumers(conversion.siblings)):
         return ()
@@ -307,16 +301,16 @@ def _report_sibling_scales(
 def _explain_quantization(
     recorded: RecordedReasons, conversion: RemainingConversion
 ) -> tuple[tuple[FindingReference, ...], Reason | None]:
-    """Return the findings and the reason that explain a remaining Q.
+    """Return the findings (code and node) and the reason that explain a remaining Q.
 
-    Adds findings about the cause if they are missing. Findings are given as code and node, and may
-    be empty; the reason may be None.
+    Findings on the cause are added to the report if they are missing. The tuple of findings may be
+    empty, and the reason may be None.
     """
     origin = conversion.origin
     explanation = recorded.explanation(origin.convolution or origin.node)
     explanation = explanation or recorded.explanation(origin.boundary)
     siblings = quantizer_consumers(conversion.siblings)
-    # Different scales are also reported without a convolution: on a sum, or on a part of a tensor.
+    # Different scales on a sum, or on a part of a tensor, are reported even without a convolution.
     is_part = any(step.op in (*JOINS, *CUTS) for q in siblings for step in q.path)
     scales: tuple[FindingReference, ...] = ()
     if explanation or origin.convolution or is_part or origin.op in SUMS:
@@ -344,9 +338,9 @@ def _explain_by_producer(
 
 
 def _has_known_obstacle(blocked: Reason | None) -> bool:
-    """Return whether a message can name the operator or consumer that stopped a Q.
+    """Return whether the operator or consumer that prevented a move of a Q is known.
 
-    ``blocked`` is the reason why the Q did not move farther up; None if there was no obstacle.
+    `blocked` is the reason why the Q did not move farther up; None if nothing prevented it.
     """
     if isinstance(blocked, ManyConsumers | ConcatReadAsFloat):
         return bool(float_consumers(blocked.consumers))

@@ -1,9 +1,9 @@
 """Causes and fixes of TensorRT's warnings and errors.
 
-The table is ``qdqtool/findings/errors.toml``. Its texts and causes come from NVIDIA's issue
-threads, the sources of onnx-tensorrt and trtexec, and TensorRT's documentation. Each entry matches
-a fragment of the text that is equal in all versions. ``error_forms.toml`` has general descriptions
-for errors that are not in the table, and advice on missing kernels by kind of node.
+The table is ``qdqtool/findings/errors.toml``. Its texts and causes are from NVIDIA's issue threads,
+the source code of onnx-tensorrt and trtexec, and TensorRT's documentation. An entry matches a part
+of the text that is equal in all versions. ``error_forms.toml`` has general descriptions of errors
+that are not in the table, and advice on missing kernels by kind of node.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
 
 @dataclass(frozen=True)
 class KnownError:
-    """A warning or error of TensorRT: an entry of the table.
+    """Entry of the table: a warning or error of TensorRT.
 
     Attributes:
-        id: Stable short name.
+        id: Short name that does not change.
         title: Title of a few words.
-        pattern: Regular expression that is searched in the text, ignoring case. It has no nested
-            repetition, so that a search takes linear time.
+        pattern: Regular expression that is searched in the text. Case is ignored. It has no nested
+            repetitions, so that a search takes linear time.
         severity: ``error``, ``warning`` or ``harmless``.
         cause: Cause in one or two sentences.
         fix: Advice.
         source: Source of cause and fix.
-        codes: Codes under which ``qdqtool predict`` reports the problem before the build.
+        codes: Codes of the findings by which ``qdqtool predict`` reports the problem before the
+            build.
         versions: TensorRT versions that print the text; empty if unknown.
-        fixed: For a bug of TensorRT, the version with NVIDIA's fix, and the source.
+        fixed: For a bug of TensorRT: the version in which NVIDIA fixed it, and the source.
         unknown: Unknown facts about the problem.
     """
 
@@ -67,24 +68,24 @@ _QUOTED = re.compile(r"Error Code:? \d{1,2}: [A-Z][\w ]{2,40}? \((.{1,300}?)\)?\
 _STATUS = re.compile(
     r"\b(INVALID_(?:NODE|GRAPH|VALUE)|UNSUPPORTED_(?:NODE|GRAPH|NODE_ATTR|NODE_INPUT|NODE_DATATYPE|NODE_DYNAMIC)"
     r"|MODEL_DESERIALIZE_FAILED): (.{1,300})"
-)  # return values of the parser's functions
+)  # return values of functions of the ONNX parser
 _PROVIDER = re.compile(
     rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]"
 )  # prefix of onnxruntime's logger
-_MAX_LINES = 50  # maximum number of lines of an excerpt that are searched for a marked line
-# Form of an assertion up to TensorRT 7.
+_MAX_LINES = 50  # maximum number of lines of a text in which a marked line is searched
+# Assertions have this form up to TensorRT 7.
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")
 _MAX_TEXT = 20_000
 
 
 @dataclass(frozen=True)
 class _TensorrtComponent:
-    """A part of TensorRT's source code, recognized by the names of its files.
+    """Part of TensorRT's source code. The names of its files identify it.
 
     Attributes:
-        files: Prefixes of its source files, separated by spaces.
+        files: Prefixes of the names of its source files, separated by spaces.
         name: Name of the part.
-        about: Topic of its errors.
+        about: Topic of errors from these files.
     """
 
     files: str
@@ -94,14 +95,14 @@ class _TensorrtComponent:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Kind of a node, recognized by the node's name, with advice for a missing kernel.
+    """Kind of a node, with advice for a missing kernel. The name of a node shows its kind.
 
     Attributes:
         id: ``convolution``, ``other`` ...
         what: Description of the kind, such as "a convolution".
         operators: Operators and layer types of the kind, separated by spaces.
-        cause: Cause of a missing kernel. Placeholders: ``{name}`` of the node, ``{kind}`` (the
-            description) and ``{ends}`` (first and last node of a region).
+        cause: Cause of a missing kernel. Placeholders: ``{name}`` (of the node), ``{kind}``
+            (`what`) and ``{ends}`` (first and last node of a region).
         fix: Advice.
         source: Source of cause and fix.
         unknown: Unknown facts about the problem.
@@ -133,7 +134,7 @@ _KINDS_BY_WORD = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorLine:
-    """Fields that an error text contains. A missing field is empty or None.
+    """Data in an error text. A missing field is empty or None.
 
     Attributes:
         file: Source file of TensorRT.
@@ -141,8 +142,8 @@ class ErrorLine:
         line: Line in the file.
         code: Number of ``Error Code N``.
         condition: Assertion that failed.
-        part: Part of TensorRT that the file belongs to.
-        about: Topic of errors of that part.
+        part: Part of TensorRT's source code that contains the file.
+        about: Topic of errors from this part.
         status: Status code of the ONNX parser, and the text after the code.
         quoted: Text in parentheses after ``Error Code N``.
     """
@@ -188,7 +189,7 @@ def parse_error(text: str) -> ErrorLine:
 
 
 def _parse_place(text: str) -> tuple[str, str, int | None]:
-    """Return the file, the function and the line that an error text names."""
+    """Return the file, the function and the line number that an error text names."""
     place = _PLACE.search(text)
     if place:
         return place[1], place[2].rsplit("::", 1)[-1], int(place[3])
@@ -198,14 +199,14 @@ def _parse_place(text: str) -> tuple[str, str, int | None]:
 
 
 def _find_part(file: str, *, is_parser: bool) -> tuple[str, str]:
-    """Return the part of TensorRT that a file belongs to, and the topic of its errors."""
+    """Return the part of TensorRT's source code with a file, and the topic of errors from it."""
     for part in _PARTS:
         if file.lower().startswith(tuple(part.files.split())):
             return part.name, part.about
     return (_PARSER.name, _PARSER.about) if is_parser else ("", "")
 
 
-_TOPICS = {  # topics by words in the condition or function of an error; the first match counts
+_TOPICS = {  # by words in the condition or function of an error; the first match counts
     ("scale",): "The error concerns scales: their number, or a missing scale.",
     ("axis", "dims", "shape"): "The error concerns shapes or axes.",
     ("memory", "alloc"): "The error concerns memory.",
@@ -213,7 +214,7 @@ _TOPICS = {  # topics by words in the condition or function of an error; the fir
 
 
 def explain_unlisted_error(text: str) -> KnownError | None:
-    """Explain an error of TensorRT that the table lacks by its form; None for other texts."""
+    """Explain an error that is not in the table by the form of its text; None for other texts."""
     error = parse_error(text)
     if not error.is_error:
         return _explain_marked_line(text)
@@ -236,13 +237,13 @@ def explain_unlisted_error(text: str) -> KnownError | None:
 
 
 def _find_message(text: str) -> str:
-    """Return the text after the last error code; the text itself if nothing follows."""
+    """Return the text after the last error code, or the whole text if nothing follows."""
     rest = text[max((match.end() for match in _CODE.finditer(text)), default=0) :]
     return " ".join(rest.split()).lstrip(":.,- ") or text.strip()
 
 
 def _describe_error_parts(error: ErrorLine) -> Iterator[str]:
-    """Yield one sentence for each part of an error text."""
+    """Yield a sentence for each field of an error text."""
     if error.status:
         yield f"The parser reports {error.status}."
     if error.condition:
@@ -269,9 +270,9 @@ def _find_topic(name: str) -> str:
 
 
 def _explain_marked_line(text: str) -> KnownError | None:
-    """Return a general entry for the first line that a log prefix marks as warning or error.
+    """Return a general entry for the first line with the log prefix of a warning or error.
 
-    None if no line is marked.
+    None if there is no such line.
     """
     for line in text.encode(errors="replace").split(b"\n", _MAX_LINES)[:_MAX_LINES]:
         cleaned = log.clean_line(line)
@@ -341,9 +342,9 @@ class NamedNode:
     Attributes:
         name: Name as printed.
         kind: Kind of the node.
-        is_quantized: Whether its name contains Q or DQ nodes.
-        has_activation: Whether an activation or another elementwise node is fused into it.
-        ends: First and last node of a region.
+        is_quantized: Whether the name contains Q or DQ nodes.
+        has_activation: Whether an activation or another elementwise node is fused into the node.
+        ends: First and last node, if the node is a region; else empty.
     """
 
     name: str
@@ -354,7 +355,7 @@ class NamedNode:
 
 
 def parse_missing_kernel(text: str) -> NamedNode | None:
-    """Return the node after ``Could not find any implementation for node``; None if missing."""
+    """Return the node after ``Could not find any implementation for node``; None if none."""
     start = text.find(_NO_IMPLEMENTATION)
     if start < 0:
         return None
@@ -385,7 +386,7 @@ def parse_node_name(name: str) -> NamedNode:
 
 
 def _choose_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
-    """Return the kind that comes first in the table; without kinds, plug-in or other."""
+    """Return the first of the kinds in the table, or the kind plugin or other if there are none."""
     for kind in NODE_KINDS.values():
         if kind.id in kinds:
             return kind
@@ -394,7 +395,7 @@ def _choose_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
 
 
 def parse_operator(component: str) -> str:
-    """Return the operator in a node name, such as ``Range`` for ``/model.22/Range_2``."""
+    """Return the operator in a node's name, such as ``Range`` for ``/model.22/Range_2``."""
     unnamed = _UNNAMED.search(component[:_MAX_NAME])
     if unnamed:
         return unnamed[1]
@@ -418,9 +419,9 @@ def find_node_kind(word: str) -> NodeKind | None:
 
 
 def adapt_to_node(entry: KnownError, text: str) -> KnownError:
-    """Return the entry about a missing kernel with cause and fix for the node in the text.
+    """Return the entry on a missing kernel, with cause and fix for the node in the text.
 
-    ``entry`` itself is returned if the text names no node.
+    If the text names no node, `entry` is returned unchanged.
     """
     node = parse_missing_kernel(text)
     if node is None:
@@ -453,14 +454,14 @@ def adapt_to_node(entry: KnownError, text: str) -> KnownError:
 
 
 def shorten_name(name: str) -> str:
-    """Replace the middle of a name of more than 90 characters by ``...``."""
+    """Replace the middle of a name by ``...`` if it has more than 90 characters."""
     return name if len(name) <= 90 else f"{name[:40]}...{name[-40:]}"
 
 
 def _read_entries() -> Iterator[KnownError]:
     """Yield the entries of the table.
 
-    An entry with the field ``like`` inherits missing fields from the entry with this id.
+    If an entry has the field ``like``, it inherits missing fields from the entry with this id.
     """
     entries = read_sections(Path(__file__).with_name("errors.toml"))["error"]
     by_id = {fields.get("id"): fields for fields in entries}
@@ -471,7 +472,7 @@ def _read_entries() -> Iterator[KnownError]:
 
 
 KNOWN_ERRORS = tuple(_read_entries())
-"""All entries in the order of matching: specific texts before general texts."""
+"""All entries, in the order in which they are matched: specific texts before general texts."""
 
 _COMPILED = [
     (re.compile(entry.pattern, re.IGNORECASE | re.DOTALL), entry) for entry in KNOWN_ERRORS
@@ -480,10 +481,10 @@ _MAX_MESSAGE = 4000
 
 
 def lookup(text: str) -> KnownError | None:
-    """Return the entry for a warning or error of TensorRT, adapted to the node that it names.
+    """Return the entry for a warning or error of TensorRT, adapted to the node in the text.
 
-    If no entry matches but the text has the form of a TensorRT error, the result is an entry that
-    describes this form. None for any other text. Only the first 4,000 characters are read.
+    If no entry matches, but the text has the form of a TensorRT error, an entry that describes this
+    form is returned. None for other texts. Only the first 4,000 characters of the text are read.
     """
     head = text[:_MAX_MESSAGE]
     for pattern, entry in _COMPILED:
@@ -498,8 +499,8 @@ _SKIPPED_TACTIC = next(entry for entry in KNOWN_ERRORS if entry.id == "tactic-sk
 def explain_messages(facts: Json) -> Json:
     """Add id, severity, cause and fix of each message to the facts of a build, in place.
 
-    ``facts`` is the result of :func:`qdqtool.buildlog.summary.summarize`. For a message without an
-    entry, the added fields have the value None.
+    `facts` is the result of :func:`qdqtool.buildlog.summary.summarize`. If a message has no entry,
+    the added fields are None.
     """
     for message in facts["messages"]:
         entry = _SKIPPED_TACTIC if message["level"] == "note" else lookup(message["text"])

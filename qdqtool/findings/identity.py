@@ -1,9 +1,9 @@
-"""Keys to compare the findings of a model with those of an extracted part of the model.
+"""Keys by which findings of a model are compared with findings of a part of the model.
 
 Two findings with equal keys report the same problem. A key contains the values that the message
-shows. Values that change when a part is cut out of a model are left out: sizes, nodes after the
-consumers of a tensor, names of outputs, the producer of a tensor whose name is in the key, and
-values of a conversion that another finding or reason explains.
+shows, except values that change if a part is cut out of the model: sizes, nodes after the consumers
+of a tensor, names of outputs, the producer of a tensor whose name is in the key, and values of a
+conversion that another finding or reason explains.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class _ConsumerKey(NamedTuple):
 
 
 def finding_key(finding: Finding) -> IdentityKey:
-    """Return the key of a finding; findings with equal keys report the same problem."""
+    """Return the key of a finding. Findings with equal keys report the same problem."""
     causes = dict.fromkeys(_cause_key(finding, cause) for cause in finding.causes)
     return finding.code, finding.severity, finding.node, finding.gains, *causes
 
 
 def iterate_consumer_names(key: IdentityKey) -> Iterator[str]:
-    """Yield the nodes that a key lists as consumers."""
+    """Yield the names of the nodes that are consumers in a key."""
     for value in key:
         if isinstance(value, _ConsumerKey):
             yield value.node
@@ -83,7 +83,6 @@ def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
 
 
 def _reason_key(reason: Reason) -> IdentityKey:
-    """Return the class of a reason, and its fields except those in ``identity_excludes``."""
     names = [name for name in field_names(reason) if name not in reason.identity_excludes]
     return type(reason), *(_to_comparable(getattr(reason, name)) for name in names)
 
@@ -91,8 +90,8 @@ def _reason_key(reason: Reason) -> IdentityKey:
 def _to_comparable(value: Any) -> Any:
     """Return a value in a form that can be compared between models.
 
-    A tensor's origin and consumers are replaced by their keys, and NaN by text, because NaN is not
-    equal to itself.
+    Origins and consumers of tensors are replaced by their keys. NaN is replaced by a text, because
+    NaN is not equal to itself.
     """
     if isinstance(value, _ConsumerKey):
         return value
@@ -108,7 +107,7 @@ def _to_comparable(value: Any) -> Any:
 
 
 def _consumers_key(consumers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Return the key of a tensor's consumers, independent of their order and of paths."""
+    """Return the key of a tensor's consumers. It does not depend on their order or paths."""
     keys = {
         _ConsumerKey(
             "" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _to_comparable(r.scale)
@@ -119,7 +118,7 @@ def _consumers_key(consumers: Sequence[TensorConsumer]) -> IdentityKey:
 
 
 def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
-    """Return the key of a Q whose scale another consumer can share; empty for None."""
+    """Return the key of a Q whose scale another consumer can share; empty if there is none."""
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
 
@@ -147,9 +146,9 @@ def _output_key(finding: Finding, cause: Cause, r: OutputNotQuantized) -> Identi
 
 
 def _average_key(reason: Reason) -> IdentityKey:
-    """Return the key of the reason at a pooling: the first Q after the pooling.
+    """Return the key of the reason at a pooling, which is the first Q after the pooling.
 
-    For another class of reason, the key contains the values of the reason.
+    For another class of reasons, it is the usual key of the reason.
     """
     if not isinstance(reason, PoolingQuantizedOnOneSide):
         return _reason_key(reason)
@@ -218,13 +217,13 @@ def _channels_key(finding: Finding, cause: Cause, r: SlowChannelCounts) -> Ident
 
 
 def _loss_key(finding: Finding, cause: Cause, r: IntegersLost) -> IdentityKey:
-    # A fault of the DQ is reported once for all convolutions that read the DQ.
+    # A fault of a DQ is reported once, for all convolutions that read the DQ.
     is_dq_fault = r.why in (LossCause.INPUT_AXIS, LossCause.INPUT_SHAPE1)
     return r.why, r.dq, r.weights, *(() if is_dq_fault else (r.node, r.step))
 
 
 def _scales_key(cause: Cause, tensor: str, consumers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Return the key of different scales, at the inputs of a Concat or at the Qs of a tensor."""
+    """Return the key for different scales at the inputs of a Concat or at the Qs of a tensor."""
     quantizers = quantizer_consumers(consumers)
     for parts in cause.also:
         return _reason_key(parts), _scale_range([q.scale for q in quantizers])

@@ -1,4 +1,4 @@
-"""Explain a line of TensorRT's optimizer log by the pass that prints the line."""
+"""Explanation of a line of TensorRT's optimizer log by the pass that prints the line."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ HEADINGS = {name: join_lines(text) for name, text in _MEANINGS["headings"].items
 
 @dataclass(frozen=True, slots=True)
 class PassRule:
-    """Pass that a line may come from.
+    """Pass that may have printed a line.
 
     Attributes:
         pass_name: Name in TensorRT's log, or qdqtool's name if TensorRT's name is unknown.
         does: Description of the pass.
         means: Consequence for the user.
-        cases: Cases of the pass by id, those that match the line first.
+        cases: Cases of the pass by id. Cases that match the line are first.
         file: Source file of the pass.
         test: Test file of the pass.
     """
@@ -66,10 +66,10 @@ class LineExplanation:
 
     Attributes:
         line: The line without its prefix.
-        event: The line as data; None for a heading or an unknown pass.
-        rules: Passes that the line may come from, the most likely first; empty for a heading.
-        note: Meaning of a heading, or a remark about an unknown or ambiguous pass.
-        counted: Number of layers that a heading states; None for other lines.
+        event: The line as data; None for a heading, or if the text is the name of a pass or case.
+        rules: Passes that may have printed the line, the most likely first; empty for a heading.
+        note: Meaning of a heading, or a remark on an unknown or ambiguous pass.
+        counted: Number of layers in a heading; None for other lines.
     """
 
     line: str
@@ -93,8 +93,8 @@ class LineExplanation:
 def explain_line(text: str) -> LineExplanation | None:
     """Explain a line of the optimizer's log; None if the text is not such a line.
 
-    The line may have TensorRT's prefix. The text may also be the name of a pass, or the id of a
-    case (``<pass>/<case>``).
+    The line may have the prefix of TensorRT's log. The text may also be the name of a pass, or the
+    id of a case (``<pass>/<case>``).
     """
     line = text.strip("\r\n")
     name = line.strip()
@@ -134,7 +134,7 @@ def _explain_ambiguity(event: Event, rules: Sequence[object]) -> str:
 
 
 def _possible_passes(event: Event) -> list[type[Pass]]:
-    """Return the passes that may print a line that names no pass, the most likely first."""
+    """Return the passes that may print a line without a pass name, the most likely first."""
     owners = [kind for kind in passes() if event.kind in kind.anonymous_lines]
     decided = [kind for kind in owners if kind.converted_kind in event.object.split()]
     builds = {
@@ -145,7 +145,7 @@ def _possible_passes(event: Event) -> list[type[Pass]]:
 
 
 def _sort_cases(rule: PassRule, event: Event) -> PassRule:
-    """Return the rule with the cases about the line's kind and operators first."""
+    """Return the rule, with cases about the kind and the operators of the line first."""
     operators = re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")
     topics = {event.kind, *operators}
     ordered = sorted(rule.cases.items(), key=lambda item: -len(topics.intersection(item[1].about)))

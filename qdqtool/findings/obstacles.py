@@ -1,4 +1,4 @@
-"""Quantization formats that TensorRT does not accept, for the headline of a prediction."""
+"""Quantization formats that TensorRT rejects, for the first line of a prediction."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from qdqtool.reasons.quantizers import FakeQuantizers
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
-_MAX_EXCLUDED = 8  # maximum number of nodes that a recipe excludes
+_MAX_EXCLUDED = 8  # maximum number of nodes that the recipe excludes
 
 
 def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
-    """Return the call of onnxruntime's quantizer that creates a Q/DQ model for TensorRT.
+    """Return the call of onnxruntime's quantization tool that makes a Q/DQ model for TensorRT.
 
-    The call keeps biases float, and inserts no pair between a Conv or Add and its activation. It
-    does not give all inputs of a Concat the same scale, because onnxruntime has no such option.
+    With this call, biases remain float, and no pair is inserted between a Conv or Add and its
+    activation. The inputs of a Concat do not get the same scale, because onnxruntime has no option
+    for this.
 
     Args:
-        exclude: Nodes that remain float, such as those of a detection head.
+        exclude: Names of nodes that remain float, such as those of a detection head.
     """
     excluded = f"nodes_to_exclude={list(exclude)!r}, " if exclude else ""
     return (
@@ -33,19 +34,19 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
 
 
 def is_rejected(findings: Iterable[Finding]) -> bool:
-    """Return whether TensorRT builds no engine from a model with these findings."""
+    """Return whether TensorRT rejects a model with these findings."""
     return any(f.severity == Severity.ERROR and not is_built(f) for f in findings)
 
 
 def is_built(error: Finding) -> bool:
-    """Return whether TensorRT builds an engine in spite of an error, with wrong results."""
+    """Return whether TensorRT builds an engine in spite of an error, but with wrong results."""
     reason = error.causes[0].reason if error.causes else None
     is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
     return codes.get(error.code).builds or is_misread
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:
-    """Describe the quantization formats that TensorRT rejects, from findings; empty if none."""
+    """Describe the quantization formats in findings that TensorRT rejects; empty if none."""
     reasons: dict[FindingCode, list[Reason]] = defaultdict(list)
     for finding in findings:
         if finding.code in _REJECTED_FORMS:
@@ -59,13 +60,13 @@ def describe_obstacles(findings: Iterable[Finding]) -> str:
 
 
 def suggest_recipe(findings: Sequence[Finding]) -> str:
-    """Return onnxruntime's recipe if findings report a rejected format, else an empty text."""
+    """Return :func:`onnxruntime_recipe` if findings report a rejected format, else ""."""
     if all(finding.code not in _REJECTED_FORMS for finding in findings):
         return ""
     head = []
     for finding in findings:
         if finding.code == "HEAD-QUANT":
-            # onnxruntime would quantize the anchors that these Adds read.
+            # onnxruntime would quantize the anchors, which are inputs of these Adds.
             head += [finding.node, *getattr(finding.causes[0].reason, "sums", ())]
     return onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
 

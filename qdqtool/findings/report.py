@@ -1,4 +1,4 @@
-"""Collect the findings of one prediction."""
+"""Collection of the findings of one prediction."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ _COMMON_SCALE_CODES = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCA
 
 
 def title_of(code: FindingCode) -> str:
-    """Return the title of a code. The first call loads the table of codes."""
+    """Return the title of a code."""
     from qdqtool.findings import codes
 
     return codes.get(code).title
 
 
 def describe_finding(finding: Finding) -> Message:
-    """Return the message of a finding, and its fix; the fix is empty if no action is needed.
-
-    The first call loads the table of codes.
-    """
+    """Return the message of a finding, and its fix. The fix is empty if no action is needed."""
     from qdqtool.findings import codes
 
     entry = codes.get(finding.code)
@@ -56,14 +53,14 @@ def describe_finding(finding: Finding) -> Message:
 
 
 class FindingReport:
-    """Findings for one target. Codes that do not apply to the target are left out.
+    """Findings for one target. A finding is left out if its code does not apply to the target.
 
     Attributes:
         target: Name of the target.
         tensorrt: The target, with the version that the user named.
-        way: Build method (``qdqtool.findings.build_methods``); None if unknown.
-        ignored_codes: Codes that are not added because another check reports them.
-        findings: The findings in the order in which they were added.
+        way: Build method (``qdqtool.findings.build_methods``); None if no method is named.
+        ignored_codes: Codes of findings that are not added, because another check reports them.
+        findings: The findings, in the order in which they were added.
     """
 
     def __init__(self, target: str | Target, way: str | None = None) -> None:
@@ -74,7 +71,7 @@ class FindingReport:
         self.findings: list[Finding] = []
         self._scopes: dict[FindingCode, tuple[CodeScope | None, Severity]] = {}
         self._by_place: dict[tuple[FindingCode, str], Finding] = {}
-        # Nodes of the findings, by code and by affected convolution.
+        # Nodes of the findings, by code and affected convolution.
         self._nodes: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
 
     def add(
@@ -89,21 +86,22 @@ class FindingReport:
         gains: bool = True,
         automatic: bool = True,
     ) -> bool:
-        """Add a finding, or add its convolutions to the finding of equal code and node.
+        """Add a finding, or add its convolutions to the finding with the same code and node.
 
         Args:
-            cause: The reason, alone or with the reasons that explain it. Its class determines the
-                code.
+            cause: The reason, or a cause with the reason and the reasons that explain it. The class
+                of the reason determines the code.
             node: Node of the finding. By default the node of the reason.
             convolutions: Convolutions that the finding affects.
             values: Number of elements of the tensor that is converted or remains float.
-            joined: Whether to add the cause to an existing finding of equal code and node, if it
-                differs. For example, an Add affects the convolutions at both of its inputs.
-            evidence: Evidence at this node, if it is weaker than the evidence of the code.
+            joined: Whether to add the cause to a finding that already has the same code and node.
+                For example, both inputs of an Add may be a cause.
+            evidence: Evidence at this node. It counts if it is weaker than the evidence of the
+                code.
             fatal: Whether the fault makes the build fail; None if the code decides this.
-            gains: Whether fixing the finding improves the engine. Otherwise the finding is a note
-                without an automatic fix.
-            automatic: Whether an automatic fix has all data that it needs.
+            gains: Whether the fix improves the engine. If not, the finding is a note without an
+                automatic fix.
+            automatic: Whether the model has all data that an automatic fix needs.
 
         Returns:
             Whether the code applies to the target.
@@ -145,15 +143,15 @@ class FindingReport:
         return True
 
     def find_node(self, code: FindingCode, convolution: str) -> str | None:
-        """Return the node of the first finding of a code about a convolution, else None."""
+        """Return the node of the first finding of a code that affects a convolution, or None."""
         return next(iter(self._nodes[code].get(convolution, ())), None)
 
     def has(self, code: FindingCode, node: str) -> bool:
-        """Return whether the report has a finding of a code at a node."""
+        """Return whether the report has a finding with a code at a node."""
         return (code, node) in self._by_place
 
     def has_code(self, code: FindingCode) -> bool:
-        """Return whether the report has a finding of a code."""
+        """Return whether the report has a finding with a code."""
         return any(finding.code == code for finding in self.findings)
 
     def _find_scope_and_severity(self, code: FindingCode) -> tuple[CodeScope | None, Severity]:
@@ -163,7 +161,7 @@ class FindingReport:
         """
         scope = self._scopes.get(code)
         if scope is None:
-            from qdqtool.findings import codes  # not imported for models without findings
+            from qdqtool.findings import codes  # models without findings do not need this import
 
             entry = codes.get(code)
             scope = entry.scope_on(self.target), entry.severity_on(self.target)
@@ -190,13 +188,13 @@ class Diagnosis(NamedTuple):
     """A finding before it is added to a report.
 
     Attributes:
-        node: Node that the finding names, such as the Add, the Concat or the pooling.
+        node: Node of the finding, such as the Add, the Concat or the pooling.
         cause: The reason, and further reasons that explain it.
         size: Size of the tensor that is converted or remains float.
         convolutions: Convolutions that the finding affects.
-        joined: Whether causes of equal code and node are reported in one finding.
-        gains: Whether fixing the finding improves the engine. Otherwise the finding is a note.
-        automatic: Whether the automatic fix of the code has all data that it needs.
+        joined: Whether several causes with the same code and node are reported in one finding.
+        gains: Whether the fix improves the engine. If not, the finding is a note.
+        automatic: Whether the model has all data that the automatic fix of the code needs.
     """
 
     node: str
@@ -214,19 +212,19 @@ class Diagnosis(NamedTuple):
 
     @property
     def needs_coarse_scale(self) -> bool:
-        """Whether the fix is one scale for all tensors, which would cost too much precision."""
+        """Whether the fix is one scale for several tensors that would cost too much precision."""
         return self.code in _COMMON_SCALE_CODES and needs_coarse_common_scale(self.cause)
 
 
 class RecordedReasons:
-    """Reasons of a prediction by node, and the finding that explains each node so far.
+    """Reasons of a prediction by node, and the findings that explain nodes.
 
     Attributes:
-        report: The report that findings are added to.
-        outcomes: Convolutions by name.
-        sums: First convolution that could fuse an Add, by the DQ of the Add's residual. Only Adds
-            that no Q follows.
-        residuals: First reason why the residual of an Add is float, by the name of the Add.
+        report: Report to which findings are added.
+        outcomes: Outcomes of convolutions by name.
+        sums: By DQ of an Add's residual, the first convolution that could fuse the Add. Only for
+            Adds whose output no Q reads.
+        residuals: By name of an Add, the first reason why its residual is float.
     """
 
     def __init__(self, prediction: Prediction, report: FindingReport) -> None:
@@ -256,15 +254,15 @@ class RecordedReasons:
         return (r for reasons in self._by_node.values() for r in reasons if isinstance(r, kind))
 
     def affected_convolutions(self, node: str) -> tuple[str, ...]:
-        """Return a tuple of the node if it is a convolution of the prediction, else ``()``."""
+        """Return ``(node,)`` if the node is a convolution of the prediction, else ``()``."""
         return (node,) if node in self.outcomes else ()
 
     def add(self, diagnosis: Diagnosis, explained: Iterable[str] = ()) -> bool:
-        """Report a diagnosis, and record it as the explanation of its nodes.
+        """Add the finding of a diagnosis, and record that it explains the nodes.
 
         Args:
             diagnosis: The diagnosis.
-            explained: Further nodes that the diagnosis explains.
+            explained: Further nodes that the finding explains.
 
         Returns:
             Whether the code applies to the target.
@@ -300,7 +298,7 @@ class RecordedReasons:
                 return
 
     def explanation(self, node: str) -> tuple[FindingReference, ...]:
-        """Return code and node of the finding that explains a node; empty if it is unexplained."""
+        """Return code and node of the finding that explains a node; empty if there is none."""
         reference = self._explanations.get(node)
         if reference is not None and self.report.has(*reference):
             return (reference,)

@@ -1,4 +1,4 @@
-"""Finding codes of the classes of reasons, and the codes that ``fix`` can remove."""
+"""Finding codes of the classes of reasons, and the codes that ``fix`` can fix."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ REASON_MODULES = (
     *(importlib.import_module(f"qdqtool.reasons.{subject}") for subject in _SUBJECTS),
     importlib.import_module("qdqtool.findings.build_methods"),
 )
-"""Modules whose classes of reasons become findings."""
+"""Modules with classes of reasons that become findings."""
 
 
 def reason_classes() -> Iterator[type[Reason]]:
-    """Yield the classes of reasons that declare rules for findings, without inherited rules."""
+    """Yield the classes of reasons that declare rules themselves."""
     for module in REASON_MODULES:
         for value in vars(module).values():
             is_reason = isinstance(value, type) and issubclass(value, Reason)
@@ -54,12 +54,12 @@ def finding_code(reason: Reason) -> FindingCode:
 
 
 def finding_codes(kind: type[Reason]) -> tuple[FindingCode, ...]:
-    """Return all finding codes of a class of reasons; empty if it has none."""
+    """Return the finding codes of a class of reasons; empty if it has none."""
     return tuple(rule.code for rule in kind.rules)
 
 
 def attempted_codes(kinds: Sequence[type[Reason]]) -> tuple[FindingCode, ...]:
-    """Return the codes of some classes that ``fix`` tries to remove, in class order."""
+    """Return the codes that ``fix`` tries to fix, in the order of the classes."""
     return tuple(dict.fromkeys(r.code for kind in kinds for r in kind.rules if r.is_attempted))
 
 
@@ -84,17 +84,17 @@ def _iterate_rules() -> Iterator[FindingRule]:
 
 
 PROMISED_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_promised)
-"""Codes of findings that ``qdqtool fix`` can change without data."""
+"""Codes of findings that ``qdqtool fix`` can fix without data."""
 ATTEMPTED_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_attempted)
-"""Codes of findings that ``qdqtool fix`` tries to change."""
+"""Codes of findings that ``qdqtool fix`` tries to fix."""
 ON_REQUEST_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_on_request)
-"""Codes of findings that ``qdqtool fix`` may change only on request."""
+"""Codes of findings that ``qdqtool fix`` may fix only on request."""
 
 
 def needs_request(finding: Finding) -> bool:
-    """Return whether ``fix`` changes a finding only if the user names its code.
+    """Return whether ``fix`` fixes a finding only if the user names its code.
 
-    ``fix`` changes errors without a request.
+    Errors are fixed without a request.
     """
     return finding.severity != Severity.ERROR and any(
         next(
@@ -106,9 +106,9 @@ def needs_request(finding: Finding) -> bool:
 
 
 def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings that ``fix`` changes by default, and those that require ``--only``.
+    """Return the findings that ``fix`` fixes by default, and those that need ``--only``.
 
-    An error is always changed, together with the warnings of its code.
+    An error is always fixed, together with the warnings of the same code.
     """
     listed = list(findings)
     errors = {f.code for f in listed if f.severity == Severity.ERROR}

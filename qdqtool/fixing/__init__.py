@@ -1,1 +1,1 @@
-"""Rewrites of a Q/DQ model that need no new data."""
+"""Automatic fixes of a Q/DQ model, which need no calibration."""

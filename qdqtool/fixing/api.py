@@ -1,4 +1,4 @@
-"""Automatic fixes of a Q/DQ model, which prediction and outputs have to confirm."""
+"""Automatic fixes of a Q/DQ model, checked by a prediction and a comparison of outputs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
 from qdqtool.fixing.outputs import OutputError, read_samples
+from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.site import FixSite
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon
 
 FIX_SCHEMA = "qdqtool/fix/1"
-_MAX_SITES = 512  # no saving is estimated for a kind of fix that applies at more sites
+_MAX_SITES = 512  # the saving of a kind of fix with more sites is not estimated
 
 
 @dataclass(slots=True)
@@ -62,22 +63,23 @@ class Fixed:
     """Result of :func:`fix`.
 
     Attributes:
-        proto: The fixed model; the unchanged model if no fix was kept.
+        proto: The fixed model. If no fix was kept, it equals the original model.
         before: Prediction of the model before fixing.
         after: Prediction of the fixed model.
         applied: Fixes that were kept.
         refused: Fixes that were not kept, with the reason.
-        noise_before: Largest error of an output before fixing: root mean square of the difference
-            from the float network's output, divided by the root mean square of that output. None
-            if outputs could not be compared.
-        noise_after: Largest error of an output of the fixed model, or None.
+        noise_before: Error of the output with the largest error, before fixing. The error is the
+            root mean square of the difference to the float network's output, divided by the root
+            mean square of the float network's output. None if outputs could not be compared.
+        noise_after: Error of the output with the largest error, in the fixed model. None if outputs
+            could not be compared.
         notes: Further notes for the user.
         read: Files that were read; :meth:`save` does not overwrite them.
-        errors: Errors of all outputs. Boxes and scores that share an output are separate.
-        samples: Number of images or other given inputs on which outputs were compared; 0 for
+        errors: Errors of all outputs. If boxes and scores share an output, each has its own error.
+        samples: Number of images, or of samples in `inputs`, on which outputs were compared. 0 for
             random inputs.
-        time: Estimated time of the fixed model, and of the fixes that it still permits. None
-            without a GPU, or if TensorRT rejects the model.
+        time: Estimated time of the fixed model, and the time that further fixes would save. None if
+            no GPU was given, or if TensorRT rejects the model.
     """
 
     proto: onnx.ModelProto
@@ -108,15 +110,16 @@ class Fixed:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The fixed model (:attr:`proto`), under the name that other results use."""
+        """The fixed model (:attr:`proto`). Other results use the name `model` too."""
         return self.proto
 
     def fixed_places(self) -> Counter[str]:
         """Return the number of findings that the fixes removed, by code.
 
-        Only codes that ``fix`` can change count. One change may remove several findings, and one
-        finding may need several changes. If the model had no findings of a code before fixing,
-        for example because errors hid them, the changes count instead.
+        Only codes with an automatic fix count. One change may remove several findings, and one
+        finding may need several changes. If the model had no finding of a code before fixing, for
+        example because an error prevented the check, the number of changes is returned for this
+        code.
         """
         fixable = {f.code for f in self.before.findings if f.automatic}
         before = Counter(f.code for f in self.before.findings if f.code in fixable)
@@ -125,7 +128,7 @@ class Fixed:
         return +before + hidden
 
     def summary(self) -> Json:
-        """Return the counts of fixes, and the predictions before and after."""
+        """Return the number of kept and refused fixes, and the counts of both predictions."""
         return {
             "applied": len(self.applied),
             "refused": len(self.refused),
@@ -134,14 +137,14 @@ class Fixed:
         }
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
-        """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""
+        """Return a copy of the model as an onnx-graphsurgeon graph."""
         return to_graphsurgeon(self.proto)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fixed model atomically.
 
         Raises:
-            QdqtoolError: `path` is a file that was read, or cannot be written.
+            QdqtoolError: `path` is a file that was read, or the file cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.proto, path, source=self.before.model.path)
@@ -187,32 +190,32 @@ def fix(
 ) -> Fixed:
     """Apply automatic fixes to a Q/DQ model, without calibration.
 
-    A fix is kept only if the prediction gets better and the outputs do not get worse; see
-    ``docs/fix.md``.
+    A fix is kept only if it improves the prediction and does not make the outputs worse than
+    permitted; see ``docs/fix.md``.
 
     Args:
-        source: The model; all its weights must be available.
+        source: The Q/DQ model with all its weights.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        only: Finding codes to fix. Default: all codes with an automatic fix; ``HEAD-QUANT`` only if
-            the finding is an error, because its fix changes which nodes are quantized.
-        inputs: Arrays by input name to run the model with. Default: random arrays.
-        effort: Factor on the limits (multiplications, bytes) of the runs that compare outputs.
-            Large models need more than 1.
-        data: Images to compare outputs on instead of random inputs, as for
-            :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
+        only: Finding codes to fix. Default: all codes with an automatic fix, but ``HEAD-QUANT``
+            only if the finding is an error, because its fix removes quantizers.
+        inputs: Arrays by input name, with which the model is run. Default: random arrays.
+        effort: Factor for the limits of multiplications and bytes in the runs that compare outputs.
+            Large models need a factor above 1.
+        data: Images on which outputs are compared, as for :func:`calibration.open_data`: folder,
+            list file, npz, npy or arrays. Default: random inputs.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
-            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
-            of Pillow to the input. Default: the preprocessing in the model's metadata, else
-            ``yolo`` (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if they are dynamic in the model. Default: the model's
-            ``imgsz`` metadata.
-        gpu: GPU to estimate the time of the fixed model for; see ``qdqtool gpus``.
+            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function that converts an
+            RGB image of Pillow to an input array. Default: the preprocessing in the model's
+            metadata, else ``yolo`` (letterbox, RGB, divided by 255).
+        size: Height and width in pixels, if they are dynamic in the model. Default: ``imgsz`` in
+            the model's metadata.
+        gpu: GPU for which the time of the fixed model is estimated; see ``qdqtool gpus``.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
         QdqtoolError: A code in `only` is unknown or has no automatic fix, or the GPU is unknown.
-        DataError: The inputs or the data do not fit.
+        DataError: The model does not accept the inputs or the data.
     """
     version, options = target_named(target), FixOptions(only, inputs, effort)
     requested = _resolve_codes(options.only)
@@ -226,22 +229,24 @@ def fix(
         )
     with record_inputs() as read:
         original = load_full(source)
-        model, rewritten, notes_of_rewrite = _rewrite_quantizers(original, requested)
+        model, raised = _raise_axis_opset(original, requested)
+        model, rewritten, notes_of_rewrite = _rewrite_quantizers(model, requested)
         _require_quantizers(model)
         images, notes = read_samples(model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
             session = FixSession(model, version, samples, options.effort)
+            session.applied += [*raised, *rewritten]
             session.notes += [*notes_of_rewrite, *notes, *_note_subgraphs(original)]
             _apply_fixes(session, requested)
-            before = predict(original, version) if rewritten else session.before
+            before = session.before if model is original else predict(original, version)
             time = None if gpu is None else _estimate_time(session.model, version, gpu)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
     return Fixed(
         session.model.proto,
         before,
         session.prediction,
-        rewritten + session.applied,
+        session.applied,
         session.refused,
         noise_before.relative if noise_before is not None else None,
         noise_after.relative if noise_after is not None else None,
@@ -254,19 +259,35 @@ def fix(
 
 
 def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate | None:
-    """Return the estimated time of a model and its fixes; None if TensorRT rejects the model."""
     options = TimingOptions(gpu=gpu)
     prediction, time = predict_on_gpu(model, target, options, extend=add_fix_savings)
     return None if prediction.time is None else time
 
 
+def _raise_axis_opset(model: Model, requested: set[str]) -> tuple[Model, list[FixAttempt]]:
+    """Return the model with an opset that permits its per-channel Q/DQ, and the changes.
+
+    The outputs are not compared as for other fixes, because onnxruntime rejects the original model.
+
+    Raises:
+        ModelError: onnx cannot raise the opset.
+    """
+    if requested and "OPSET-AXIS" not in requested:
+        return model, []
+    view = View(model)
+    if model.opset >= MIN_OPSET or not any(view.params(q).is_per_channel for q in view.quantizers):
+        return model, []
+    description = f"opset {model.opset} raised to {MIN_OPSET}, in which Q and DQ have an axis"
+    return to_axis_opset(model), [FixAttempt("OPSET-AXIS", "", description)]
+
+
 def _rewrite_quantizers(
     model: Model, requested: set[str]
 ) -> tuple[Model, list[FixAttempt], list[Note]]:
-    """Return the model with other tools' fake quantizers as Q/DQ, the changes, and notes.
+    """Return the model with Q/DQ in place of other tools' quantizers, the changes, and notes.
 
-    The outputs are not compared as for other fixes, because onnxruntime cannot run the operators of
-    other tools. A note says so if values may differ.
+    Outputs are not compared for this fix, because onnxruntime cannot run the operators of other
+    tools. A note tells the user if values may differ.
     """
     fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
     if not fakes or (requested and "FAKE-QUANT" not in requested):
@@ -324,7 +345,7 @@ def _require_quantizers(model: Model) -> None:
     """Check that a model has Q/DQ.
 
     Raises:
-        ModelError: The model has no Q/DQ, and any other quantizers cannot be rewritten as Q/DQ.
+        ModelError: The model has neither Q/DQ nor quantizers that can be rewritten as Q/DQ.
     """
     if is_quantized(model):
         return
@@ -376,7 +397,7 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 
 
 def _apply_fixes(session: FixSession, requested: set[str]) -> None:
-    """Try the fixes of the requested codes; without requested codes, the default fixes."""
+    """Try the fixes of the requested codes, or the default fixes if no code is requested."""
     for step in STEPS:
         if requested.intersection(step.codes):
             session.try_step(step, requested)
@@ -395,10 +416,11 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
 def add_fix_savings(
     model: Model, prediction: Prediction, time: TimeEstimate, target: Target
 ) -> None:
-    """Add to a time estimate, in place, the time that each kind of automatic fix saves.
+    """Add the time that each kind of automatic fix saves to a time estimate, in place.
 
-    Fixes are left out if they save no time, cannot be applied because weights are missing, or
-    concern more than 512 places, which a note says. Nothing is added for a GPU without INT8.
+    A kind of fix is left out if it saves no time, or if it cannot be applied because weights are
+    missing. It is also left out, with a note, if it has more than 512 places. Nothing is added for
+    a GPU without INT8.
     """
     if not time.gpu.has_int8:
         return
@@ -427,7 +449,7 @@ def add_fix_savings(
 
 
 def _note_many_sites(sites: Sequence[FixSite]) -> list[Note]:
-    """Return a note that the saving of too many sites is unknown; none if it would be 0."""
+    """Return a note that the saving is not estimated; empty if these fixes save no time."""
     names = sorted({s.code for s in sites if codes.get(s.code).saves_time})
     if not names:
         return []
@@ -443,9 +465,9 @@ def _add_type_savings(
 ) -> None:
     """Add the time that FP16 instead of FP32 saves for the layers without Q/DQ.
 
-    INT8 convolutions can write FP32 but not FP16, so each needs a reformat before an FP16 layer. If
-    few layers are FP32, these reformats cost more time than FP16 saves. Then nothing is added, and
-    the finding about FP32 layers is changed to a note, in place.
+    INT8 convolutions can write FP32 but not FP16, so an FP16 layer after an INT8 convolution needs
+    a reformat. If few layers are FP32, these reformats cost more time than FP16 saves. In this case
+    nothing is added, and the finding on FP32 layers becomes a note, in place.
     """
     for step in MODEL_STEPS:
         findings = [f for f in prediction.findings if step.changes_types and step.select_causes(f)]

@@ -57,8 +57,8 @@ from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
 
-_WEIGHT_TOLERANCE = 0.01  # permitted relative difference of a weight scale from max|w| / 127
-_MAX_CLIPPING = 4.0  # if max|w| is a larger multiple of the range, the scale is a fault
+_WEIGHT_TOLERANCE = 0.01  # permitted relative difference between a weight scale and max|w| / 127
+_MAX_CLIPPING = 4.0  # if max|w| is a larger multiple of the range, the scale counts as wrong
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -72,7 +72,7 @@ class DlaTranslation:
         precisions: Precisions of the float model's layers.
         target: TensorRT version of the build.
         source: Path of the Q/DQ model; empty for a model in memory.
-        notes: Properties of the Q/DQ model that the translation cannot keep, and notes about the
+        notes: Notes on properties of the Q/DQ model that the translation cannot keep, and on the
             data.
         read: Files that were read; :meth:`save` does not overwrite them.
     """
@@ -86,10 +86,10 @@ class DlaTranslation:
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def save(self, model: str | os.PathLike[str], cache: str | os.PathLike[str]) -> CacheReport:
-        """Write the float model and the calibration cache; the report has the build command.
+        """Write the float model and the calibration cache, and return the report.
 
         Raises:
-            QdqtoolError: A path names an input file, or a file cannot be written.
+            QdqtoolError: A path is that of a file that was read, or a file cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.model, model, source=self.source)
@@ -107,19 +107,19 @@ def translate_for_dla(
     """Translate a Q/DQ model for DLA to a float model with scales and layer precisions.
 
     Args:
-        source: The Q/DQ model; all its weights must be available.
+        source: The Q/DQ model with all its weights.
         target: TensorRT version of the build, such as ``8.5.2`` or ``10.3``; older than 11.
-        data: Images on which ranges of tensors without a quantizer are measured, as for
-            :func:`calibration.open_data`. Default: scales of these tensors follow from rules, or
-            are missing.
+        data: Images on which the ranges of tensors without a Q are measured, as for
+            :func:`calibration.open_data`. Default: rules give scales to some of these tensors, and
+            the others have no scale.
         preprocess: How images become inputs, as for :func:`qdqtool.fix`.
-        size: Height and width in pixels if they are dynamic in the model.
+        size: Height and width in pixels, if they are dynamic in the model.
 
     Raises:
-        ModelError: The model cannot be read, has no Q/DQ, or has quantizers that a float model
-            with a cache cannot express (computed scales, FP8).
+        ModelError: The model cannot be read, has no Q/DQ, or has quantizers that a cache cannot
+            represent (computed scales, FP8).
         DataError: The data cannot be used.
-        QdqtoolError: The target reads no calibration cache.
+        QdqtoolError: The target cannot read a calibration cache.
     """
     version = target_named(target)
     cache_header(version)
@@ -147,7 +147,6 @@ def translate_for_dla(
 def _measure_scales(
     data: object, images: ImageOptions, notes: list[Note], model: Model, tensors: Sequence[str]
 ) -> dict[str, float]:
-    """Return INT8 scales of tensors, measured on the user's data; add notes about the data."""
     from calibration.presets import note_preprocess
 
     images, origin = resolve_images(model, images)
@@ -182,7 +181,7 @@ def _require_quantizers(model: Model) -> None:
 
 
 def _prepare_quantized_model(model: Model) -> Model:
-    """Return a copy with Q/DQ nodes, constant scales and zero points, and unique names."""
+    """Return a copy with Q/DQ nodes, constant scales and zero points, and unique node names."""
     model = fold_constant_branches(model)
     if not is_quantized(model) and find_fake_quantizers(model):
         model = model.copy()
@@ -196,7 +195,7 @@ def _prepare_quantized_model(model: Model) -> Model:
 
 
 def _make_names_unique(model: Model) -> Model:
-    """Give each node a unique name, in place, because trtexec sets precisions by name."""
+    """Give each node a unique name, in place. trtexec sets precisions by name."""
     editor, names = Editor(model), Counter(node.proto.name for node in model.nodes)
     for node in model.nodes:
         if not node.proto.name or names[node.proto.name] > 1:
@@ -206,7 +205,6 @@ def _make_names_unique(model: Model) -> Model:
 
 
 def _fold_computed_parameters(model: Model) -> None:
-    """Replace scales and zero points that are computed from constants by constants, in place."""
     evaluator, editor = ConstantEvaluator(model), Editor(model)
     for tensor, consumers in find_computed_parameters(model).items():
         value = evaluator.evaluate(tensor)
@@ -218,8 +216,8 @@ def _fold_computed_parameters(model: Model) -> None:
 def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
     """Return the symmetric INT8 scale of each quantized activation, by tensor name.
 
-    The names are those of the Q's input and of the outputs of its DQs. If a tensor has several
-    quantizers, the largest scale counts, and a note is added.
+    The names are those of the input of a Q and of the outputs of its DQs. If a tensor has several
+    Qs, the largest scale counts, and a note is added.
     """
     scales: dict[str, float] = {}
     several: set[str] = set()
@@ -274,7 +272,7 @@ def _symmetric_scale(view: View, q: Node) -> float:
 
 
 def _note_custom_weight_scales(view: View, notes: list[Note]) -> None:
-    """Add a note on weights whose scales differ from TensorRT's, max|w| / 127 per channel."""
+    """Add a note on weights whose scales are not max|w| / 127 per channel, as TensorRT's are."""
     others = [
         node.name
         for node, q, value in _quantized_weights(view)
@@ -294,7 +292,7 @@ def _note_custom_weight_scales(view: View, notes: list[Note]) -> None:
 
 
 def _quantized_weights(view: View) -> Iterator[tuple[Node, Node, npt.NDArray[Any]]]:
-    """Yield each layer whose float weights have a Q with known scales, the Q, and the weights."""
+    """Yield node, Q and values of float weights that have a Q with known scales."""
     for node in view.nodes_with_weights:
         weights = view.weights(node)
         value = view.model.constant(weights.source)
@@ -305,9 +303,9 @@ def _quantized_weights(view: View) -> Iterator[tuple[Node, Node, npt.NDArray[Any
 
 
 def _has_custom_scales(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
-    """Return whether scales of weights differ from max|w| / 127.
+    """Return whether the scales of weights differ from max|w| / 127.
 
-    Weights that exceed the range are clipped first, unless they exceed it by a factor of 4.
+    Weights are first clipped to the range, unless max|w| is more than four times the range.
     """
     scale, largest = view.params(q).scale, compute_channel_maxima(value, view.axis(q))
     if scale is None or largest.size != scale.size:
@@ -319,7 +317,7 @@ def _has_custom_scales(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
 
 
 def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
-    """Return float values of stored integers with a DQ, by the DQ's output."""
+    """Return the float values of integer constants that a DQ reads, by the output of the DQ."""
     constants = {}
     for dq in view.quantizers:
         if is_dq(dq) and view.model.is_constant(dq.input(0)):
@@ -337,7 +335,7 @@ def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
 
 
 def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
-    """Return clipped copies of the weights that their quantizers clip, by the DQ's output."""
+    """Return copies of the weights, clipped as by their Q, by the output of the DQ."""
     constants = {}
     for node, q, value in _quantized_weights(view):
         dq, params, axis = view.weights(node).dq, view.params(q), view.axis(q)

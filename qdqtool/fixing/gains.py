@@ -1,4 +1,4 @@
-"""Comparison of predictions before and after changes, in total and near each change."""
+"""Comparison of predictions before and after changes, for the whole model and near each change."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from qdqtool.trt.result import Prediction
 from qdqtool.util.notes import Note
 
 NO_GAIN = Note("the prediction would not improve", code="no-better")
-"""Objection to a change after which the prediction is neither better nor worse."""
-_NO_NODE = -2  # group of changes that edit no node
-_FAR = -1  # group of nodes that no change is near
+"""Objection to a change that makes the prediction neither better nor worse."""
+_NO_NODE = -2  # number of the group of changes that edit no node
+_FAR = -1  # number of the group of nodes that are not connected to any change
 
 
 @dataclass(slots=True)
 class PredictionCounts:
-    """Counts of a prediction, or of a part of one.
+    """Counts of a prediction, or of a part of a prediction.
 
     Attributes:
-        int8: INT8 convolutions.
-        int8_to_int8: INT8 convolutions that write INT8.
+        int8: Number of INT8 convolutions.
+        int8_to_int8: Number of INT8 convolutions that write INT8.
         conversions: Number of remaining Q and DQ.
         remaining_findings: Number of findings with the codes to fix.
-        errors: Number of findings that prevent the build, by code.
+        errors: Number of findings that are errors, by code.
     """
 
     int8: int = 0
@@ -41,7 +41,7 @@ class PredictionCounts:
 
 
 def find_objection(before: Prediction, after: Prediction, criteria: FixCriteria) -> Note | None:
-    """Return why a prediction is not better after changes; None if it is better.
+    """Return why the changes do not improve the prediction; None if they do.
 
     Args:
         before: Prediction of the model without the changes.
@@ -61,13 +61,13 @@ def find_worsening_changes(
 ) -> dict[int, Note]:
     """Return the changes near which the prediction gets worse, with the reasons.
 
-    Each change is assessed by the nodes that are nearer to it than to any other change.
+    The outcome of a node counts for the change that is nearest to the node.
 
     Args:
         model: Model without the changes.
         candidate: Model with all changes.
-        edited: Indices of the nodes that each change edits. Changes that share a node are assessed
-            together.
+        edited: Indices of the nodes that each change edits. Changes that share a node count as one
+            change.
         before: Prediction of the model.
         after: Prediction of the candidate.
         criteria: Purpose of the changes.
@@ -162,7 +162,7 @@ def _count_by_group(
 
 
 def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
-    """Return for each change the number of its group; changes that share nodes are one group."""
+    """Return the number of each change's group. Changes that share nodes are one group."""
     groups: UnionFind[int] = UnionFind()
     for nodes in edited:
         for index, other in pairwise(nodes):
@@ -173,7 +173,7 @@ def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
 def _find_nearest_groups(
     model: Model, candidate: Model, edited: Sequence[Collection[int]], groups: Sequence[int]
 ) -> dict[str, int]:
-    """Return the group of the nearest change for each node of both models, by node name."""
+    """Return the group of the nearest change, by node name, for the nodes of both models."""
     by_index: dict[int, int] = {}
     for nodes, group in zip(edited, groups, strict=True):
         by_index.update(dict.fromkeys(nodes, group))
@@ -192,9 +192,9 @@ def _find_nearest_groups(
 
 
 def _neighbors(model: Model, node: Node) -> Iterator[Node]:
-    """Yield producers and consumers of a node.
+    """Yield the producers and consumers of a node, except Constant nodes.
 
-    Constant nodes are left out, because they would connect nodes that are far apart.
+    A Constant node may connect nodes that are far apart.
     """
     for tensor in node.consumed_tensors:
         producer = model.producer(tensor)

@@ -32,21 +32,22 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
 from qdqtool.util.notes import Note
 
-_WEAK = 0.5  # if the unchanged model has a larger output error, a comparison shows little
+_WEAK = 0.5  # if the output error of the unchanged model is larger, a comparison is of little use
 
 
 class OutputJudge:
-    """Decides whether the outputs of a changed model are close enough to the float network's.
+    """Decides whether the outputs of changed models are close enough to the float network's.
 
     Args:
         model: Model before any change.
-        samples: Inputs by name, for each sample. None for random inputs.
-        effort: Factor on the limits of runs.
+        samples: For each sample, the inputs by name. None for random inputs.
+        effort: Factor for the limits of runs.
         notes: List to which notes about the comparison are added.
 
     Attributes:
-        noise: Output errors of the last changed model that was accepted. None before a run.
-        first_noise: Output errors of the model before any change. None before a run.
+        noise: Output errors of the last changed model that was accepted. None until a model was
+            run.
+        first_noise: Output errors of the model before any change. None until a model was run.
         failure: Reason why outputs cannot be compared; None if they can.
         has_samples: Whether the inputs are not random.
     """
@@ -66,26 +67,27 @@ class OutputJudge:
         self._inputs: list[Arrays] = []
         self._parts: list[OutputPart] = []
         self._reference: list[Arrays] | None = None
-        self._body = False  # whether only the nodes up to the last convolutions are compared
+        self._body = False  # whether only tensors up to the last convolutions are compared
 
     def list_errors(self) -> list[OutputError]:
-        """Return the errors of all outputs before and after the changes; empty before a run."""
+        """Return the errors of all outputs, before and after the changes; empty without a run."""
         if self.first_noise is None or self.noise is None:
             return []
         return list_output_errors(self._parts, self.first_noise, self.noise)
 
     def start_step(self) -> None:
-        """Start a step: errors may grow once by the permitted factor over all its changes."""
+        """Start a step. The permitted growth of the errors is that of all its changes together."""
         self._limit = self.noise
 
     def accept_if_close(
         self, current: Model, candidate: Model, criteria: FixCriteria, fewer_errors: bool
     ) -> Note | None:
-        """Accept a changed model if its outputs are close enough to the float network's.
+        """Accept a changed model if its outputs are close enough to those of the float network.
 
-        If a change requantizes weights, both models are compared with the network that has float
-        weights and activations. Parts of outputs, such as the scores of a detector, are compared
-        only with real inputs, and only if the change does not remove an error.
+        If a change requantizes weights, `current` and `candidate` are both compared with the
+        network that has float weights and float activations. Parts of outputs, such as the scores
+        of a detector, are compared only if the inputs are not random and the change does not remove
+        an error.
 
         Args:
             current: Model before the change.
@@ -94,7 +96,7 @@ class OutputJudge:
             fewer_errors: Whether the change removes a finding that is an error.
 
         Returns:
-            None if the model is accepted, else the reason.
+            None if the model is accepted, else the reason why it is not.
         """
         self.run_reference()
         if self._reference is None or self.noise is None:
@@ -134,7 +136,8 @@ class OutputJudge:
         if criteria.requantizes_weights or criteria.costs_speed:
             reference = self._run_samples(_to_float_network(part).proto)
         noise = self._measure_noise(proto, reference)
-        # If outputs are NaN before and after a change, another fix has to repair the scale.
+        # If outputs are NaN before and after the change, they are not compared. Another fix has to
+        # repair the scale that causes NaN.
         is_compared = noise.finite or before.finite
         if (
             is_compared
@@ -154,17 +157,17 @@ class OutputJudge:
         return measure_noise(list(zip(outputs, reference, strict=True)), self._parts)
 
     def run_reference(self) -> None:
-        """Run the model and its float network, unless already done.
+        """Run the model and its float network, if this was not done yet.
 
-        If onnxruntime cannot run the whole model, only nodes up to the last convolutions are run.
-        If they fail too, `failure` is set.
+        If onnxruntime cannot run the whole model, only the nodes up to the last convolutions are
+        run. If this fails too, `failure` is set.
         """
         if self._reference is not None or self.failure is not None:
             return
         for self._body in (False, True):
             try:
                 self._run_original()
-            except RunLimitError as error:  # a part of the model would cost almost as much
+            except RunLimitError as error:  # a part of the model needs almost as much work
                 self.failure = Note(str(error), code=error.code)
                 return
             except RunError as error:
@@ -217,7 +220,7 @@ class OutputJudge:
     def _run_float_network(self, part: Model) -> tuple[Model, list[Arrays]]:
         """Return the network without activation quantizers, and its outputs for each sample.
 
-        If weight scales make the outputs NaN or infinite, weight quantizers are removed as well.
+        If the outputs are NaN or infinite, weight quantizers are removed as well.
 
         Raises:
             RunError: onnxruntime cannot run the network, or its outputs are not finite.
@@ -234,7 +237,7 @@ class OutputJudge:
 
 
 def _to_float_network(model: Model, weights: bool = False) -> Model:
-    """Return a copy without activation quantizers; those that clip at 0 become Relus.
+    """Return a copy without activation quantizers. Quantizers that clip at 0 become Relus.
 
     Args:
         model: The model.
@@ -249,12 +252,12 @@ def _describe_growth(
     part: tuple[str, str] | None = None,
     current: OutputNoise | None = None,
 ) -> Note:
-    """Return a note on the error of `part`; without a part, of the output that grew most.
+    """Return a note on the error of `part`, or of the output whose error grew most if it is None.
 
     Args:
         before: Errors to which the permitted growth refers.
         after: Errors of the refused model.
-        part: Output and tensor of a part.
+        part: Output and tensor that identify a part of an output.
         current: Errors after the changes that were kept since `before`.
     """
     if not after.finite:

@@ -1,8 +1,9 @@
 """Errors of a network's outputs, separately for boxes and scores that share one output.
 
-Boxes are in pixels, scores from 0 to 1. A common error for both would hide wrong scores. If the
-operators between a Concat and an output only move values, they are run once on arrays that hold the
-number of each joined tensor. The result shows from which tensor each element of the output comes.
+Boxes are in pixels, scores are from 0 to 1. A common error for both would hide wrong scores. To
+find the parts of an output, the operators after the Concat are run once. In this run, each tensor
+that the Concat joins is filled with a number. The output then shows the tensor that each element
+comes from. This needs operators after the Concat that only move values.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
 
-ATOL = 1e-6  # difference by rounding in float32, relative to the largest output
-HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after a few dozen layers
-PART_SLACK = 0.02  # additional error permitted for a part of an output: small parts vary more
+ATOL = 1e-6  # permitted difference by rounding in float32
+HALF_ROUNDING = 0.01  # permitted difference by rounding in FP16, in a few dozen layers
+PART_SLACK = 0.02  # additional permitted error of a part: the errors of small parts vary more
 MAX_PARTS = 16  # an output with more parts is compared as a whole
 SAMPLES = 8  # number of images on which outputs are compared
 
@@ -42,11 +43,11 @@ class OutputNoise:
     """Errors of the outputs against those of the float network.
 
     Attributes:
-        each: By output, the root mean square of the difference divided by the root mean square of
-            the float output.
+        each: For each output, the root mean square of the difference divided by the root mean
+            square of the float network's output.
         finite: Whether all values are finite.
         parts: The same ratio for each part of an output, by output and joined tensor.
-        lost: Parts that are constant although they vary in the float network.
+        lost: Parts that are constant, but vary in the float network.
     """
 
     each: dict[str, float]
@@ -67,9 +68,11 @@ class OutputPart:
     Attributes:
         output: Name of the output.
         tensor: Tensor that a Concat joins into the output.
-        channels: First and last index along `axis`. None if the part is not a range.
-        axis: Axis of the channels; 0 if the part is not a range.
-        mask: Whether each element of the output belongs to the part, in the output's shape.
+        channels: First and last index along `axis`. None if the part is not a range of indices
+            along one axis.
+        axis: Axis of `channels`; 0 if `channels` is None.
+        mask: For each element of the output, whether it belongs to the part. The shape is that of
+            the output.
     """
 
     output: str
@@ -91,11 +94,13 @@ class OutputError:
     Attributes:
         output: Name of the output.
         tensor: Tensor that a Concat joins into the output. Empty for a whole output.
-        channels: First and last channel. None for a whole output, or if the part is not a range.
-        before: Root mean square of the difference divided by the root mean square of the float
-            output, before fixing.
-        after: The same ratio after fixing.
-        lost: Whether all values are equal in the fixed model, but not in the float network.
+        channels: First and last channel. None for a whole output, or if the part is not a range of
+            channels.
+        before: Error before fixing: root mean square of the difference divided by the root mean
+            square of the float network's output.
+        after: Error after fixing.
+        lost: Whether all values of the output or part are equal in the fixed model, but not in the
+            float network.
     """
 
     output: str
@@ -133,7 +138,7 @@ class OutputError:
 
 
 def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPart]:
-    """Return the parts of outputs that Concats join, for outputs of 2 to 16 parts.
+    """Return the parts of outputs that Concats join, if an output has 2 to 16 parts.
 
     Args:
         floats: The network without activation quantizers.
@@ -172,7 +177,7 @@ def _copy_constants(model: Model, tensors: Iterable[str]) -> list[onnx.TensorPro
 def _label_elements(
     model: Model, output: str, parts: list[str], inputs: Arrays, run: Run
 ) -> npt.NDArray[Any]:
-    """Return for each element of an output the index in `parts` of the tensor it comes from.
+    """Return, for each element of an output, the index in `parts` of the tensor that it comes from.
 
     Raises:
         RunError: A model cannot be run, or a tensor has no value.
@@ -231,9 +236,9 @@ def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
 
 
 def _find_channel_range(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
-    """Return the first and the last index of a masked range, and the axis of the range.
+    """Return the first and last index of the masked range, and its axis.
 
-    Return None and 0 if the true elements are not all elements of one range along one axis.
+    If the mask is not one range along one axis, return None and 0.
     """
     for axis in range(mask.ndim):
         others = tuple(i for i in range(mask.ndim) if i != axis)
@@ -249,9 +254,9 @@ def _find_channel_range(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | 
 def read_samples(
     model: Model, data: object, images: ImageOptions
 ) -> tuple[list[Arrays], list[Note]]:
-    """Return evenly spread samples of data as inputs of a model, and notes on preprocessing.
+    """Return evenly spread samples of the data as inputs of a model, and notes on preprocessing.
 
-    Both are empty if `data` is None.
+    Both lists are empty if `data` is None.
 
     Raises:
         DataError: The data has no usable sample.
@@ -284,11 +289,11 @@ def measure_noise(
 ) -> OutputNoise:
     """Return the errors of outputs against the float network's outputs, over all samples.
 
-    An output that is missing or has another shape makes the error infinite.
+    If an output is missing or has another shape, its error is infinite and no other output counts.
 
     Args:
-        samples: For each sample, the outputs and the float network's outputs. Outputs that are not
-            floats are ignored.
+        samples: For each sample, the outputs and the outputs of the float network. Outputs that are
+            not floats are ignored.
         parts: Parts of outputs that are measured separately, in addition.
     """
     sums: defaultdict[str, ErrorSums] = defaultdict(ErrorSums)
@@ -315,7 +320,7 @@ def measure_noise(
 
 
 class ErrorSums:
-    """Sums over the values of an output or of a part of it, in all samples."""
+    """Sums over the values of an output, or of a part of an output, in all samples."""
 
     def __init__(self) -> None:
         self._difference = self._level = 0.0  # sums of squares
@@ -336,13 +341,13 @@ class ErrorSums:
     def relative_error(self) -> float:
         """Root mean square of the difference divided by the root mean square of expected values.
 
-        If all expected values are 0, the root mean square of the difference.
+        If all expected values are 0, it is the root mean square of the difference.
         """
         return math.sqrt(self._difference / (self._level or self._count))
 
     @property
     def is_lost(self) -> bool:
-        """Whether all actual values are equal, but not all expected values."""
+        """Whether all actual values are equal, but the expected values are not."""
         return len(self._actual_values) == 1 < len(self._expected_values)
 
 
@@ -379,13 +384,13 @@ def is_growth_permitted(
     *,
     parts: bool = False,
 ) -> bool:
-    """Return whether the error of every output grew by at most a factor plus rounding.
+    """Return whether the error of every output is at most ``before * factor + rounding``.
 
     Args:
         before: Errors of the model without the change.
         after: Errors of the changed model.
         factor: Permitted growth factor.
-        rounding: Permitted growth in addition.
+        rounding: Permitted growth in addition to the factor.
         parts: Whether to check the parts of outputs too.
     """
     if not after.finite:
@@ -403,9 +408,9 @@ def is_growth_permitted(
 def find_worst_part(
     before: OutputNoise, after: OutputNoise, factor: float
 ) -> tuple[str, str] | None:
-    """Return output and tensor of the part whose error grew most beyond the permitted factor.
+    """Return output and tensor of the part whose error grew most, of the parts beyond their limit.
 
-    Parts that became constant count as well. None if no part exceeds its limit.
+    Parts that became constant count as beyond their limit. None if there is no such part.
     """
     growth = {
         key: noise / (before.parts.get(key, 0.0) + 1e-9)

@@ -1,4 +1,4 @@
-"""Fixes that remove, move or add Q/DQ pairs, or give several pairs one scale."""
+"""Fixes that remove, move or add Q/DQ pairs, or set one scale for several pairs."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def find_pairs_inside_activations(
 ) -> list[FixSite]:
     """Return sites that move a pair from before an activation to after it, or remove it.
 
-    A pair is removed if another pair follows the activation, or if the pair lies inside the
-    activation, between Sigmoid and Mul.
+    A pair is removed if another pair follows the activation, or if the pair is between the Sigmoid
+    and the Mul of an activation.
     """
     sites: list[FixSite] = []
     inside = {r.node: r for r in select_reasons(QuantizerInsideActivation, reasons)}
@@ -72,7 +72,7 @@ def find_pairs_inside_activations(
 def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | None:
     """Return a site that moves or removes the pair before an activation.
 
-    None if this pair does not feed the activation: TensorRT merged it with another pair.
+    None if the activation does not read this pair. TensorRT has then merged the pair with another.
     """
     consumers = [n for dq in _consuming_dqs(view, q) for n in view.model.consumers(dq.output)]
     if activation not in consumers:
@@ -92,7 +92,7 @@ def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | N
 def _make_pair_move(
     view: View, q: Node, last: Node, scale: npt.NDArray[Any] | None
 ) -> Callable[[Editor], None]:
-    """Return the change that moves a pair after a node; None for `scale` keeps the old scale."""
+    """Return the change that moves a pair after a node. A `scale` of None keeps the old scale."""
     dqs = _consuming_dqs(view, q)
     consumers = view.model.consumers(last.output)
 
@@ -116,7 +116,7 @@ def _make_pair_move(
 def _insert_moved_pair(
     editor: Editor, before: Node, tensor: str, q: Node, dq: Node, parameters: Sequence[str] = ()
 ) -> str:
-    """Insert copies of a Q and a DQ, and return their output.
+    """Insert copies of a Q and a DQ, and return the output of the DQ.
 
     Args:
         editor: Editor of the model.
@@ -124,7 +124,7 @@ def _insert_moved_pair(
         tensor: Input of the new Q.
         q: Q to copy.
         dq: DQ to copy.
-        parameters: Names of scale and zero point of the copies. Empty: as `q` and `dq`.
+        parameters: Names of scale and zero point of the copies. Empty: those of `q` and `dq`.
     """
     inputs = [tensor, *(parameters or q.inputs[1:])]
     integers = editor.insert_node(before, qdq.Q, f"{q.name}_moved", inputs, dict(q.attributes))
@@ -133,14 +133,14 @@ def _insert_moved_pair(
 
 
 def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] | None:
-    """Return the scale that fits a tensor's bounds.
+    """Return the scale for the bounds of a tensor.
 
     A pair that moves after a bounded activation (Sigmoid) gets this scale, because the range of the
-    input is too large for the output.
+    activation's input is too large for its output.
 
     Returns:
-        The scale. None if the pair keeps its scale: the bounds are unknown or not smaller than the
-        Q's range, or the Q is not symmetric or has several scales.
+        The scale. None if the bounds are unknown or not smaller than the range of the Q, if the Q
+        is not symmetric, or if it has several scales.
     """
     params, bounds = view.params(q), find_bounds(view.model).get(tensor)
     if bounds is None or params.scale is None or params.scale.size != 1 or _is_asymmetric(view, q):
@@ -164,8 +164,8 @@ def _make_pair_removal(view: View, q: Node) -> Callable[[Editor], None]:
 def find_pairs_before_adds(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that remove the pair between a convolution and a residual Add.
 
-    If both inputs of an Add come from convolutions, the pair of only one is removed: the other
-    convolution cannot fuse the Add as well, and needs its pair for an INT8 output.
+    If both inputs of an Add come from convolutions, only one pair is removed. The other convolution
+    cannot fuse the Add too, and it needs its pair to write INT8.
     """
     sites: list[FixSite] = []
     first: dict[str, ResidualBothQuantized] = {}
@@ -180,7 +180,7 @@ def find_pairs_before_adds(view: View, target: Target, reasons: Sequence[Reason]
 
 def find_float_residuals(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites where an Add can read its residual input through an existing pair."""
-    residuals: dict[str, str] = {}  # residual tensor by Add, if a convolution could fuse the Add
+    residuals: dict[str, str] = {}  # residual input of each Add that a convolution could fuse
     for r in select_reasons(ResidualFloat, reasons):
         residuals.setdefault(r.add, r.tensor)
     adds = find_nodes(view, collect_names(reasons))
@@ -210,10 +210,11 @@ def _float_residual_site(view: View, add: Node, residual: str | None) -> FixSite
 def _find_quantizers_of_inputs(
     view: View, add: Node, residual: str | None
 ) -> list[tuple[int, Node]]:
-    """Return the float inputs of an Add (positions) and the Qs that already quantize them.
+    """Return the positions of float inputs of an Add, and the Q that already reads each input.
 
-    Empty if a float input has no Q: its scale would have to be calibrated. If `residual` is known,
-    only this input counts: the other input comes from the convolution that fuses the Add.
+    Empty if a float input has no Q, because its scale would have to be calibrated. If `residual` is
+    not None, only this input counts, because the other input comes from the convolution that fuses
+    the Add.
     """
     quantizers: list[tuple[int, Node]] = []
     for position, tensor in enumerate(add.inputs):
@@ -231,9 +232,10 @@ def _find_quantizers_of_inputs(
 
 @map_reason_nodes
 def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | None:
-    """Return a site that moves a pair between a Pad and a convolution to before the Pad.
+    """Return a site that moves a pair from between a Pad and a convolution to before the Pad.
 
-    None if the Pad inserts values other than zeros or copies, or if tensors have more consumers.
+    None if the Pad inserts values other than zeros or copies, or if a tensor between them has
+    several consumers.
     """
     pair = qdq.find_pair(view.model, conv.input(0))
     if pair is None or pair[1] is None:
@@ -260,8 +262,8 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that makes a convolution of the detection head float.
 
-    None unless its input and its weights are quantized. The reasons name the convolutions of the
-    boxes and the DFL; without a DFL, all last convolutions.
+    None if its input or its weights are not quantized. The reasons name the convolutions of the
+    boxes and the DFL. If the head has no DFL, they name all last convolutions.
     """
     pair, weights = qdq.find_pair(view.model, conv.input(0)), view.weights(conv)
     if pair is None or pair[1] is None or weights.dq is None or weights.after:
@@ -285,8 +287,8 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
     """Return sites that remove pairs after a head whose boxes and scores share a scale.
 
     Pairs between the last convolutions and the Concat are removed too, because one integer step of
-    box coordinates is several pixels. The pair before the convolution of a DFL remains, because it
-    quantizes the input of that convolution.
+    their box coordinates is several pixels. The pair before the convolution of a DFL remains,
+    because it quantizes the input of this convolution.
     """
     sites: list[FixSite] = []
     visited: set[int] = set()
@@ -318,9 +320,9 @@ def _head_tail_site(view: View, pairs: list[Node]) -> FixSite:
 
 
 def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set[int]:
-    """Return the indices of `start` and of nodes connected to it without passing layers.
+    """Return the indices of `start` and of all nodes that are connected to it.
 
-    Layers are nodes with weights, except those of a DFL (`dfl`).
+    Connections through nodes with weights do not count, except through those of a DFL (`dfl`).
     """
     indices = {start.index}
     stack = [start]
@@ -338,7 +340,7 @@ def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set
 
 
 def _has_weighted_consumer(view: View, q: Node) -> bool:
-    """Return whether a layer with weights (also of a DFL) consumes a Q's values downstream."""
+    """Return whether a layer with weights, DFL included, consumes the values of a Q."""
     if q.index in view.feeds_weighted:
         return True
     consumers = [n for dq in _consuming_dqs(view, q) for n in view.model.consumers(dq.output)]
@@ -346,10 +348,10 @@ def _has_weighted_consumer(view: View, q: Node) -> bool:
 
 
 def find_different_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that give connected quantizers the largest of their scales.
+    """Return sites that set the scale of connected quantizers to the largest of their scales.
 
     Quantizers are connected if only Q/DQ pairs and operators that move values are between them.
-    TensorRT may merge such quantizers. A chain of Concats is one group.
+    TensorRT may merge such quantizers. Chained Concats connect all their quantizers.
     """
     names = collect_names(reasons)
     sites = []

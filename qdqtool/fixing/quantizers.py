@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from qdqtool.fixing.pairs import find_pairs_after_head
 from qdqtool.fixing.site import (
@@ -20,7 +21,7 @@ from qdqtool.fixing.site import (
 )
 from qdqtool.fixing.weights import find_computed_weights, make_float_constant_site
 from qdqtool.insertion import fp16
-from qdqtool.insertion.prepare import prepare_float_model, raise_opset
+from qdqtool.insertion.prepare import MIN_OPSET, prepare_float_model, raise_opset
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -46,11 +47,11 @@ def find_asymmetric_quantizers(
 ) -> list[FixSite]:
     """Return sites that make quantizers symmetric: int8 with zero points of 0.
 
-    Stored constants that are not weights of a layer, such as the anchors of a detector, become
-    floats instead: symmetric steps are up to twice as large, which would move the anchors.
+    Quantized constants that are not weights of a layer, such as the anchors of a detector, become
+    floats instead. Symmetric steps are up to twice as large, which would move the anchors.
     """
     sites: list[FixSite | None] = []
-    scales: dict[object, FloatArray] = {}  # cache by parameters, which many nodes may share
+    scales: dict[object, FloatArray] = {}  # cache by parameters: nodes may share them
     weights = _weight_dqs(view)
     for nodes in _find_quantizer_groups(view, reasons):
         site = None
@@ -73,10 +74,10 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
 
 
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:
-    """Return scale and name of stored integer constants that were probably rounded.
+    """Return scale and name of quantized constants whose values were probably rounded.
 
-    Not included are weights, biases, single values, and constants whose values are all multiples of
-    0.5 (anchors and strides that were not rounded).
+    The list does not contain weights, biases, single values, and constants whose values are all
+    multiples of 0.5 (anchors and strides that rounding did not change).
     """
     weights = _weight_dqs(view)
     constants: list[tuple[float, str]] = []
@@ -99,7 +100,7 @@ def _has_exact_halves(stored: npt.NDArray[Any], step: float, zero: npt.NDArray[A
 
 
 def _find_quantizer_groups(view: View, reasons: Sequence[Reason]) -> list[list[Node]]:
-    """Return groups of quantizers that reasons name: a Q with its DQs, or a DQ of a constant."""
+    """Return the quantizers that reasons name, in groups: a Q and its DQs, or a constant's DQ."""
     places = {r.node for r in reasons}
     groups: list[list[Node]] = []
     for node in view.quantizers:
@@ -120,7 +121,7 @@ def _symmetric_site(
     Args:
         view: The model.
         nodes: The group: a Q and its DQs, or a DQ of a constant.
-        scales: Cache of symmetric scales, by the key of the old parameters; it is extended.
+        scales: Cache of symmetric scales, by the key of the old parameters. New scales are added.
     """
     first = nodes[0]
     params = view.params(first)
@@ -155,14 +156,14 @@ def _new_scale_site(
     description: str,
     apply_first: Callable[[Editor], None] = lambda editor: None,
 ) -> FixSite:
-    """Return a site that gives quantizers int8 zero points of 0 and new scales.
+    """Return a site that sets new scales and int8 zero points of 0.
 
     Args:
         view: The model.
-        nodes: The quantizers; the first one names the site.
-        scale: Their new scales, one for each channel.
+        nodes: The quantizers. The site gets the name of the first.
+        scale: New scales of the quantizers, one for each channel.
         description: Description of the change.
-        apply_first: Further change, made first.
+        apply_first: Further change, which is made before.
     """
 
     def apply(editor: Editor) -> None:
@@ -183,7 +184,6 @@ def _describe_symmetric_scale(node: Node, old: FloatArray, new: FloatArray, *, c
 
 
 def _compute_symmetric_scales(params: QuantParams) -> FloatArray:
-    """Return symmetric int8 scales that cover the range of the old parameters."""
     assert params.scale is not None and params.zero_point is not None
     low, high = (0, 255) if params.precision == Precision.UINT8 else (-128, 127)
     zero = params.zero_point
@@ -222,8 +222,9 @@ def _requantize_constant(
 def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that make scales positive.
 
-    Scales of weights are computed from the weights. Other negative scales become their absolute
-    values. Activation scales that are 0 or NaN are not fixed, because they need data.
+    Scales of weights are computed from the weights. Other negative scales are replaced by their
+    absolute values. Activation scales of 0 or NaN are not fixed, because this needs calibration
+    data.
     """
     sites = []
     recomputable = {r.node for r in select_reasons(ScaleNotPositive, reasons) if r.is_recomputable}
@@ -237,8 +238,8 @@ def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason
 def find_weight_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that compute scales of float weights from the weights: max|w| / 127.
 
-    If scales of a layer do not fit its weights, all its scales are computed. If single scales are
-    extreme, only these are computed. Scales of activations are not changed.
+    If the scales of a layer do not match its weights, all scales of the layer are computed. If only
+    single scales are extreme, only these are computed. Scales of activations are not changed.
     """
     extreme = {r.node for r in select_reasons(ScaleImplausible, reasons)}
     misfits = {
@@ -292,7 +293,7 @@ def _positive_scale_site(view: View, nodes: list[Node], old: FloatArray) -> FixS
 
 
 def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> None:
-    """Multiply stored integers by the signs of their scales, which will become positive."""
+    """Multiply stored integers by the signs of their scales, because the scales become positive."""
     stored = view.model.constant(dq.input(0))
     if stored is None:
         return
@@ -320,7 +321,7 @@ def find_computed_constants(view: View, target: Target, reasons: Sequence[Reason
 def make_constant_change(
     consumers: Sequence[Node], tensor: str, value: npt.NDArray[Any]
 ) -> Callable[[Editor], None]:
-    """Return the change that replaces a scale or zero point of quantizers by a constant."""
+    """Return the change that replaces a computed scale or zero point by a constant."""
 
     def apply(editor: Editor) -> None:
         stored = editor.add_constant(f"{tensor}_folded", value)
@@ -335,9 +336,9 @@ def make_constant_change(
 def find_dead_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites for dead scales, which round all values of a tensor to the same integer.
 
-    The new scale covers all values that the tensor's operator can return, which may be more than
-    the data needs. If only a part of a Q's input becomes constant, no scale fits the whole input.
-    The pair is then removed if no layer with weights is downstream.
+    The new scale covers all values that the producer of the tensor can compute, which may be more
+    than the data needs. If only a part of a Q's input becomes constant, no scale is suitable for
+    the whole input. The pair is then removed if no layer with weights consumes its values.
     """
     dead = select_reasons(ScaleDead, reasons)
     sites = find_pairs_after_head(view, target, [r for r in dead if not r.whole])
@@ -361,9 +362,9 @@ def _dead_scale_site(view: View, q: Node, reason: ScaleDead) -> FixSite | None:
 
 
 def find_scale_vectors(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that replace scales per channel, or of shape [1], by one scalar scale.
+    """Return sites that replace per-channel scales of activations by one scalar scale.
 
-    Scales of shape [1] are replaced for TensorRT-RTX only.
+    For TensorRT-RTX, a scale of shape [1] is replaced by a scalar too.
     """
     names = collect_names(reasons)
     groups = [[q, *dqs] for q, dqs in view.pairs()]
@@ -388,8 +389,29 @@ def _scalar_scale_site(view: View, target: Target, nodes: list[Node]) -> FixSite
     return FixSite(q.name, description, apply, [n.name for n in nodes])
 
 
+def to_axis_opset(model: Model) -> Model:
+    """Return a copy of a model in opset 13, in which Q and DQ have an axis.
+
+    Per-channel quantizers without an axis get axis 0, which TensorRT uses for older opsets. The
+    default of opset 13 is 1.
+
+    Raises:
+        ModelError: onnx cannot raise the opset.
+    """
+    view = View(model)
+    axes = {q.output: view.axis(q) for q in view.quantizers if view.params(q).is_per_channel}
+    copy = model.copy()
+    raise_opset(copy, MIN_OPSET)
+    for proto in copy.proto.graph.node:
+        axis = axes.get(proto.output[0]) if proto.output else None
+        if axis is not None and all(a.name != "axis" for a in proto.attribute):
+            proto.attribute.append(onnx.helper.make_attribute("axis", axis))
+    copy.reindex()
+    return copy
+
+
 def to_fp16_layers(model: Model, target: Target) -> Model | None:
-    """Return a copy of the model whose layers without Q/DQ are converted to FP16.
+    """Return a copy of the model in which the layers without Q/DQ are FP16.
 
     None if the target chooses types itself, or if no node can be FP16.
 
@@ -404,7 +426,7 @@ def to_fp16_layers(model: Model, target: Target) -> Model | None:
 
 
 def to_float32(model: Model, target: Target) -> Model | None:
-    """Return the model in float32; None if it has no float16, or the target reads FP16 scales."""
+    """Return a float32 copy; None if the model has no float16 or the target reads FP16 scales."""
     if target.float16_scales or not fp16.has_fp16(model):
         return None
     copy = model.copy()
@@ -413,7 +435,7 @@ def to_float32(model: Model, target: Target) -> Model | None:
 
 
 def to_layer_norm(model: Model, target: Target) -> Model | None:
-    """Return the model with decomposed layer norms replaced by LayerNormalizations.
+    """Return a copy in which LayerNormalizations replace decomposed LayerNorms.
 
     None if no LayerNormalization computes the same values, or if the target does not support
     LayerNormalization.

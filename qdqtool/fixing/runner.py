@@ -1,4 +1,4 @@
-"""Runs of models in onnxruntime within memory and work limits; their inputs and parts."""
+"""Runs of models in onnxruntime within limits of memory and work, and the inputs of these runs."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from qdqtool.util.checks import check_not_text
 
 Arrays = dict[str, npt.NDArray[Any]]
 _MAX_THREADS = 4
-_DYNAMIC = {0: 1}  # sizes of unknown dimensions, by axis: batch 1
-_SIDE = 256  # size for an unknown height or width: a multiple of every usual stride
+_DYNAMIC = {0: 1}  # size of an unknown dimension by axis: 1 for the batch
+_SIDE = 256  # size of an unknown height or width, a multiple of all usual strides
 
 
 @dataclass(frozen=True)
 class FixOptions:
-    """Findings to fix, and limits of comparing outputs.
+    """Options of `fix`: findings to fix, and inputs and limits of the comparison of outputs.
 
     Attributes:
-        only: Finding codes to fix. Empty: all except codes that have to be requested.
-        inputs: Arrays by input name to run the model with. None: random arrays.
-        effort: Factor on the limits of comparing outputs.
+        only: Finding codes to fix. Empty: all codes except those that are fixed only on request.
+        inputs: Arrays by input name, with which the model is run. None: random arrays.
+        effort: Factor for the limits of the runs that compare outputs.
     """
 
     only: Sequence[str] = ()
@@ -60,9 +60,9 @@ class RunError(Exception):
     """Error: onnxruntime cannot run a model.
 
     Attributes:
-        code: Identifier of the cause, such as ``"memory-limit"``. It does not change when the
-            message is reworded.
-        node: Tensor that the error is about. Empty if there is none.
+        code: Identifier of the cause, such as ``"memory-limit"``. It stays the same if the message
+            is reworded.
+        node: Tensor that the error is about; empty if the error is about no tensor.
     """
 
     def __init__(self, message: str, *, code: str, node: str = "") -> None:
@@ -76,21 +76,21 @@ class RunLimitError(RunError):
 
 
 class NotFiniteError(RunError):
-    """Error: the float network's outputs are not finite and cannot serve as a reference."""
+    """Error: the outputs of the float network are not finite, so they cannot be a reference."""
 
 
 class ModelRunner:
-    """Runner of models in onnxruntime, with limits on memory and work.
+    """Runs models in onnxruntime, with limits on memory and work.
 
-    Memory and work are computed from the model, not measured, so that the load of the machine does
-    not change which runs are permitted.
+    Memory and work are computed from the model, not measured. The load of the machine therefore
+    does not change which runs are permitted.
 
     Args:
-        effort: Factor on the limits.
+        effort: Factor for the limits.
         samples: Number of samples on which outputs are compared.
 
     Attributes:
-        work_left: Multiplications that are left for all runs.
+        work_left: Number of multiplications that remain for further runs.
     """
 
     def __init__(self, effort: float = FixOptions.effort, samples: int = 1) -> None:
@@ -98,13 +98,13 @@ class ModelRunner:
         self.work_left = limits.SESSION_WORK_ALL * effort * samples
 
     def run(self, proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
-        """Return the outputs of a model, computed on the CPU without fusing Q/DQ.
+        """Return the outputs of a model, computed on the CPU without fusion of Q/DQ.
 
         Inputs that the model does not have are ignored. Outputs that are not arrays of numbers are
         left out.
 
         Raises:
-            RunLimitError: The model needs more than permitted, or the work for all runs is used up.
+            RunLimitError: A run needs more memory or work than permitted.
             RunError: onnxruntime cannot load or run the model.
         """
         inputs = {v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs}
@@ -149,12 +149,11 @@ class ModelRunner:
 
 
 def _serialize(proto: onnx.ModelProto) -> bytes:
-    """Return the bytes of a model, with an IR version that onnxruntime accepts."""
     source = serialize(proto)
     if source is None:
         raise RunError("the model exceeds 2 GB", code="model-too-large")
     if proto.ir_version > sessions.IR_VERSION:
-        # If a serialized message has a scalar field twice, protobuf reads the last value.
+        # If a serialized message has a scalar field twice, protobuf uses the last value.
         source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
     return source
 
@@ -164,8 +163,9 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
 
     Args:
         model: The model.
-        body: Whether to keep only the nodes up to the last convolutions. Otherwise operators that
-            onnxruntime lacks (such as TensorRT plugins) and all nodes after them are removed.
+        body: Whether to keep only the nodes up to the last convolutions. If not, the operators that
+            onnxruntime does not have (such as TensorRT plugins) and all nodes downstream are
+            removed.
     """
     if body:
         view = View(model)
@@ -194,14 +194,14 @@ def _list_node_names(model: Model, indices: set[int]) -> list[str]:
 
 
 def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
-    """Return the model without some nodes; tensors that these nodes consume become outputs."""
+    """Return the model without some nodes. The tensors that these nodes consume become outputs."""
     nodes = [n for n in model.nodes if n.index in removed]
     produced = {o for n in nodes for o in n.outputs}
     read = dict.fromkeys(t for n in nodes for t in n.inputs)
     fixed = {"", *produced, *model.inputs}
     ends = [t for t in read if t not in fixed and not model.is_constant(t)]
     ends += [t for t in model.outputs if t not in produced]
-    # Integer outputs of Qs are left out: their dequantized values are compared.
+    # Integer outputs of Qs are left out, because their dequantized values are compared.
     return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])
 
 
@@ -210,9 +210,9 @@ def _can_run_operator(op: str, domain: str, opset: int) -> bool:
 
 
 def draw_random_inputs(model: Model) -> Arrays:
-    """Return a random array for every graph input, within the range of the input's first Q.
+    """Return a random array for every graph input, within the range of its first Q.
 
-    Inputs of rank 4 get images of smooth shapes and noise. Unknown sizes become 1 (batch) or 256.
+    An input of rank 4 gets images of smooth areas and noise. An unknown size is 1 (batch) or 256.
     """
     generator = np.random.default_rng(0)
     view = View(model)
@@ -275,7 +275,7 @@ def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArra
 def _input_maximum(view: View, name: str) -> float:
     """Return the largest value that the first Q of an input can represent.
 
-    The result is 1 if no Q reads the input with a single plausible scale.
+    The result is 1 if no Q of the input has a single plausible scale.
     """
     for node in view.model.consumers(name):
         if qdq.is_q(node):
@@ -286,7 +286,7 @@ def _input_maximum(view: View, name: str) -> float:
 
 
 def select_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Return the user's arrays for the inputs of a model, without other arrays.
+    """Return the user's arrays that are inputs of a model.
 
     Raises:
         DataError: An array is missing, or has the wrong rank.
@@ -315,7 +315,7 @@ def check_finite(reference: Sequence[Arrays]) -> None:
     """Check that the float network's outputs of each sample are finite.
 
     Raises:
-        NotFiniteError: An output holds an infinity or a NaN.
+        NotFiniteError: An output contains infinity or NaN.
     """
     for name, values in itertools.chain.from_iterable(outputs.items() for outputs in reference):
         if np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values)):

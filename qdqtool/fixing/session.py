@@ -1,4 +1,4 @@
-"""Trials of fixes on a model: each is predicted, run in onnxruntime, and kept or refused."""
+"""Trials of fixes on a model. Each fix is predicted, run in onnxruntime, and kept or refused."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were
 
-_FEW_SITES = 4  # up to this number of sites, halves are always tried, whatever the prediction shows
-_MIN_TRIES = 24  # number of tries that each step may always make; a try predicts the whole model
-_MAX_NODES = 20_000  # for small models, tries are permitted until this many nodes were predicted
+_FEW_SITES = 4  # for at most this number of sites, both halves are always tried
+_MIN_TRIES = 24  # number of tries that are permitted in each step for a model of any size
+_MAX_NODES = 20_000  # further tries are permitted until this many nodes were predicted
 
 Place = tuple[str, str]  # code and node of a finding
 
@@ -40,7 +40,7 @@ class FixAttempt:
         code: Code of the finding.
         node: Node of the finding.
         what: Description of the change.
-        why_not: Reason why the change was not kept. Empty for a change that was kept.
+        why_not: Reason why the change was not kept; empty if it was kept.
     """
 
     code: str
@@ -54,7 +54,7 @@ class FixAttempt:
 
 
 def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set[int]]]:
-    """Return a copy of a model with fixes applied, and the edited node indices of each fix.
+    """Return a copy of a model with fixes applied, and the node indices that each fix edits.
 
     Raises:
         ModelError: A fix cannot be applied.
@@ -73,16 +73,17 @@ class FixSession:
 
     Args:
         model: The model.
-        target: TensorRT version to predict for.
-        samples: Inputs by name to compare outputs on, for each sample. None for random inputs.
-        effort: Factor on the limits of comparing outputs.
+        target: TensorRT version whose rules the prediction uses.
+        samples: For each sample on which outputs are compared, the inputs by name. None for random
+            inputs.
+        effort: Factor for the limits of the runs that compare outputs.
 
     Attributes:
         model: The model with the fixes that were kept.
         before: Prediction of the model without fixes.
-        prediction: Prediction of the model with fixes.
+        prediction: Prediction of the model with the fixes that were kept.
         applied: Fixes that were kept.
-        refused: Fixes that were tried and not kept.
+        refused: Fixes that were tried but not kept.
         notes: Notes for the user.
         judge: Comparison of outputs.
     """
@@ -97,14 +98,14 @@ class FixSession:
         self.refused: list[FixAttempt] = []
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
-        # Place of the attempt by the place of each finding that the attempt may remove.
+        # For the place of each finding, the place of the attempt that may remove the finding.
         self._attempt_places: dict[Place, Place] = {}
 
     def is_tried_by_default(self, step: FixStep | ModelStep) -> bool:
         """Return whether to try a step that the user did not request.
 
-        If all codes of a step may need a request, the step is tried only if the model has a finding
-        that needs none.
+        Some codes are fixed only on request, except for certain findings. A step that has only such
+        codes is tried if the model has one of these findings.
         """
         return not ON_REQUEST_CODES.issuperset(step.codes) or any(
             f.code in step.codes and not needs_request(f) for f in self.prediction.findings
@@ -113,14 +114,14 @@ class FixSession:
     def try_step(self, step: FixStep, codes: set[str]) -> None:
         """Try all places of a step together, then without the places that prevent acceptance.
 
-        If the prediction gets worse near a place, this place is left out. If no such place is
-        visible, for example because the outputs change too much, halves of the places are tried. So
-        the number of tries hardly grows with the number of places.
+        If the prediction gets worse near a place, this place is refused. If no such place is found,
+        for example because the outputs change too much, halves of the places are tried. The number
+        of tries therefore grows little with the number of places.
         """
         self.judge.start_step()
         refused: dict[Place, FixAttempt] = {}
         done: set[Place] = set()
-        suspects: list[Place] = []  # places of which at least one prevents acceptance
+        suspects: list[Place] = []  # at least one of these places prevents acceptance
         reason: Note | None = None
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
@@ -150,7 +151,7 @@ class FixSession:
     ) -> list[FixSite]:
         """Return the sites that are neither refused nor done.
 
-        Sites with a skip reason are added to `refused`.
+        Sites that have a skip reason are added to `refused`.
         """
         sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
         sites = [s for s in sites if s.place not in refused and s.place not in done]
@@ -163,7 +164,7 @@ class FixSession:
     def _choose_refused_sites(
         self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]
     ) -> dict[int, Note]:
-        """Return the sites to refuse with their reasons, by index; empty to try halves instead."""
+        """Return reasons for the sites to refuse, by index. If empty, halves are tried."""
         if self.judge.failure is not None:
             return dict.fromkeys(range(len(sites)), reason)
         if len(sites) == 1:
@@ -173,11 +174,11 @@ class FixSession:
     def _try_sites(
         self, sites: list[FixSite], step: FixStep
     ) -> tuple[Note | None, dict[int, Note]]:
-        """Apply sites together, and keep the changes if prediction and outputs permit.
+        """Apply sites together, and keep the changes if prediction and outputs permit it.
 
         Returns:
-            The reason why the changes were not kept, or None if they were kept; and the sites near
-            which the prediction gets worse, by index, with reasons.
+            The reason why the changes were not kept, or None if they were kept; and by site index,
+            reasons for the sites near which the prediction gets worse.
         """
         try:
             candidate, edited = apply_sites(self.model, sites)
@@ -197,7 +198,7 @@ class FixSession:
         return objection, culprits
 
     def try_model_step(self, step: ModelStep) -> None:
-        """Try a rewrite of the whole model if findings have causes that it can remove."""
+        """Try a rewrite of the whole model if it can remove causes of findings."""
         findings = [f for f in self.prediction.findings if step.select_causes(f)]
         if not findings:
             return
@@ -227,7 +228,6 @@ class FixSession:
         attempts: list[FixAttempt],
         criteria: FixCriteria,
     ) -> Note | None:
-        """Keep a changed model if its outputs are accepted; return the reason if not."""
         fewer_errors = _count_error_findings(prediction) < _count_error_findings(self.prediction)
         reason = self.judge.accept_if_close(self.model, candidate, criteria, fewer_errors)
         if reason is None:
@@ -236,7 +236,7 @@ class FixSession:
         return reason
 
     def record_unfixed(self, codes: Collection[str]) -> None:
-        """Add a note for each requested code without findings, and why other findings remain."""
+        """Add notes on requested codes without findings, and refusals for findings that remain."""
         present: set[str] = {f.code for f in self.before.findings}
         present.update(a.code for a in (*self.applied, *self.refused))
         self.notes += [
@@ -271,13 +271,13 @@ class FixSession:
             )
 
     def note_losses(self) -> None:
-        """Add notes for errors that grew, and advise insertion if fixes cost accuracy."""
+        """Add notes on errors that grew, and the advice to quantize again if accuracy was lost."""
         if self.judge.has_samples:
-            self.judge.run_reference()  # has not run yet if no fix was tried
+            self.judge.run_reference()  # this was not done yet if no fix was tried
         errors = self.judge.list_errors()
         inputs = "" if self.judge.has_samples else " on random inputs"
         self.notes += _note_worse_outputs(errors, inputs)
-        # Fixes may store these constants as floats, but quantization already lost exact values.
+        # Fixes may store these constants as floats, but the exact values are lost already.
         rounded = quantizers.find_rounded_constants(View(self._original))
         if rounded:
             self.notes.append(_describe_rounded_constants(rounded))

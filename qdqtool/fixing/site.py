@@ -1,4 +1,4 @@
-"""Places where a fix can be applied, and steps that find these places."""
+"""Places where fixes can be applied, and steps that search for these places."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class FixSite:
     """Place where a fix can be applied.
 
     Attributes:
-        node: Name of the node that identifies the place; a step sets it to the finding's node.
+        node: Name of the node that identifies the place. A step changes it to the node of the
+            finding.
         description: Description of the change in a few words.
         apply: Function that changes the model.
         names: Nodes and tensors that the fix is about, in addition to `node`.
-        code: Code of the finding that the fix removes, set by a step.
+        code: Code of the finding that the fix removes. A step sets it.
         findings: Code and node of every finding that the fix may remove.
-        skip_reason: Reason not to try the fix. Empty for a fix to try.
+        skip_reason: Reason why the fix is not tried; empty if it is tried.
     """
 
     node: str
@@ -57,25 +58,25 @@ def collect_names(reasons: Iterable[Reason]) -> set[str]:
 
 
 def find_nodes(view: View, names: Iterable[str]) -> list[Node]:
-    """Return the nodes that have one of the names, in the order of the file."""
+    """Return the nodes with these names, in the order of the file."""
     places = set(names)
     return [n for n in view.model.nodes if n.name in places]
 
 
 def find_reason_nodes(view: View, reasons: Iterable[Reason]) -> list[Node]:
-    """Return the nodes that reasons are about, in the order of the file."""
+    """Return the nodes in the field `node` of reasons, in the order of the file."""
     return find_nodes(view, (r.node for r in reasons))
 
 
 def select_reasons(kind: type[R] | tuple[type[R], ...], reasons: Iterable[Reason]) -> list[R]:
-    """Return the reasons that are instances of a class or of one of several classes."""
+    """Return the reasons of one class or of several classes."""
     return [r for r in reasons if isinstance(r, kind)]
 
 
 def map_reason_nodes(
     make_site: Callable[[View, Target, Node], FixSite | None],
 ) -> Callable[[View, Target, Sequence[Reason]], list[FixSite]]:
-    """Decorate a function of one node, so that it returns the sites for all nodes in reasons."""
+    """Turn a function that returns the site of one node into one for all nodes of reasons."""
 
     @functools.wraps(make_site)
     def find(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
@@ -93,17 +94,17 @@ def drop_missing_sites(candidates: Iterable[FixSite | None]) -> list[FixSite]:
 
 @dataclass(frozen=True)
 class FixCriteria:
-    """Purpose and permitted cost of changes that are accepted or refused together.
+    """Purpose and permitted cost of changes that are kept or refused together.
 
     Attributes:
         reason_types: Classes of the reasons that the changes can remove.
-        noise_factor: Permitted growth factor of the outputs' error against the float network.
-        costs_speed: Whether the changes give up speed for accuracy.
-        changes_types: Whether the changes convert data types (FP16, FP32). Then more conversions
-            are permitted, because a Cast may split a conversion in two.
+        noise_factor: Permitted growth factor of the output errors against the float network.
+            costs_speed: Whether the changes make the network slower, to make it more accurate.
+        changes_types: Whether the changes convert data types (FP16, FP32). More conversions are
+            then permitted, because a Cast may split a conversion into two.
         rounding: Permitted growth of the error in addition to `noise_factor`.
-        requantizes_weights: Whether weights are quantized again. The models before and after are
-            then compared with the network that has float weights.
+        requantizes_weights: Whether the changes quantize weights again. The models before and after
+            the changes are then compared with the network that has float weights.
     """
 
     reason_types: tuple[type[Reason], ...]
@@ -125,8 +126,8 @@ class FixCriteria:
         return tuple(select_reasons(self.reason_types, attempted_reasons(finding)))
 
 
-# A name that occurs in more findings than this (such as a weight that all layers share) does not
-# assign a site to findings, unless all names of the site are so common.
+# If a name occurs in more findings than this (such as weights that all layers share), it does not
+# connect a site with findings, unless each name of the site occurs in so many findings.
 MAX_REPORTS_OF_NAME = 100
 
 
@@ -138,8 +139,8 @@ class _ReasonReport:
         code: Code of the finding.
         node: Node of the finding.
         reasons: Reasons of the finding, or the single reason.
-        rank: Order of preference as the finding that a change is reported for: 0 for a finding
-            with an automatic fix, 1 for another finding, 2 for a reason without a finding.
+        rank: Priority. A change is reported for the finding with the lowest number: 0 if the
+            finding has an automatic fix, 1 if it has none, 2 for a reason without a finding.
     """
 
     code: FindingCode
@@ -153,7 +154,7 @@ class FixStep(FixCriteria):
     """Fixes that are tried together.
 
     Attributes:
-        find: Function that lists the places for a model, a target and the reasons in it.
+        find: Function that returns the sites for a model, a target and the reasons of a prediction.
     """
 
     find: Callable[[View, Target, Sequence[Reason]], list[FixSite]]
@@ -161,10 +162,10 @@ class FixStep(FixCriteria):
     def find_sites(
         self, view: View, target: Target, prediction: Prediction, codes: Collection[str]
     ) -> list[FixSite]:
-        """Return the sites in a predicted model that can remove findings with one of the codes.
+        """Return the sites that can remove findings with one of the codes.
 
-        A reason without a finding counts as well, with the first code of its class: the finding may
-        be missing because another reason at the node costs more.
+        A reason without a finding counts too, with the first code of its class. Its finding may be
+        missing because another reason at the node costs more.
         """
         reports = self._collect_reports(prediction)
         reasons = list(dict.fromkeys(r for report in reports for r in report.reasons))
@@ -203,7 +204,7 @@ class FixStep(FixCriteria):
         return reports
 
     def _attach_reports(self, site: FixSite, reports: Sequence[_ReasonReport]) -> FixSite:
-        """Return a copy of the site that names the most important report and all findings."""
+        """Return a copy of the site, with the report of the highest priority and all findings."""
         places = {site.node, *site.names}
 
         def rank(report: _ReasonReport) -> tuple[int, bool, int, bool]:
@@ -219,7 +220,7 @@ class FixStep(FixCriteria):
 def _find_matching_reports(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) -> set[int]:
     """Return the numbers of the reports that contain a name of the site.
 
-    Names that occur in very many reports count only if no other name is in a report.
+    A name in more than 100 reports counts only if no other name of the site is in a report.
     """
     groups = [numbers_by_name.get(name, ()) for name in {site.node, *site.names}]
     few = {n for group in groups if len(group) <= MAX_REPORTS_OF_NAME for n in group}
@@ -229,12 +230,12 @@ def _find_matching_reports(site: FixSite, numbers_by_name: Mapping[str, Sequence
 def broadcast_along(
     values: npt.NDArray[Any], shape: tuple[int, ...], axis: int | None, name: str
 ) -> npt.NDArray[Any]:
-    """Reshape scales or zero points so that they can be multiplied with a tensor.
+    """Reshape scales or zero points so that they broadcast to a tensor.
 
     Args:
-        values: One value for each channel, or a single value.
+        values: Scales or zero points, one for each channel or a single one.
         shape: Shape of the tensor.
-        axis: Axis of the channels. None for a single value.
+        axis: Axis of the channels; None for a single value.
         name: Name of the quantizer, for the error message.
 
     Raises:

@@ -54,17 +54,18 @@ from qdqtool.reasons.weights import (
 )
 from qdqtool.trt.targets import Target
 
-# Permitted growth factors of the outputs' error against the float network. Even an exact rewrite
-# may change the last bit of a float, and thereby a rounded integer. Deep networks amplify such
-# changes: the error changes by about a tenth.
+# Permitted growth factors of the output errors against the float network. Even an exact rewrite may
+# change the last bit of a float, and by this a rounded integer. Deep networks amplify such changes.
+# They may change the error by a tenth.
 _EXACT = 1.3
-_SHARED = 1.5  # one scale for several tensors: smaller tensors lose resolution
-_ONE_BIT = 2.5  # uint8 to int8: the loss of up to one bit doubles the error
+_SHARED = 1.5  # one scale for several tensors costs the smaller tensors resolution
+_ONE_BIT = 2.5  # uint8 to int8 loses up to one bit, which doubles the error
 
-# Codes of fixes that make ranges symmetric, which loses up to one bit.
+# Codes of the fixes that make ranges symmetric, which loses up to one bit.
 HALVING_CODES = attempted_codes((NonzeroZeroPoint, UnsignedZeroPoint))
 
-# Two steps have RemainingConversion, because this reason does not show which step removes it.
+# Two steps have the reason RemainingConversion, because the reason does not show which of the two
+# steps removes it.
 STEPS = (
     FixStep(
         (
@@ -155,7 +156,7 @@ class ModelStep(FixCriteria):
 
     Attributes:
         description: Description of the change.
-        convert: Function that returns the rewritten model; None if the rewrite does not apply.
+        convert: Function that returns the rewritten model, or None if the rewrite does not apply.
     """
 
     description: str
@@ -167,7 +168,7 @@ MODEL_STEPS = (
         (LocalFunctions,),
         _EXACT,
         description="functions inlined",
-        convert=lambda model, target: model.copy(),  # functions are inlined when a file is read
+        convert=lambda model, target: model.copy(),  # reading the file inlined the functions
     ),
     ModelStep(
         (Float16Scale,),

@@ -41,19 +41,19 @@ from qdqtool.reasons.weights import WeightsPerTensor, WeightsShared, WeightsStor
 from qdqtool.trt.targets import Target
 
 Array = npt.NDArray[Any]
-_MAX_STEPS = 127.5  # a larger multiple of the scale is clipped; tools divide by 127 or 127.5
+_MAX_STEPS = 127.5  # larger multiples of the scale are clipped; tools divide by 127 or 127.5
 
 
 @map_reason_nodes
 def find_quantized_biases(view: View, target: Target, dq: Node) -> FixSite | None:
-    """Return a site that replaces a bias stored as integers, with its DQ, by a float constant."""
+    """Return a site that replaces an integer bias and its DQ by a float constant."""
     return make_float_constant_site(view, dq, "bias stored as float")
 
 
 def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite | None:
-    """Return a site that replaces stored integers and their DQ by a float constant.
+    """Return a site that replaces an integer constant and its DQ by a float constant.
 
-    None if values are unknown, or if a graph output or a subgraph uses the DQ's output.
+    None if values are unknown, or if the output of the DQ is a graph output or used in a subgraph.
     """
     dequantize = make_dequantizer(view, dq)
     if (
@@ -73,10 +73,10 @@ def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite 
 
 
 def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
-    """Return a function that computes the output of a DQ of a constant, in the scale's type.
+    """Return a function that computes the output of the DQ of a constant.
 
-    None if values or parameters are not constant, or if their shapes do not match. A function
-    instead of the values saves memory, because the weights of a whole network are large.
+    None if values or parameters are not constant, or if their shapes do not match. The values are
+    computed when they are needed, which saves memory: the weights of a whole network are large.
     """
     stored = view.model.constant(dq.input(0))
     params = view.params(dq)
@@ -88,16 +88,17 @@ def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
             broadcast_along(v.reshape(-1), stored.shape, view.axis(dq), dq.name)
             for v in (params.zero_point, scale)
         )
-    except ModelError:  # wrong shapes of scales have a finding of their own
+    except ModelError:  # another finding reports scales of a wrong shape
         return None
-    # DequantizeLinear computes in the scale's type: the result is the same to the last bit.
+    # Compute in the type of the scale, as DequantizeLinear does. All bits of the result are the
+    # same.
     return lambda: np.asarray(
         (stored.astype(np.int64) - zero).astype(scale.dtype) * steps, scale.dtype
     )
 
 
 def find_stored_integers(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that replace stored integer weights by floats and a Q with the same result."""
+    """Return sites that replace integer weights by float weights and a Q with the same result."""
     stored = select_reasons(WeightsStoredAsIntegers, reasons)
     convolutions = find_nodes(view, (r.convolution for r in stored))
     return drop_missing_sites(_integer_weights_site(view, conv) for conv in convolutions)
@@ -120,7 +121,7 @@ def _integer_weights_site(view: View, conv: Node) -> FixSite | None:
 
 
 def find_shared_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that copy shared weights, with Q and DQ, for all but the first consumer."""
+    """Return sites that copy shared weights and their Q/DQ for all consumers except the first."""
     users: dict[str, list[tuple[Node, WeightSource]]] = defaultdict(list)
     shared = select_reasons(WeightsShared, reasons)
     sources = {r.weight for r in shared}
@@ -149,7 +150,7 @@ def _shared_weights_site(
 
 
 def find_computed_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that replace the nodes between weights and quantizer by a constant."""
+    """Return sites that replace the nodes between weights and their quantizer by a constant."""
     constants = ConstantEvaluator(view.model)
     names = collect_names(reasons)
     return drop_missing_sites(
@@ -205,7 +206,6 @@ def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None
 
 
 def _add_weight_parameters(editor: Editor, conv: Node, scale: Array) -> list[str]:
-    """Store scales and zero points of 0 for a layer's weights, and return their names."""
     return [
         editor.add_constant(f"{conv.name}/weight_scale", scale),
         editor.add_constant(f"{conv.name}/weight_zero_point", np.zeros(scale.shape, np.int8)),
@@ -216,8 +216,8 @@ def _add_weight_parameters(editor: Editor, conv: Node, scale: Array) -> list[str
 def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that quantizes the weights of a ConvTranspose with one scale.
 
-    None if the target supports the present axis of the scales, or if the values are unknown. The
-    new scale is the largest magnitude divided by 127.
+    The scale is the largest magnitude divided by 127. None if the target supports the axis of the
+    present scales, or if the weights are unknown.
     """
     weights = view.weights(conv)
     quantizer = weights.first_quantizer
@@ -258,7 +258,6 @@ def _scale_type(editor: Editor, weights: WeightSource) -> np.dtype[Any]:
 
 
 def _round_scale_if_fp16(editor: Editor, weights: WeightSource, scale: Array) -> Array:
-    """Round scales up if they will be stored in FP16."""
     is_half = _scale_type(editor, weights) == np.float16
     return round_up_to_half(scale) if is_half else scale
 
@@ -272,7 +271,7 @@ def _insert_weight_pair(
     axis: int | None,
     suffix: str,
 ) -> None:
-    """Insert a new Q and DQ for a layer's weights; other layers keep the present Q and DQ.
+    """Insert copies of Q and DQ for the weights of one layer. Other layers keep the old nodes.
 
     Args:
         editor: Editor of the model.
@@ -327,7 +326,6 @@ def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | No
 
 
 def _clip_to_range(value: Array, scale: float) -> Array:
-    """Return weights clipped to the range of their scale, which training may have chosen."""
     if np.abs(value).max(initial=0) <= _MAX_STEPS * scale:
         return value
     return np.clip(value, -128 * scale, 127 * scale).astype(value.dtype)
@@ -367,8 +365,9 @@ def _batchnorm_parameters_site(
 def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that folds a BatchNormalization into the weights of a ConvTranspose.
 
-    Float weights and their scales are multiplied by the same factor of each output channel, so that
-    the integers stay the same. Stored integers only change their sign.
+    For each output channel, float weights and their scale are multiplied by the same factor. The
+    quantized integers stay the same. Of weights that are stored as integers, at most the sign
+    changes.
     """
     consumers = view.model.consumers(conv.output)
     if len(consumers) != 1 or consumers[0].op != "BatchNormalization":
@@ -405,7 +404,7 @@ def _scale_axes(view: View, weights: WeightSource) -> set[int | None]:
 
 
 def _can_merge_factor(view: View, quantizer: Node, channels: int) -> bool:
-    """Return whether a factor for each output channel can be merged into the weights' scales."""
+    """Return whether the scales of weights can be multiplied by a factor for each channel."""
     params = view.params(quantizer)
     is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
     has_scales = params.scale is not None and params.scale.size in (1, channels)
@@ -413,10 +412,11 @@ def _can_merge_factor(view: View, quantizer: Node, channels: int) -> bool:
 
 
 def _batchnorm_affine(view: View, conv: Node, norm: Node) -> tuple[Array, Array] | None:
-    """Return factor and shift by which a BatchNormalization changes each output channel.
+    """Return factor and shift of a BatchNormalization for each output channel.
 
-    The shift includes the convolution's bias. None if parameters are not constant, if a factor is 0
-    or not finite, or if the convolution cannot absorb them (groups, output of the network).
+    The shift includes the bias of the convolution. None if parameters are not constant, or if a
+    factor is 0 or not finite. None also if the convolution has groups, or if its output is an
+    output of the network.
     """
     model = view.model
     if conv.integer("group", 1) != 1 or model.is_output(conv.output):

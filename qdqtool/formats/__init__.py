@@ -1,1 +1,1 @@
-"""Formats of results: text, Markdown and SARIF."""
+"""Output formats of results: text, Markdown and SARIF."""

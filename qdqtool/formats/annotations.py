@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
-# SARIF rule for unmet requirements (--require, --require-gain, --fail-on).
+# SARIF rule for requirements that are not met (--require, --require-gain, --fail-on).
 _REQUIREMENT = "REQUIREMENT"
 _UNUSABLE = "UNUSABLE"  # SARIF rule for models that cannot be predicted
 _CELL = 300  # maximum number of characters of a message in a table
-_ROWS = 50  # maximum number of lines of a Markdown list, because a job summary is limited to 1 MiB
+_ROWS = 50  # maximum number of lines of a Markdown list; a job summary has at most 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class ModelReview:
     """Result for one model.
 
     Attributes:
-        path: Path as the user gave it; code hosts expect a path relative to the repository.
+        path: Path that the user gave. Code hosts expect a path relative to the repository.
         target: The target's name.
         prediction: The prediction; None if the model cannot be predicted.
-        unmet: Requirements that are not met. Without a prediction, the errors that prevent it.
+        unmet: Requirements that are not met. If there is no prediction, the errors that prevent it.
         times: Estimated time on each GPU.
     """
 
@@ -54,8 +54,8 @@ class ModelReview:
 def to_sarif(reviews: Iterable[ModelReview]) -> Json:
     """Return a SARIF log with one run for each model.
 
-    Code hosts require a category for each run (``automationDetails``), and a line for each
-    location, although an ONNX file has none.
+    Code hosts require a category for each run (``automationDetails``), and a line number for each
+    location, although an ONNX file has no lines.
 
     Source: OASIS, Static Analysis Results Interchange Format 2.1.0.
     """
@@ -210,7 +210,7 @@ def _table_cell(text: str) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Escape a text so that Markdown shows it literally, also in a table cell."""
+    """Escape a text so that Markdown shows it unchanged, also in a table cell."""
     return (
         re.sub(r"([\\`*_{}\[\]<>#|~!@&])", r"\\\1", one_line(text))
         .replace("\\@", "&#64;")

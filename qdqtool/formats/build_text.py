@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from qdqtool.comparison.result import Comparison, NodeChange, SideSummary
     from qdqtool.verification.result import Verification
 
-# Maximum lengths of lists without --all.
+# Maximum lengths of lists if --all is not given.
 _MAX_LAYERS, _MAX_SLOW_LAYERS, _MAX_NODES, _MAX_MISMATCHES = 20, 10, 8, 10
-_MIN_MS = 5e-5  # smallest change in milliseconds that the printed digits show
-# Titles of the members of qdqtool.comparison.result.ChangeKind, most serious changes first.
+_MIN_MS = 5e-5  # smallest change, in milliseconds, that is not 0 as printed
+# Titles of the members of qdqtool.comparison.result.ChangeKind, the most serious change first.
 _CHANGE_TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but with float output",
@@ -46,7 +46,7 @@ _MISMATCH_TITLES = {
     MismatchKind.COPY: "Slices, concatenations and copies",
     MismatchKind.BUILD: "Build",
 }
-_SLOW_RATIO = 1.5  # a layer that takes more than this many times its expected time is listed
+_SLOW_RATIO = 1.5  # a layer is listed if it takes more than this many times its expected time
 
 
 def render(
@@ -54,7 +54,7 @@ def render(
 ) -> TextPage:
     """Return the text of ``engine``: layers, and totals by kind, precision and type.
 
-    ``everything`` lists all layers.
+    If `everything` is set, all layers are listed.
     """
     page = TextPage(width, everything)
     build = report.build
@@ -145,7 +145,7 @@ def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, tim
 
 
 def _add_changes(page: TextPage, comparison: Comparison) -> None:
-    """List each changed node once, under its most serious change."""
+    """Add each changed node once, under its most serious change."""
     from qdqtool.comparison.result import ChangeKind
     from qdqtool.comparison.text import name_formats
 
@@ -163,7 +163,7 @@ def render_comparison(
 ) -> TextPage:
     """Return the text of ``compare``: the summary, then the changes of each node.
 
-    ``everything`` lists every node and layer.
+    If `everything` is set, all nodes and layers are listed.
     """
     from qdqtool.comparison.result import ChangeKind
     from qdqtool.comparison.text import summarize_comparison
@@ -245,7 +245,7 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
 
 
 def _describe_formats(side: SideSummary) -> str:
-    """Return counts such as ``60 in INT8 (54 with INT8 output)``, with FP8 if it occurs."""
+    """Return counts such as ``60 in INT8 (54 with INT8 output)``, and those of FP8 if not 0."""
     counts = (("INT8", side.int8, side.int8_to_int8), ("FP8", side.fp8, side.fp8_to_fp8))
     texts = [
         f"{count} in {name}" + (f" ({inside} with {name} output)" if inside is not None else "")
@@ -298,7 +298,7 @@ def add_engines(page: TextPage, comparison: EngineComparison) -> None:
 
 
 def _format_types(cost: LayerCost | None) -> str | None:
-    """Return the types of a layer's inputs and output; empty if unknown, None without a layer."""
+    """Return the types of a layer's inputs and output; empty if unknown, None if `cost` is None."""
     if cost is None:
         return None
     if not cost.layer.type:
@@ -332,7 +332,7 @@ _STATUS = {
 
 
 def verdict(result: Verification) -> str:
-    """Return one line with the agreement of layers, Q/DQ layers, optimizer lines and time."""
+    """Return in one line how layers, Q/DQ layers, optimizer lines and time agree."""
     trace, counts = result.trace, _list_counts(result)
     parts = [text if label == "Layers" else f"{label} {text}" for label, text in counts.items()]
     if trace.built:
@@ -369,7 +369,7 @@ def _describe_time_mismatch(result: Verification) -> str:
 def render_verification(
     result: Verification, width: int = 80, *, allow_partial: bool = False
 ) -> TextPage:
-    """Return the text of ``verify``: the verdict, compared numbers, each mismatch."""
+    """Return the text of ``verify``: the verdict, the compared numbers, and the mismatches."""
     from qdqtool.verification.api import exit_code
 
     page = TextPage(width)

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from qdqtool.reasons.finding import FindingCode
     from qdqtool.timing.results import TimeEstimate
 
-_MAX_FIXES = 1  # maximum number of listed changes that have the same code and reason
-_LOSSES = ("constants-rounded",)  # notes on problems that no fix can remove
+_MAX_FIXES = 1  # maximum number of listed changes with the same code and reason
+_LOSSES = ("constants-rounded",)  # codes of notes on problems that no fix can remove
 
 
 def render(
     fixed: Fixed, output: str, width: int, *, options: str = "", seconds: float | None = None
 ) -> TextPage:
-    """Return the text of ``fix``: verdicts before and after, applied and refused changes.
+    """Return the text of ``fix``: verdicts before and after the fixes, and all changes.
 
     Args:
         fixed: The result.
         output: Path of the written model.
         width: Columns.
-        options: Options to repeat in the next commands, each with a space before it.
-        seconds: Time that the command took. None: not printed.
+        options: Options that the suggested commands repeat, each with a space before it.
+        seconds: Time that the command took. None: the time is not printed.
     """
     page = TextPage(width)
     _add_fix_result(page, fixed)
@@ -73,7 +73,7 @@ def _add_fix_result(page: TextPage, fixed: Fixed) -> None:
 
 
 def _describe_slow_places(fixed: Fixed) -> str:
-    """Return a text on refused fixes that would save time; empty without such fixes."""
+    """Return a text on refused fixes that would save time; empty if there are none."""
     counts = fixed.after.findings_by_code()
     gaining = {f.code for f in fixed.after.findings if f.gains and f.severity != Severity.INFO}
     slow = [
@@ -125,9 +125,9 @@ def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) 
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:
-    """Add the error of each output against the float network, before and after.
+    """Add the error of each output against the float network, before and after the fixes.
 
-    With random inputs, which are not meaningful for accuracy, only errors that grew are listed.
+    For random inputs, which say little about accuracy, only errors that grew are listed.
     """
     errors = fixed.errors
     if not errors:

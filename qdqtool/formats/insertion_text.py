@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
-# Maximum lengths of lists without --all.
+# Maximum lengths of lists if --all is not given.
 _MAX_NAMES, _MAX_GROUPS = 3, 3
-_MIN_BITS_LOST = 1.5  # groups that lose fewer bits are not listed
-# Measured effect on detections of an output error below each limit (docs/accuracy.md).
+_MIN_BITS_LOST = 1.5  # a group that loses fewer bits is not listed
+# Rating of an output error below each limit, by its measured effect on detections
+# (docs/accuracy.md).
 _ERROR_RATINGS = (
     (SMALL_ERROR, "small"),
     (0.2, "larger than usual"),
@@ -39,7 +40,7 @@ _ERROR_RATINGS = (
 
 
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> TextPage:
-    """Return the text of ``insert``; ``everything`` names every node, group and scale."""
+    """Return the text of ``insert``. If `everything` is set, all nodes and groups are listed."""
     page = TextPage(width, everything)
     float_type = Precision.FP16
     if insertion.prediction is not None and insertion.float_type != "fp16":
@@ -52,7 +53,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     if insertion.choice is not None or everything:
         _add_formats(page, insertion)
     _add_losses(page, insertion)
-    # With measured errors, the choice of the format already reports the error.
+    # If errors were measured for the choice of the format, the choice already reports the error.
     if insertion.choice is None or not insertion.choice.errors:
         _add_agreement(page, insertion, f"{_format_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
@@ -155,7 +156,7 @@ def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
     if not page.everything:
         listed = [g for g in ranked[:_MAX_GROUPS] if _max_loss([g]) >= _MIN_BITS_LOST]
     for group in listed:
-        # Add 0.0 to turn -0.0 into 0.0.
+        # Adding 0.0 turns -0.0 into 0.0.
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
         page.fill(f"scale {group.scale:.4g}, bits lost: {members}", 19, f"{'':17}- ")
 
@@ -200,9 +201,9 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     choice = insertion.choice
     is_measured = choice is not None and choice.precision in choice.errors
     if choice is not None and is_measured:
-        # The choice of a format measured the written model, with its quantized weights.
+        # This error was measured with the written model, whose weights are quantized too.
         error, samples = choice.errors[choice.precision], choice.samples
-    error = round(error, 3)  # as printed, so that the rating fits the printed percentage
+    error = round(error, 3)  # the rating must be that of the printed percentage
     rating = next((text for limit, text in _ERROR_RATINGS if error < limit), "large")
     advice = "" if error < SMALL_ERROR else ", so compare the results (below)"
     part = "whole model" if is_measured else f"{_format_title(insertion)} activations"
@@ -227,7 +228,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
             f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}", 19, f"{'':17}- "
         )
     for loss in confirmed[:1]:
-        # add_row() does not split words, so the option can be copied.
+        # The option can be copied, because add_row() does not split words.
         page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")
 
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from qdqtool.findings.errors import KnownError
     from qdqtool.findings.lines import LineExplanation, PassRule
 
-_MAX_ROWS = 12  # maximum number of rows of a list without --all
+_MAX_ROWS = 12  # maximum number of rows of a list if --all is not given
 
 
 def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPage:
-    """Return the text of ``log`` from the result of ``summarize``.
+    """Return the text of ``log`` for the result of ``summarize``.
 
-    ``everything`` lists every conversion, reformat and merge.
+    If `everything` is set, all conversions, reformats and merged layers are listed.
     """
     page = TextPage(width, everything)
     _add_log_summary(page, facts)
@@ -194,7 +194,7 @@ def _add_skipped_kernels(page: TextPage, tuning: Json) -> None:
 
 def _add_tuning(page: TextPage, facts: Json) -> None:
     tuning = facts["tuning"]
-    if not tuning["tactics"]:  # no timings: an excerpt about skipped kernels
+    if not tuning["tactics"]:  # an excerpt of a log that has no timings
         _add_skipped_kernels(page, tuning)
         return
     counts = (
@@ -308,7 +308,7 @@ def _add_messages(page: TextPage, facts: Json) -> None:
 
 
 def render_pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:
-    """Return a page with the log lines of one pass and their line numbers."""
+    """Return a page with log lines and their line numbers."""
     page = TextPage()
     page.add_lines(*(f"{line:>7}: {text}" for line, text in rows))
     return page
@@ -325,7 +325,7 @@ def _add_sections(page: TextPage, **texts: str) -> None:
 
 
 def render_finding_code(entry: FindingCodeEntry, width: int) -> TextPage:
-    """Return the explanation of a finding code."""
+    """Return the text that explains a finding code."""
     page = TextPage(width)
     page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ", Style.BOLD)
     _add_sections(
@@ -369,7 +369,7 @@ def finding_code_json(entry: FindingCodeEntry) -> Json:
 
 
 def render_code_list(entries: Iterable[FindingCodeEntry], width: int) -> TextPage:
-    """Return every code with its title, by severity."""
+    """Return a list of all codes with their titles, sorted by severity."""
     page = TextPage(width)
     rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
     column = max(len(c.code) for c in rows)
@@ -379,7 +379,7 @@ def render_code_list(entries: Iterable[FindingCodeEntry], width: int) -> TextPag
 
 
 def render_error(error: KnownError, width: int) -> TextPage:
-    """Return the explanation of a known error message."""
+    """Return the text that explains a known error message."""
     page = TextPage(width)
     page.fill(f"{error.title} ({error.severity})", style=Style.BOLD)
     _add_sections(
@@ -400,7 +400,7 @@ def render_error(error: KnownError, width: int) -> TextPage:
 
 
 def render_build_method(way: BuildMethod, width: int) -> TextPage:
-    """Return the text on a build method: flags, and how to write its log."""
+    """Return the text on a build method: its flags, and how to write its log."""
     page = TextPage(width)
     page.add_heading(f"With {way.title}")
     for heading, text in (
@@ -415,7 +415,7 @@ def render_build_method(way: BuildMethod, width: int) -> TextPage:
 
 
 def render_log_line(answer: LineExplanation, width: int) -> TextPage:
-    """Return the explanation of a log line by possible passes, the likeliest pass first."""
+    """Return the text that explains a log line by possible passes, the likeliest pass first."""
     page = TextPage(width)
     page.fill(answer.line, 2, "  ", Style.BOLD)
     if answer.note:

@@ -1,4 +1,4 @@
-"""Output of commands: text or JSON, color, width, parameters of the library as options."""
+"""Output of commands: text and JSON, colors, width, and options in place of parameters."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, TextIO, TypeVar
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.reasons.finding import Severity
-from qdqtool.util.outputs import write_text
+from qdqtool.util.files import write_text
 from qdqtool.util.process import silence_stdout, terminal_columns
 from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
-_OPTION = re.compile(r"--?[a-z][a-z-]*")  # without its argument
+_OPTION = re.compile(r"--?[a-z][a-z-]*")  # an option without its argument
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 _Row = TypeVar("_Row")
 
 
 class Style(StrEnum):
-    """Color and weight of a line; the value is an escape code (SGR of ECMA-48)."""
+    """Color and weight of a line. The value is the parameter of an SGR escape code (ECMA-48)."""
 
     PLAIN = ""
     BOLD = "1"
@@ -45,7 +45,7 @@ SEVERITY_STYLES = {
 def emit(answer: str | TextPage, output: str | None) -> None:
     """Write a result to a file (atomically) or to stdout, with control characters escaped.
 
-    On a terminal, a :class:`TextPage` is colored.
+    A :class:`TextPage` is colored if stdout is a terminal.
 
     Raises:
         QdqtoolError: The file cannot be written, or stdout is closed.
@@ -63,18 +63,18 @@ def emit(answer: str | TextPage, output: str | None) -> None:
         )
     try:
         if isinstance(answer, TextPage) and supports_color(sys.stdout):
-            # The text is already escaped. The filter of stdout would escape the colors too.
+            # The text is already escaped. The filter of stdout would also escape the color codes.
             stream = getattr(sys.stdout, "unfiltered", sys.stdout)
             stream.write(escape_unencodable(answer.colored(), sys.stdout))
         else:
             sys.stdout.write(escape_unencodable(text, sys.stdout))
         sys.stdout.flush()
-    except BrokenPipeError:  # the consumer of stdout ended (such as | head): keep the exit code
+    except BrokenPipeError:  # the reader of the pipe (such as head) has ended
         silence_stdout()
 
 
 def supports_color(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal with color and ``NO_COLOR`` is not set."""
+    """Return whether a stream is a terminal with colors, and ``NO_COLOR`` is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -86,18 +86,18 @@ def to_json(data: Any) -> str:
 
 
 def terminal_width() -> int:
-    """Return the columns to use: those of the terminal or ``COLUMNS``, within 60 to 120."""
+    """Return the width of the terminal or ``COLUMNS``, limited to 60 to 120 columns."""
     return max(MIN_WIDTH, min(MAX_WIDTH, terminal_columns()))
 
 
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:
-    """Wrap a paragraph without splitting words, and write parameters in it as options.
+    """Wrap a paragraph between words, and write parameters in backticks as options.
 
     Args:
         text: The paragraph.
-        indent: Spaces before each line.
+        indent: Number of spaces before each line.
         width: Columns.
-        first: Text before the first line instead of spaces.
+        first: Text in place of the spaces before the first line. None: spaces.
     """
     pad = " " * indent
     return textwrap.wrap(
@@ -113,7 +113,7 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
 def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[str]:
     """Wrap a shell command with backslashes, so that it can be pasted.
 
-    Lines end between words, but not between an option and its argument.
+    A line does not end between an option and its argument.
     """
     words: list[str] = []
     for word in _SHELL_WORD.findall(as_line(command)):
@@ -131,7 +131,7 @@ def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[
 
 
 class TextPage:
-    """Text output: lines wrapped to a width, each with a style.
+    """Lines of text, wrapped to a width. Each line has a style.
 
     Args:
         width: Columns.
@@ -149,7 +149,7 @@ class TextPage:
         self.styles += [style] * len(lines)
 
     def fill(self, text: str, indent: int = 2, first: str = "", style: Style = Style.PLAIN) -> None:
-        """Add a paragraph: ``first`` before its first line, ``indent`` spaces before the others."""
+        """Add a paragraph, with `first` before its first line and `indent` spaces before others."""
         self.add_lines(*wrap(text, indent, self.width, first), style=style)
 
     def add_gap(self) -> None:
@@ -163,7 +163,7 @@ class TextPage:
         self.fill(text, style=Style.BOLD)
 
     def add_row(self, label: str, text: str, column: int = 17) -> None:
-        """Add a label, and a text that starts in a column."""
+        """Add a label, and a text that starts at a column."""
         self.fill(text, column, f"  {label} ".ljust(column))
 
     def add_command(self, label: str, command: str) -> None:
@@ -178,13 +178,13 @@ class TextPage:
         self.styles += other.styles
 
     def first_rows(self, rows: Sequence[_Row], limit: int) -> Sequence[_Row]:
-        """Return the first `limit` rows; all rows if `everything` is set."""
+        """Return the first `limit` rows, or all rows if `everything` is set."""
         return rows if self.everything else rows[:limit]
 
     def iterate_rows(
         self, rows: Sequence[_Row], limit: int, lead: str = "  ... ", hint: str = " (--all)"
     ) -> Iterator[_Row]:
-        """Yield the rows to print, then add a line with the number of omitted rows."""
+        """Yield the rows to print. Then add a line with the number of omitted rows, if any."""
         yield from self.first_rows(rows, limit)
         if len(rows) > limit and not self.everything:
             self.add_lines(f"{lead}and {len(rows) - limit} more{hint}")
@@ -193,7 +193,7 @@ class TextPage:
         return as_text(self.lines)
 
     def colored(self) -> str:
-        """Return the text with the color of each line."""
+        """Return the text with color codes."""
         return "".join(
             f"{_add_style(as_line(line), style)}\n"
             for line, style in zip(self.lines, self.styles, strict=True)
@@ -210,11 +210,11 @@ def _add_style(line: str, style: Style) -> str:
 # Parameters as options ----------------------------------------------------------------------------
 
 _NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # JSON fields that contain messages
-# JSON fields that contain names from the model.
+# JSON fields that contain names of the model
 _NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")
-# Options whose name differs from that of the parameter.
+# Options whose names differ from those of the parameters, by parameter.
 _OPTION_NAMES = {"data": "calib", "evaluation": "eval", "way": "for"}
-# Parameters that messages mention. Other words in backticks belong to a model or a compiler.
+# Parameters that messages name. Other words in backticks are from a model or a compiler.
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
     check_timeout clock cluster data dot effort evaluation exclude exclude_op finding gpu head
@@ -240,7 +240,7 @@ def _format_option(name: str, value: str) -> str:
 
 
 def fixed_model_path(path: str) -> str:
-    """Return the next path for ``fix`` to write: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
+    """Return the path to suggest for ``fix -o``: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
     file = Path(path)
     number = re.search(r"(?<=fixed)\d*$", file.stem)
     if number is None:
@@ -250,7 +250,7 @@ def fixed_model_path(path: str) -> str:
 
 
 def use_option_names(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a JSON object whose messages name options instead of parameters."""
+    """Return a copy of a JSON object with option names in place of parameters in its messages."""
     notes = {name: _replace_parameters(answer[name]) for name in _NOTE_FIELDS if name in answer}
     return answer | notes
 

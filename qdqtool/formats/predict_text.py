@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from qdqtool.timing.gpus import Gpu
     from qdqtool.timing.results import TimeEstimate
 
-# Maximum lengths of lists without --all.
-_MAX_NAMES = 3  # names in one line
+# Maximum lengths of lists if --all is not given.
+_MAX_NAMES = 3  # number of names in one line
 _MAX_CONVERSIONS = 3
 _CONVERSION_CODES = ("CONVERSION", "INPUT-CONVERSION")
-_BY_FIX, _ON_REQUEST = "[*]", "[+]"  # marks of findings that `fix` changes
-_LABEL = 9  # width in columns of a label in a finding
+_BY_FIX, _ON_REQUEST = "[*]", "[+]"  # changed by `fix`, or by `fix --only`
+_LABEL = 9  # width of the labels in a finding, in columns
 
 
 class NextOptions(NamedTuple):
-    """Options of the user to repeat in the next commands, each with a space before it.
+    """Options of the user that the suggested commands repeat, each with a space before it.
 
     Attributes:
         target: ``--target`` and ``--strongly-typed``.
-        gpu: ``--gpu``, if there is one.
+        gpu: ``--gpu``, if the user gave it.
         images: ``--calib`` and the options about images.
         size: ``--size``, if the user gave it.
-        precision: ``--precision`` of ``insert``, if INT8 is not the fastest type of a float model.
+        precision: ``--precision`` for ``insert``, if INT8 is not the fastest type of a float model.
     """
 
     target: str = ""
@@ -75,14 +75,14 @@ def render(
     Args:
         prediction: The prediction.
         width: Columns.
-        everything: Print every convolution, and every finding in full.
-        layers: List the layers of the engine.
-        trace: Print TensorRT's log lines.
+        everything: Whether to print all convolutions and the full findings.
+        layers: Whether to list the layers of the engine.
+        trace: Whether to print the predicted lines of TensorRT's log.
         times: Estimated time on each GPU.
         way: Build method to describe.
         half: Whether the builder may use FP16.
-        target: Target as the user named it.
-        options: Options to repeat in the next commands.
+        target: Target, with the version that the user named.
+        options: Options that the suggested commands repeat.
     """
     page = TextPage(width, everything)
     target = target or _requested_target(prediction)
@@ -132,7 +132,7 @@ def _add_trace(page: TextPage, prediction: Prediction) -> None:
 
 
 def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], target: Target) -> str:
-    """Return the model, the GPU and TensorRT: ``a.onnx on L4 (2040 MHz), TensorRT 10``."""
+    """Return names such as ``a.onnx on L4 (2040 MHz), TensorRT 10``."""
     text = prediction.model.path or "Model"
     if len(times) == 1:
         gpu = times[0].gpu
@@ -241,7 +241,7 @@ def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: 
 
 
 def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
-    # Targets without conversion layers quantize inside kernels, so outputs need not be INT8.
+    # A target without conversion layers quantizes inside its kernels, so the output may be float.
     is_best = (
         conv.is_quantized if prediction.conversions is None else conv.quantized_in_quantized_out
     )
@@ -249,7 +249,7 @@ def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
 
 
 def has_quantized_layer(prediction: Prediction) -> bool:
-    """Return whether a layer of the engine, such as an Add, reads or writes INT8 or FP8."""
+    """Return whether a layer of the engine, which may be an Add, reads or writes INT8 or FP8."""
     return any(
         t.precision in EIGHT_BITS
         for layer in prediction.layers
@@ -267,7 +267,7 @@ def _requested_target(prediction: Prediction) -> Target:
 
 
 def choose_typing(prediction: Prediction, target: Target) -> Target:
-    """Return `target`, made strongly typed if the prediction is for a strongly typed network."""
+    """Return the target, strongly typed if the prediction is for a strongly typed network."""
     return strongly_typed(target) if target_named(prediction.target).strongly_typed else target
 
 
@@ -320,7 +320,7 @@ def _add_findings(page: TextPage, prediction: Prediction, times: Sequence[TimeEs
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Group findings by code: errors first, then in the order of each code's first finding.
 
-    Findings with the code CONVERSION are left out, because the list of Q/DQ layers has them.
+    Findings with the code CONVERSION are left out, because the list of Q/DQ layers contains them.
     """
     groups: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in sorted(findings, key=lambda f: f.severity != Severity.ERROR):
@@ -401,7 +401,7 @@ def _add_next_steps(
     groups = _group_by_code(prediction.findings)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
     if prediction.conversions is not None and _converts_input_only(prediction):
-        notes.pop("INPUT-CONVERSION")  # named in the row about Q/DQ layers
+        notes.pop("INPUT-CONVERSION")  # the row on Q/DQ layers names it
     counts = _count_findings(groups)
     page.add_gap()
     page.fill(
@@ -417,7 +417,7 @@ def _add_next_steps(
 
 
 def target_option(name: str) -> str:
-    """Return the option that selects a target in a command; empty for the default target."""
+    """Return the option for a target; empty for the default target."""
     return "" if name == DEFAULT_TARGET else f" --target {name}"
 
 
@@ -472,9 +472,10 @@ def _add_fix_commands(
 
 
 def _count_fixable(findings: Sequence[Finding]) -> str:
-    """Return the number of places that ``fix`` changes.
+    """Return a text with the number of places that ``fix`` can change.
 
-    A fix of a note may make other layers worse, which only the prediction of the fixed model shows.
+    The fix of a note may make other layers worse. Only the prediction of the fixed model shows
+    this.
     """
     places = format_count(len(findings), "place")
     notes = sum(finding.severity == Severity.INFO for finding in findings)
@@ -489,9 +490,10 @@ def _count_fixable(findings: Sequence[Finding]) -> str:
 
 
 def _select_codes(findings: Iterable[Finding], default: Iterable[Finding]) -> str:
-    """Return ``--only`` options for the codes that are to be fixed; empty if fix needs none.
+    """Return the ``--only`` options of ``fix``; empty if none are needed.
 
-    Without options, ``fix`` also changes FP32 layers for which FP16 gains nothing on this GPU.
+    Without these options, ``fix`` would also change FP32 layers that would not be faster in FP16 on
+    this GPU.
     """
     if all(finding.code != "FLOAT-FP32" or finding.gains for finding in findings):
         return ""
@@ -569,7 +571,7 @@ def _format_names(names: list[str], *, with_total: bool = False) -> str:
 
 
 def _format_amount(values: int) -> str:
-    """Return a number of tensor elements: ``34.2 M values``."""
+    """Return the size of a tensor, such as ``34.2 M values``."""
     for size, unit in ((1_000_000, " M"), (1_000, " k")):
         if values >= size:
             return f"{values / size:.1f}{unit} values"

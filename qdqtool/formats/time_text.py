@@ -1,4 +1,4 @@
-"""Text about estimated times: the verdict on the speed, times with their range, savings."""
+"""Texts on estimated times: the verdict on the speed, times with their ranges, savings."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from qdqtool.timing.results import BestTime, SpeedGain, TimeEstimate
 
 _MAX_LAYERS = 10
-_MAX_TYPES = 3  # columns of a table of GPUs: float, INT8 and FP8
-# For a model with Q/DQ, the time with the Q/DQ of `insert` is listed only if it differs by more
-# than this fraction.
+_MAX_TYPES = 3  # number of columns in a table of GPUs: float, INT8 and FP8
+# For a model with Q/DQ, the time with the Q/DQ of `insert` is listed only if it differs from the
+# time of the model by more than this fraction.
 _MIN_DIFFERENCE = 0.02
-_MIN_SAVING = 0.002  # minimum printed saving, as a fraction of the total time
-_WARNING_NOTES = ("batch-scaled",)  # notes that are printed as warnings: the file needs a change
-_MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total time
+_MIN_SAVING = 0.002  # minimum saving that is printed, as a fraction of the total time
+_WARNING_NOTES = ("batch-scaled",)  # codes of notes that are printed as warnings
+_MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total
 
 
 def format_ms(value: float, *, unit: bool = True) -> str:
-    """Return milliseconds with about three significant digits: ``0.681 ms``."""
-    value = round_significant(value)  # rounded as in JSON, so that both show the same digits
+    """Return a time with about three significant digits, such as ``0.681 ms``."""
+    value = round_significant(value)  # rounded as in JSON, for the same digits
     digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if value >= bound), 4)
     return f"{value:.{digits}f}" + (" ms" if unit else "")
 
 
 def add_speed_verdict(page: TextPage, times: Sequence[TimeEstimate]) -> None:
-    """Add the verdict on the speed, and a table: types on one GPU, or a row for each GPU."""
+    """Add the verdict on the speed, and a table with a row for each type or for each GPU."""
     if len(times) > 1:
         _add_gpu_table(page, times)
     else:
@@ -61,7 +61,7 @@ def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
 
 
 def list_times(time: TimeEstimate) -> dict[str, float]:
-    """Return milliseconds of the model, the float network and ``insert`` results, by label."""
+    """Return milliseconds by label: of the model, the float network, and results of ``insert``."""
     float_time, times = time.float_time, {}
     if not time.is_float:
         times[str(time.quantized)] = time.total_ms
@@ -80,14 +80,15 @@ def list_times(time: TimeEstimate) -> dict[str, float]:
 def _is_listed(time: TimeEstimate, precision: str, best: BestTime) -> bool:
     """Return whether the time with the Q/DQ of ``insert`` is listed.
 
-    If the model has Q/DQ of the same format, the time is listed only if it differs by over 2 %.
+    If the model itself has Q/DQ of the same format, the time is listed only if it differs from the
+    time of the model by more than 2 %.
     """
     is_same = not time.is_float and time.quantized == precision
     return not is_same or abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE
 
 
 def describe_times(time: TimeEstimate) -> str:
-    """Return the times in one line: ``INT8 0.807 ms, FP16 1.06 ms (estimated for L4)``."""
+    """Return the times as one line, such as ``INT8 0.807 ms, FP16 1.06 ms on L4 ...``."""
     texts = [f"{label} {format_ms(ms)}" for label, ms in list_times(time).items()]
     method = "estimated" if time.calibration is None else "estimated, corrected by a measurement"
     return (
@@ -97,10 +98,11 @@ def describe_times(time: TimeEstimate) -> str:
 
 
 def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
-    """Describe the fastest type: that of a written model, its float type, or another.
+    """Describe the fastest type: that of the written model, its float type, or another format.
 
     Args:
-        formats: Times of the float model, with the Q/DQ that ``insert`` writes by default.
+        formats: Times of the float model, and of its INT8 and FP8 models by ``insert`` with
+            defaults.
         time: Time of the written model.
     """
     gain, rival = time.gain_range, formats.faster_range
@@ -174,7 +176,7 @@ def _format_speed(time: TimeEstimate) -> tuple[str, Style]:
 
 
 def _format_ratio(gain: SpeedGain) -> str:
-    """Return ``1.7x faster (1.3x to 2.2x)``, the speed with its range."""
+    """Return a ratio with its range, such as ``1.7x faster (1.3x to 2.2x)``."""
     word = "faster" if gain.value >= 1 else "slower"
     ratio = max(gain.value, 1 / gain.value)
     unsure = "" if gain.is_sure else ", not certain"
@@ -214,9 +216,9 @@ def add_slowest_layers(page: TextPage, time: TimeEstimate) -> None:
 
 
 def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) -> str:
-    """Describe the time that fixing findings of one code saves; empty if negligible.
+    """Describe the time that the fixes of findings with one code save; empty if negligible.
 
-    The time is for the first GPU for which the engine can be built. The savings that findings store
+    The time is that on the first GPU for which the engine can be built. The savings in the findings
     are for this GPU too.
     """
     time = next((time for time in times if time.is_supported), None)
@@ -234,7 +236,7 @@ def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) 
     if code == "NO-QDQ":
         return f"{saved} by qdqtool insert ({basis})"
     place = ""
-    if len(findings) > 1 and code == "NOT-QUANTIZED":  # each finding is about another layer
+    if len(findings) > 1 and code == "NOT-QUANTIZED":  # one finding for each layer
         saved = format_ms(sum(finding.saves_ms or 0.0 for finding in findings))
         place = f" for all {len(findings)} places"
     elif len(findings) > 1:

@@ -13,13 +13,14 @@ from qdqtool.util.text import format_count, keep_end
 if TYPE_CHECKING:
     from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
 
-_MAX_SITES, _MAX_CONVERSIONS = 8, 8  # maximum lengths of lists without --all
+_MAX_SITES, _MAX_CONVERSIONS = 8, 8  # maximum lengths of lists if --all is not given
 
 
 def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
-    """Return the text of ``tune``: the chosen placement of Q/DQ, its costs, the trade-off.
+    """Return the text of ``tune``: the chosen placement, its cost, and the trade-off.
 
-    ``everything`` lists every site: nodes that are quantized or float together.
+    If `everything` is set, all sites are listed. A site is a group of nodes that are quantized or
+    float together.
     """
     page = TextPage(width, everything)
     _add_tuning_result(page, tuning)
@@ -126,7 +127,7 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
 
 
 def _name_layers(tuning: Tuning) -> str:
-    """Return the kinds of counted layers: matrix products are named only if there are any."""
+    """Return the kinds of counted layers. Matrix products are named only if there are any."""
     has_products = any(c.is_product for c in tuning.prediction.convolutions)
     return "convolutions and matrix products" if has_products else "convolutions"
 

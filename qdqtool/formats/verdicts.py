@@ -1,4 +1,4 @@
-"""Verdicts in one sentence: whether TensorRT builds a model, types of layers, speed."""
+"""Verdicts in one sentence: whether TensorRT builds the model, its layer types, its speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """Sentence about a result, with a style whose color is green, yellow or red."""
+    """Sentence on a result, with a green, yellow or red style."""
 
     text: str
     style: Style
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(prediction: Prediction, *, half: bool = True) -> str:
-    """Return the predicted types of convolutions and remaining Q/DQ in one line.
+    """Return the predicted types of convolutions and the number of Q/DQ layers in one line.
 
     Example: ``60 of 64 convolutions in INT8 (6 of them with FP16 output), 4 in FP16; 1 Q/DQ layer
     remains``.
@@ -63,19 +63,19 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
 
 
 def has_no_qdq(prediction: Prediction) -> bool:
-    """Return whether a model has no Q/DQ at all."""
+    """Return whether a model has no Q/DQ, neither in its graph nor in subgraphs."""
     return not has_nested_quantizers(prediction) and any(
         f.code == "NO-QDQ" for f in prediction.findings
     )
 
 
 def has_nested_quantizers(prediction: Prediction) -> bool:
-    """Return whether branches or bodies of the model have Q/DQ, which are not analyzed."""
+    """Return whether subgraphs of the model have Q/DQ. These are not analyzed."""
     return bool(prediction.model.subgraphs.get("quantizers"))
 
 
 def is_analyzed(prediction: Prediction) -> bool:
-    """Return whether the prediction covers the model's layers.
+    """Return whether the prediction covers layers of the model.
 
     False if all layers are in branches of If or bodies of Loop and Scan.
     """
@@ -83,7 +83,7 @@ def is_analyzed(prediction: Prediction) -> bool:
 
 
 def describe_subgraphs(counts: Mapping[str, int]) -> str:
-    """Return a text on layers and Q/DQ in subgraphs; empty without subgraphs.
+    """Return a text on layers and Q/DQ in subgraphs; empty if there are none.
 
     Args:
         counts: Numbers by kind, as in :attr:`qdqtool.ir.input_shapes.ModelInfo.subgraphs`.
@@ -103,9 +103,9 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
-    This is the most frequent type of float convolutions, else the most frequent type of the float
-    outputs of quantized convolutions. If the builder chooses these types, the result is BF16 for a
-    model with bfloat16, else FP16, or FP32 without `half`.
+    This is the most frequent type of float convolutions. If there are none, it is the most frequent
+    type of the float outputs of quantized convolutions. If the builder chooses the types, it is
+    BF16 for a model with bfloat16, else FP16 if `half` is set, else FP32.
     """
     convolutions = prediction.convolutions
     for types in ([c.precision for c in convolutions], [c.output for c in convolutions]):
@@ -129,12 +129,12 @@ def describe_layer_counts(prediction: Prediction) -> str:
 def describe_layers_by_kind(
     prediction: Prediction, float_type: Precision, *, nouns: bool = False
 ) -> dict[str, str]:
-    """Return texts about the types of convolutions and of matrix products, by label.
+    """Return texts on the types of convolutions and of matrix products, by label.
 
     Args:
         prediction: The prediction.
         float_type: Type of layers that are not quantized.
-        nouns: Whether the texts also name the kind, for use without the label.
+        nouns: Whether the texts name the kind of layer, for use without the label.
     """
     counts, rows = prediction.summary(), {}
     if any(not c.is_product for c in prediction.convolutions):
@@ -152,7 +152,7 @@ def describe_layers_by_kind(
 
 
 def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: str) -> str:
-    """Describe convolutions by type; use ranges if numbers depend on an open assumption."""
+    """Describe convolutions by type. A number is a range if it depends on an open assumption."""
     convolutions = [c for c in prediction.convolutions if not c.is_product]
     int8, int8_to_int8 = _count_convolutions(prediction, Precision.INT8)
     fp8, fp8_to_fp8 = _count_convolutions(prediction, Precision.FP8)
@@ -171,9 +171,10 @@ def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: 
 def _count_convolutions(
     prediction: Prediction, precision: Precision
 ) -> tuple[list[int], list[int]]:
-    """Count convolutions that compute in a type, and those that also write it.
+    """Count the convolutions that compute in a type, and those of them that write the type.
 
-    Each list begins with the prediction, followed by the alternatives of open assumptions.
+    The first number of a list is that of the prediction. The others are those of the alternatives
+    of open assumptions.
     """
     name = precision.lower()
     products = [c for c in prediction.convolutions if c.is_product and c.computes_in(precision)]
@@ -186,7 +187,7 @@ def _count_convolutions(
 
 
 def _describe_share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
-    """Return ``60 of 64 convolutions in INT8``; name FP8 as well if it occurs."""
+    """Return a text such as ``60 of 64 convolutions in INT8``, with FP8 if it occurs."""
     counted = format_count(total, noun) if noun else str(total)
     int8, fp8 = shares[Precision.INT8], shares[Precision.FP8]
     if int8 and fp8:
@@ -208,7 +209,7 @@ def _format_range(numbers: Sequence[int]) -> int | str:
 
 
 def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
-    """Return the number or range of remaining Q and DQ, and the reasons for a range as text."""
+    """Return the number or range of remaining Q and DQ, and a text on the reasons for a range."""
     causes = []
     if open_assumptions(prediction):
         causes.append("Conv + activation + Add")
@@ -219,17 +220,17 @@ def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
 
 
 def myelin_kernels(prediction: Prediction) -> list[str]:
-    """Return the names of Q and DQ that run as kernels inside Myelin layers."""
+    """Return the names of Qs and DQs that run as kernels inside Myelin layers."""
     return [name for region in prediction.regions for name in region.kernels]
 
 
 def open_assumptions(prediction: Prediction) -> list[Assumption]:
-    """Return the assumptions that neither the user nor a build has decided."""
+    """Return the assumptions that neither the user nor a build has replaced by a fact."""
     return [a for a in prediction.assumptions if not a.given]
 
 
 def describe_uncovered_types(prediction: Prediction, float_type: Precision) -> str:
-    """Return a text that INT4 or FP4 is not predicted, as start of a verdict, or empty."""
+    """Return the start of a verdict on INT4 or FP4, which are not predicted; empty without."""
     types = sorted(
         {str(r.precision) for r in prediction.refusals if isinstance(r, UncoveredOperandType)}
     )
@@ -239,7 +240,7 @@ def describe_uncovered_types(prediction: Prediction, float_type: Precision) -> s
 
 
 def remarks(prediction: Prediction) -> list[str]:
-    """Return paragraphs that qualify the verdict: assumptions, confidence, missing counts."""
+    """Return paragraphs on the limits of the verdict: assumptions, confidence, missing counts."""
     lines = [describe_assumption(prediction, a) for a in prediction.assumptions]
     if any(c.evidence == "assumed" for c in prediction.convolutions):
         lines.append(f"Confidence: {describe_confidence(prediction)}.")
@@ -249,12 +250,12 @@ def remarks(prediction: Prediction) -> list[str]:
 
 
 def describe_assumption(prediction: Prediction, assumption: Assumption, why: bool = True) -> str:
-    """Describe an assumed choice of TensorRT, and the results of each alternative.
+    """Describe a choice of TensorRT that is assumed, and the results of its alternatives.
 
     Args:
         prediction: The prediction.
         assumption: The choice.
-        why: Whether to add the reason for the assumed value.
+        why: Whether to add the reason for the assumption.
     """
     a, counts = assumption, prediction.summary()
     adds = format_count(len(a.places), "residual Add")
@@ -283,8 +284,7 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
 def describe_confidence(prediction: Prediction) -> str:
     """Describe how many results are confirmed by real builds or documents.
 
-    Float products of two activations have no result of their own, although they are counted among
-    the matrix products.
+    Float products of two activations have no result, although they count as matrix products.
     """
     total = len(prediction.convolutions)
     products = sum(c.is_product for c in prediction.convolutions)
@@ -312,12 +312,12 @@ def _describe_evidence(prediction: Prediction, total: int) -> str:
 
 
 def describe_rejection(prediction: Prediction) -> str:
-    """Return a sentence on why TensorRT rejects a model; empty if it builds the model."""
+    """Return a sentence on why TensorRT rejects a model; empty if TensorRT builds the model."""
     return _describe_errors(prediction, "TensorRT will reject this model", builds=False)
 
 
 def build_verdict(prediction: Prediction) -> Verdict | None:
-    """Return the verdict if TensorRT rejects a model or computes wrong results, else None."""
+    """Return the verdict if TensorRT rejects the model or computes wrong results, else None."""
     text = describe_rejection(prediction) or _describe_errors(
         prediction, "TensorRT builds this model, but its results will be wrong", builds=True
     )
@@ -325,10 +325,10 @@ def build_verdict(prediction: Prediction) -> Verdict | None:
 
 
 def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) -> str:
-    """Return a sentence with the first error and the codes of further errors.
+    """Return a sentence with the first error, and the codes of further errors.
 
-    ``builds`` is whether the errors to describe let TensorRT build the model. Empty without such
-    errors.
+    If `builds` is set, only errors with which TensorRT builds the model count, else only errors
+    with which it does not. The sentence is empty if there are no such errors.
     """
     from qdqtool.findings import codes
     from qdqtool.findings.obstacles import is_built
@@ -345,7 +345,7 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
 
 
 def has_model_errors(prediction: Prediction) -> bool:
-    """Return whether an error is caused by the model itself, not by limits of the GPU."""
+    """Return whether the model itself, not a limit of the GPU, causes an error."""
     return any(
         f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLimit)
         for f in prediction.findings
@@ -353,7 +353,7 @@ def has_model_errors(prediction: Prediction) -> bool:
 
 
 def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
-    """Return a verdict from types and findings, for a model that TensorRT builds."""
+    """Return a verdict on types and findings, for a model that TensorRT builds."""
     counts = prediction.summary()
     nested = describe_subgraphs(prediction.model.subgraphs)
     if not is_analyzed(prediction):
@@ -376,9 +376,10 @@ def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
 def overall_verdict(
     prediction: Prediction, time: TimeEstimate | None, *, half: bool = True
 ) -> Verdict:
-    """Return the verdict on the build if it fails, else on speed, else on types and findings.
+    """Return the verdict on errors, else on the speed, else on types and findings.
 
-    ``half`` is whether the builder may use FP16.
+    The verdict is on errors if TensorRT rejects the model or computes wrong results, and on the
+    speed if times are known. `half` is whether the builder may use FP16.
     """
     problem = build_verdict(prediction)
     if problem is not None:
@@ -414,7 +415,7 @@ def _explain_small_gain(time: TimeEstimate) -> str:
 
 
 def ratio_style(gain: SpeedGain) -> Style:
-    """Return green for a gain, red for a loss, yellow if the range includes both."""
+    """Return green for a gain, red for a loss, and yellow if the range includes both."""
     if not gain.is_sure:
         return Style.UNCLEAR
     return Style.GOOD if gain.value > 1 else Style.BAD
@@ -436,8 +437,9 @@ def describe_ratio(gain: SpeedGain) -> str:
 def describe_range(gain: SpeedGain) -> str:
     """Return the range of a gain, such as ``1.3x to 2.2x``.
 
-    If the whole range is a loss, the factors are how many times slower. If the range includes gain
-    and loss, the factors are ratios of speeds, and "its speed" is added for a likely loss.
+    If the whole range is a loss, the factors say how many times slower the engine is. If the range
+    includes gain and loss, the factors are ratios of speeds, and "its speed" is added if a loss is
+    likelier.
     """
     is_slower = gain.value < 1
     low, high = gain.low, gain.high
@@ -448,6 +450,6 @@ def describe_range(gain: SpeedGain) -> str:
 
 
 def _format_bound(factor: float) -> str:
-    """Return a factor with one decimal, but with two or three if it would otherwise read 1."""
+    """Return a factor with one decimal, or with two or three if one decimal would show 1.0."""
     digits = next((d for d in (1, 2) if float(f"{factor:.{d}f}") != 1), 3)
     return f"{factor:.{digits}f}x"

@@ -1,7 +1,7 @@
 """Folding of BatchNormalizations into the weights of convolutions.
 
-TensorRT folds a BatchNormalization before it quantizes the weights. The scales of the weights must
-therefore fit the folded weights.
+TensorRT folds a BatchNormalization into the weights of a convolution before it quantizes these
+weights. The scales of the weights must therefore fit the folded weights.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TEXT_KINDS = "OSU"  # numpy's dtype kinds for strings and objects
 def fold_batch_normalization(model: Model) -> int:
     """Fold BatchNormalizations into the convolutions before them, in place.
 
-    A BatchNormalization is folded if it is the convolution's only consumer, and if all parameters
-    are constants of fitting shapes.
+    A BatchNormalization is folded if it is the convolution's only consumer, and if the weights of
+    the convolution and the parameters of the BatchNormalization are constants of matching shapes.
 
     Returns:
         The number of BatchNormalizations that were folded.
@@ -52,7 +52,8 @@ def fold_leading_batch_normalization(model: Model) -> int:
     """Fold BatchNormalizations into the convolutions after them, in place.
 
     A BatchNormalization is folded if all its consumers are convolutions with constant weights. If
-    the BatchNormalization maps 0 to another value, the convolutions must not pad.
+    the BatchNormalization maps 0 to another value, it is folded only if no convolution pads its
+    input.
 
     Returns:
         The number of BatchNormalizations that were folded.
@@ -102,7 +103,8 @@ def _set_weights(editor: Editor, conv: Node, suffix: str, weights: tuple[_Array,
 def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
     """Return a convolution's weights and bias with the BatchNormalization folded in.
 
-    None if a parameter is not constant, or if shapes or types do not fit.
+    None if weights, bias or a parameter of the BatchNormalization are not constant, or if the
+    shapes or types do not match.
     """
     weights, parameters = _read_weights(model, conv), read_norm_parameters(model, norm)
     if weights is None or parameters is None:
@@ -114,7 +116,7 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
     if bias is not None and bias.shape != factor.shape:
         return None
     old_bias = 0.0 if bias is None else bias.astype(np.float64)
-    with np.errstate(all="ignore"):  # NaN is reported later, when the weights are quantized
+    with np.errstate(all="ignore"):  # the quantization of the weights reports NaN
         new_bias = beta + (old_bias - mean) * factor
     if output_axis(conv, weight.ndim) == 0:
         factors = factor[:, None]
@@ -139,7 +141,7 @@ def _count_output_channels(conv: Node, weight: _Array) -> int | None:
 def _fold_into_consumers(
     model: Model, norm: Node, convs: Sequence[Node]
 ) -> list[tuple[_Array, _Array]] | None:
-    """Return weights and bias of each convolution after folding.
+    """Return the weights and bias of each convolution after the BatchNormalization is folded in.
 
     None if the BatchNormalization cannot be folded exactly into all of the convolutions.
     """
@@ -165,8 +167,8 @@ def _fold_into_consumer(
 ) -> tuple[_Array, _Array] | None:
     """Fold ``x * factor + shift`` before a convolution into its weights and bias.
 
-    None if the node is not a Conv with constant float weights of a fitting shape, or if it pads
-    its input and `shift` is not zero.
+    None if the node is not a Conv with constant float weights of a matching shape. None also if the
+    convolution pads its input and `shift` is not zero.
     """
     if operator_of(conv).kind != LayerKind.CONVOLUTION:
         return None
@@ -180,7 +182,7 @@ def _fold_into_consumer(
     if weight.shape[1] * groups != len(factor) or weight.shape[0] % groups:
         return None
     outputs_per_group = weight.shape[0] // groups
-    # Input channel of each weight, of shape [out, in / groups].
+    # The input channel that each weight multiplies. Shape: [out, in / groups].
     channels = np.arange(len(factor)).reshape(groups, -1).repeat(outputs_per_group, axis=0)
     flat = weight.astype(np.float64).reshape(*weight.shape[:2], -1)
     new_bias = (flat * shift[channels][..., None]).sum(axis=(1, 2))
@@ -200,9 +202,9 @@ def _has_padding(conv: Node) -> bool:
 
 
 def read_norm_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
-    """Return factor, beta and mean of each channel of ``(x - mean) * factor + beta``.
+    """Return `factor`, `beta` and `mean` of ``(x - mean) * factor + beta`` for each channel.
 
-    None if a parameter is not constant or shapes do not fit. Values may be NaN or infinite.
+    None if a parameter is not constant, or if the shapes differ. Values may be NaN or infinite.
     """
     arrays = [model.constant(t) for t in norm.inputs[1:]]
     values = [a for a in arrays if a is not None and a.dtype.kind not in _TEXT_KINDS]
@@ -217,7 +219,7 @@ def read_norm_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _F
 
 
 def _read_weights(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
-    """Return weights and bias, or None if either is not constant. A missing bias is None."""
+    """Return weights and bias; None if either is not constant. The bias may be absent (None)."""
     weight = model.constant(conv.input(1))
     bias = model.constant(conv.input(2)) if conv.input(2) else None
     return None if weight is None or (conv.input(2) and bias is None) else (weight, bias)

@@ -1,20 +1,23 @@
 """TensorRT calibration caches: scales of a float network's tensors, and build commands.
 
-Without Q/DQ, TensorRT runs a layer in INT8 only if all of its tensors have a scale. The quantizers
-of a Q/DQ model give scales for some tensors only. These rules give scales for more tensors:
+Without Q/DQ, TensorRT runs a layer in INT8 only if all of its tensors have a scale. The Qs of a
+Q/DQ model give scales for some tensors only. These rules give scales to more tensors:
 
 * ``moved``: an operator that only moves values (Reshape, MaxPool, Concat ...) connects the tensor
-  with tensors that have a scale.
-* ``bounded``: the values cannot exceed the input (Relu, average pooling) or a limit (Clip).
+  with tensors that have a scale. The tensor gets their scale.
+* ``bounded``: the magnitudes cannot exceed those of the input (Relu, average pooling) or a limit
+  (Clip).
 * ``fixed``: the range does not depend on data (Sigmoid, Softmax).
-* ``clipped``: the only consumer is a Relu or Clip, whose result has a scale. The consumer clips
-  larger values anyway. NVIDIA's qdq-translator has this rule for Relu.
-* ``unary``: the result of a convolution has no scale, and only an Add with known scales consumes
-  it. The result gets scale 1.0. DLA 3.13 and later (JetPack 6) then fuses convolution and Add
-  (NVIDIA's qdq-translator, ``--add_unary_ew_scales_for_dla``).
+* ``clipped``: the tensor's only consumer is a Relu or Clip, and the output of this consumer has a
+  scale. The consumer clips larger values. NVIDIA's qdq-translator has this rule for Relu.
+* ``unary``: the output of a convolution has no scale, and its only consumer is an Add. The other
+  input and the output of the Add have scales. The output of the convolution gets scale 1.0. DLA
+  3.13 and later (JetPack 6) then fuses the convolution and the Add (NVIDIA's qdq-translator,
+  ``--add_unary_ew_scales_for_dla``).
 
-A convolution before another activation, such as SiLU, does not get the scale of the activation's
-result, because the two ranges differ. A calibration measures the range of the convolution.
+If a convolution precedes another activation, such as SiLU, the convolution's output does not get
+the scale of the activation's output, because the two ranges differ. A calibration measures the
+range of the convolution's output.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ from qdqtool.util.text import format_count
 
 _CLIPPING = ("Relu", "Clip")
 _BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
-_MAX_ROUNDS = 16  # several passes, because a scale may move up one branch, then down another
+_MAX_ROUNDS = 16  # a scale may move up one branch and then down another, one branch in each round
 _MAX_NAMES = 4  # tensors without a scale that the report names
 _NO_LAYER = (LayerKind.SHAPE, LayerKind.CONSTANT)
 
@@ -97,8 +100,8 @@ def complete_scales(
 
     Args:
         model: The network without Q/DQ.
-        quantizer_scales: amax / 127 by tensor from quantizers. Names that the network lacks are
-            ignored.
+        quantizer_scales: amax / 127 by tensor from quantizers. Tensors that the network does not
+            have are ignored.
         measured: amax / 127 by tensor from a calibration, for tensors without a quantizer.
         unary: Whether to use the rule ``unary``.
     """
@@ -125,15 +128,15 @@ def measure_scales(
     *,
     unary: bool = False,
 ) -> TensorScales:
-    """Complete scales by rules, and measure tensors that have no scale or only a bound.
+    """Complete scales by rules, then measure the tensors that have no scale or only a bound.
 
     A bound may be much larger than the actual range.
 
     Args:
         model: The network without Q/DQ.
         quantizer_scales: amax / 127 by tensor from quantizers.
-        measure: Function of the model and tensors that returns amax / 127 by tensor; None without
-            data.
+        measure: Function that takes the model and tensors, and returns amax / 127 by tensor. None
+            if there is no calibration data.
         unary: Whether to use the rule ``unary``.
     """
     scales = complete_scales(model, quantizer_scales, unary=unary)
@@ -145,8 +148,6 @@ def measure_scales(
 
 
 class _ScaleCompletion:
-    """Propagation of scales until nothing changes."""
-
     def __init__(self, model: Model, names: set[str], result: TensorScales) -> None:
         self.model = model
         self.names = names
@@ -177,7 +178,6 @@ class _ScaleCompletion:
                     self._set_if_missing(tensor, candidate)
 
     def add_unary_scales(self) -> None:
-        """Set scale 1.0 for convolution results that only an Add with known scales consumes."""
         for node in self.model.ordered:
             if node.op not in WEIGHTED or node.output in self.result.scales:
                 continue
@@ -235,7 +235,7 @@ class _ScaleCompletion:
                 continue
             scales = [self.result.scales.get(output) for output in filter(None, node.outputs)]
             if operator_of(node).cuts and (None in scales or len(consumers) > 1):
-                continue  # another part of the tensor may have larger values
+                continue  # the tensor may have larger values that are not in this output
             copies += [s for s in scales if s is not None]
         return (max(copies), "moved") if copies else None
 
@@ -258,7 +258,7 @@ class LayerPrecisions:
     Attributes:
         layers: ``int8`` or ``fp16`` by layer, for ``--layerPrecisions``.
         outputs: ``int8`` or ``fp16`` by layer, for ``--layerOutputTypes``.
-        unnamed: Nodes whose name is not unique, so that trtexec cannot set their precision.
+        unnamed: Nodes whose names are not unique. trtexec cannot set their precision.
     """
 
     layers: dict[str, str] = field(default_factory=dict)
@@ -267,17 +267,17 @@ class LayerPrecisions:
 
 
 def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> LayerPrecisions:
-    """Choose layer precisions so that a build with a cache quantizes as the Q/DQ model does.
+    """Choose precisions with which a build with a cache quantizes as the Q/DQ model does.
 
     Args:
         model: The network without Q/DQ.
-        scales: Its scales.
+        scales: Scales of the network's tensors.
         int8: Names of the weighted nodes that are quantized.
     """
     names = Counter(_parser_layer_name(node) for node in model.nodes)
     missing, varying = set(scales.missing), set(list_float_tensors(model))
     precisions = LayerPrecisions()
-    floats: set[str] = set()  # results of layers in FP16
+    floats: set[str] = set()  # outputs of layers in FP16
     for node in model.ordered:
         if operator_of(node).kind in _NO_LAYER or varying.isdisjoint(node.outputs):
             continue
@@ -298,14 +298,12 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
 
 
 def _parser_layer_name(node: Node) -> str:
-    """Return the name that TensorRT's parser gives a node's layer."""
     return node.proto.name or f"node_of_{node.output}"
 
 
 def _choose_precision(
     model: Model, node: Node, missing: set[str], int8: set[str], floats: set[str]
 ) -> str | None:
-    """Return the precision of a layer; None if the builder may choose."""
     if node.op in WEIGHTED:
         return "int8" if node.name in int8 and missing.isdisjoint(node.inputs) else "fp16"
     if not missing.isdisjoint((*node.inputs, *node.outputs)):
@@ -316,7 +314,7 @@ def _choose_precision(
 
 
 def format_precisions(precisions: LayerPrecisions) -> list[str]:
-    """Return trtexec options that set layer precisions; empty without precisions."""
+    """Return trtexec options that set layer precisions; empty if no precision is to be set."""
     flags = []
     for option, table in (
         ("--layerPrecisions", precisions.layers),
@@ -329,7 +327,6 @@ def format_precisions(precisions: LayerPrecisions) -> list[str]:
 
 
 def _quote_name(layer: str) -> str:
-    """Return a layer name for trtexec, in quotes if it contains a colon or comma."""
     return f"'{layer}'" if set(layer) & set(":,") else layer
 
 
@@ -339,11 +336,11 @@ def _quote_name(layer: str) -> str:
 def cache_header(target: Target) -> str:
     """Return the first line of a cache, such as ``TRT-8502-EntropyCalibration2`` for 8.5.2.
 
-    TensorRT ignores a cache of another version or calibrator. From TensorRT 10 on, minor and patch
-    number have two digits each (``TRT-100300-EntropyCalibration2``).
+    TensorRT ignores a cache of another version or calibrator. Since TensorRT 10, the minor number
+    and the patch number have two digits each (``TRT-100300-EntropyCalibration2``).
 
     Raises:
-        QdqtoolError: The target reads no calibration cache.
+        QdqtoolError: The target cannot read a calibration cache.
     """
     if not target.has_calibrators:
         raise QdqtoolError(
@@ -357,15 +354,16 @@ def cache_header(target: Target) -> str:
 
 @dataclass
 class CacheReport:
-    """A calibration cache and how to build with it.
+    """A calibration cache, and the trtexec options of a build with the cache.
 
     Attributes:
-        path: The cache.
-        model: The float model.
+        path: File of the cache.
+        model: File of the float model.
         header: First line of the cache.
         scales: Scales of the tensors.
         precisions: Layer precisions of the build.
-        flags: Options of trtexec for the layer precisions; empty if the target's trtexec has none.
+        flags: Options of trtexec for the layer precisions; empty if the target's trtexec has no
+            such options.
     """
 
     path: str
@@ -439,8 +437,8 @@ def write_cache(
     """Write a calibration cache for a float model, and return the report.
 
     Raises:
-        QdqtoolError: The target reads no cache, or the file cannot be written.
-        DataError: A scale or a tensor name cannot be written to a cache.
+        QdqtoolError: The target cannot read a cache, or the file cannot be written.
+        DataError: The format of a cache does not allow a scale or a tensor name.
     """
     from calibration.cache import write_tensorrt_cache
 

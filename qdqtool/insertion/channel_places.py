@@ -1,8 +1,8 @@
-"""Channel of each tensor entry, traced through operators that only move values.
+"""Channels of the entries of tensors, traced through operators that only move values.
 
-A `Places` array holds the channel number of each entry of a tensor, or -1 for an entry that belongs
-to no channel. The array broadcasts to the tensor's shape: an axis along which the channel does not
-change has size 1, and leading axes of size 1 are omitted.
+A `Places` array has the channel number of each entry of a tensor, or -1 if the entry belongs to no
+channel. The array broadcasts to the shape of the tensor. In the compact form, an axis along which
+the channel does not change has size 1, and leading axes of size 1 are omitted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ _SHAPE_SUFFIX = "/qdqtool/shape"
 
 
 def compact_places(places: Places) -> Places:
-    """Return the compact form: axes without a change of channel get size 1 or are cut.
-
-    The module describes this form.
-    """
+    """Return the compact form of an array, which the module's docstring describes."""
     for axis in range(places.ndim):
         first = places.take([0], axis)
         if places.shape[axis] > 1 and (places == first).all():
@@ -42,15 +39,16 @@ def compact_places(places: Places) -> Places:
 class NetworkShapes:
     """Shapes of a network's tensors, and the values of shape tensors.
 
-    A run with one sample finds shapes that the file does not state, except shapes that depend on
-    the data. If an input has a dynamic size, only the shapes in the file are available.
+    A run of the model on one sample gives the shapes that the file does not state, except shapes
+    that depend on the data. If an input has a dynamic size, the model is not run, and only the
+    shapes in the file are available.
 
     Attributes:
         has_dynamic_inputs: Whether an input has a dynamic size.
     """
 
     def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
-        """Run the model on one sample if this finds shapes that the file does not state.
+        """Run the model on one sample if the file lacks shapes and no input size is dynamic.
 
         Raises:
             ModelError: onnxruntime cannot run the model.
@@ -70,7 +68,7 @@ class NetworkShapes:
             self._shapes = {t: tuple(map(int, values[name])) for t, name in names.items()}
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Return the shape of a tensor, None for each dynamic size; None if the rank is unknown."""
+        """Return the shape, with None for each dynamic size; None if the rank is unknown."""
         return self._shapes.get(tensor) or self.model.shape(tensor)
 
     def value(self, tensor: str) -> npt.NDArray[Any] | None:
@@ -82,7 +80,7 @@ class NetworkShapes:
         return len(self.shape(tensor) or ())
 
     def map_upstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
-        """Return the channels in a node's data inputs, given the channels in one output.
+        """Return the channels of the entries of each data input, given those of one output.
 
         `position` is the index of the output. None if the node does more than move values, if
         shapes are unknown, or if an input entry would belong to two channels.
@@ -104,7 +102,7 @@ class NetworkShapes:
         ]
 
     def map_downstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
-        """Return the channels in a node's outputs, given the channels in one input.
+        """Return the channels of the entries of each output, given those of one input.
 
         `position` is the index of the input. None if the node does more than move values, or if
         shapes are unknown.
@@ -150,14 +148,13 @@ class NetworkShapes:
         return (shapes, outputs) if outputs else None
 
     def _run_node(self, node: Node, feeds: dict[str, npt.NDArray[Any]]) -> list[Places]:
-        """Return a node's outputs for inputs by position; empty if the node cannot run."""
         from onnx.reference import ReferenceEvaluator
 
         names = [f"{p}" if t else "" for p, t in enumerate(node.inputs)]
         alone = copy_node(node.proto, names, node.outputs)
         try:
             outputs = ReferenceEvaluator(alone, opsets={"": self.model.opset}).run(None, feeds)
-        except Exception:  # the operator is unsupported, or a damaged model has impossible values
+        except Exception:  # unsupported operator, or invalid values in a damaged model
             return []
         return [np.asarray(output) for output in outputs or ()]
 
@@ -170,7 +167,7 @@ class NetworkShapes:
 
 
 def has_axes_of_places(shape: tuple[int | None, ...], places: Places) -> bool:
-    """Return whether a shape has all axes of `places` along which the channel changes."""
+    """Return whether `places` broadcasts to a shape; a dynamic size fits only an axis of size 1."""
     if len(shape) < places.ndim:
         return False
     axes = zip(reversed(places.shape), reversed(shape), strict=False)

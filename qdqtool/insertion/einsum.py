@@ -1,4 +1,4 @@
-"""Conversion of Einsums to MatMuls, which TensorRT can run in INT8.
+"""Conversion of Einsums to MatMuls. TensorRT runs MatMuls in INT8, but not Einsums.
 
 An Einsum is converted only if the sizes of its operands prove that a MatMul gives the same result.
 """
@@ -21,7 +21,7 @@ from qdqtool.reasons.placement import EinsumObstacle
 
 
 class MatMulOperand(NamedTuple):
-    """Operand of a MatMul: an operand of an Einsum after Transpose and Reshape.
+    """Operand of a MatMul, made from an operand of an Einsum by Transpose and Reshape.
 
     Attributes:
         position: Index of the Einsum's input.
@@ -35,11 +35,12 @@ class MatMulOperand(NamedTuple):
 
 
 class MatMulForm(NamedTuple):
-    """MatMul, with Transposes and Reshapes around it, that replaces an Einsum.
+    """MatMul that replaces an Einsum, with the Transposes and Reshapes that it needs.
 
     Attributes:
         operands: Left and right operand.
-        axes: Letters of the axes of the result, before a Transpose to the Einsum's order.
+        axes: Letters of the axes of the MatMul's result, before it is transposed to the axes of the
+            Einsum's result.
         shape: Shape to which the MatMul's result is reshaped; empty if no Reshape is needed.
     """
 
@@ -51,9 +52,9 @@ class MatMulForm(NamedTuple):
 def find_equivalent_matmul(
     view: View, node: Node, product: Contraction
 ) -> MatMulForm | EinsumObstacle:
-    """Return the MatMul with the fewest Transposes and Reshapes, or why none is equivalent.
+    """Return the MatMul with the fewest Transposes and Reshapes, or why no MatMul is equivalent.
 
-    The results are equal unless a tensor is empty.
+    The result of the MatMul equals that of the Einsum, unless a tensor is empty.
     """
     sizes: dict[str, int | None] = {}
     summed_sizes: list[list[int | None]] = []
@@ -85,7 +86,7 @@ def find_equivalent_matmul(
 def _list_forms(
     product: Contraction, is_constant: Sequence[bool], sizes: Mapping[str, int | None]
 ) -> list[MatMulForm]:
-    """Return the MatMuls in both orders of the operands, but never with a constant first."""
+    """Return the MatMuls for both orders of the operands, except orders with a constant first."""
     forms = []
     for left, right in ((0, 1), (1, 0)):
         if is_constant[left] and not is_constant[right]:
@@ -133,7 +134,8 @@ def _merge_sizes(axes: str, sizes: Mapping[str, int | None]) -> int | None:
 def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | None:
     """Return the shape input of a Reshape that keeps the first `unchanged` axes.
 
-    None if more than one of the other sizes is unknown, or if a size is 0.
+    `sizes` are the sizes of the other axes. None if more than one of them is unknown, or if one is
+    0.
     """
     if list(sizes).count(None) > 1 or 0 in sizes:
         return None
@@ -141,11 +143,11 @@ def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | 
 
 
 def replace_einsums(model: Model) -> int:
-    """Replace Einsums by equivalent MatMuls, in place, and return the number of Einsums.
+    """Replace Einsums by equivalent MatMuls, in place, and return the number of replaced Einsums.
 
-    The Einsum's node becomes the last node of the replacement. Weights become the second operand,
-    with two dimensions unless the Einsum has batch axes. Einsums that have only constant inputs
-    are not replaced.
+    The node of the Einsum becomes the last node of its replacement. Weights become the second
+    operand, with two dimensions unless the Einsum has batch axes. Einsums that have only constant
+    inputs are not replaced.
     """
     editor, view = Editor(model), View(model)
     count = 0
@@ -183,7 +185,8 @@ def _replace_einsum(editor: Editor, node: Node, product: Contraction, form: MatM
 def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: str) -> str:
     """Insert the Transpose and Reshape of an operand, and return the name of the result.
 
-    A constant operand is transposed and reshaped here and stored as a new constant.
+    For a constant operand no nodes are inserted: the transposed and reshaped value becomes a new
+    constant.
     """
     tensor, shape = node.input(operand.position), operand.shape
     perm = [axes.index(c) for c in operand.axes]
@@ -204,7 +207,7 @@ def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: st
 
 
 def lowercase_equation(node: onnx.NodeProto) -> bool:
-    """Write the equation of an Einsum in lower case, in place; return whether it changed.
+    """Write the equation of an Einsum in lower case, in place, and return whether it changed.
 
     ONNX allows lower-case letters only, but exporters write capitals. An equation without an output
     part is not changed, because the alphabetical order of its letters defines the output.

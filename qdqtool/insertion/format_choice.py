@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 FORMAT_SAMPLES = 8  # number of samples on which the output errors of both formats are measured
-# FP8 is more precise than INT8 if the largest magnitude of a tensor is more than this many times
-# the root mean square. This holds if both formats have the largest magnitude as their range.
-# Trained detectors have thresholds of 11 to 12.
+# If the largest magnitude of a tensor is more than this many times the root mean square, FP8 is
+# more precise than INT8. Both formats have the largest magnitude as range here. For the activations
+# of trained detectors, the limit is between 11 and 12.
 FP8_SPREAD = 12.0
 # A format with at least this output error loses too much accuracy. Of four trained networks, those
 # with an error below 13 % kept 87 to 98 % of their results, those with an error above 19 % kept
 # 62 and 77 % (docs/fp8.md).
 LARGE_ERROR = 0.16
-FLOAT = "fp16"  # `FormatChoice.precision` if the float network was chosen
-_MIN_RATIO = 1.15  # output errors with a smaller ratio count as equal
+FLOAT = "fp16"  # value of `FormatChoice.precision` for the float network
+_MIN_RATIO = 1.15  # two output errors count as equal if their ratio is smaller
 
 
 @dataclass(frozen=True)
 class FormatFit:
-    """Precision of one activation in INT8 and FP8, from the statistics of the calibration.
+    """Signal to noise ratios of one activation in INT8 and FP8, from calibration statistics.
 
     Attributes:
         tensor: Name of the activation.
@@ -70,11 +70,12 @@ def compare_precision(
 ) -> list[FormatFit]:
     """Compare the precision of each activation in INT8 and FP8.
 
-    Groups whose largest value is fixed, and activations without any error, are left out.
+    The result lacks groups whose largest value is fixed, and activations without quantization
+    error.
 
     Args:
         int8_scales: INT8 scales of the groups of activations.
-        statistics: Statistics of the sources of the groups.
+        statistics: Statistics of the tensors in `sources` of the groups.
     """
     fits = []
     for scale in int8_scales:
@@ -115,8 +116,8 @@ class FormatChoice:
         errors: Output error of each format against the float model, as a fraction of the outputs'
             standard deviation; empty if not measured.
         samples: Number of samples on which the errors were measured.
-        ms: Estimated milliseconds of each format and of FP16; empty without a GPU.
-        gpu: Name of the GPU; empty without one.
+        ms: Estimated milliseconds of each format and of FP16; empty if unknown.
+        gpu: Name of the GPU; empty if none was given.
     """
 
     precision: str
@@ -169,7 +170,7 @@ def choose_number_format(
     Args:
         errors: Output errors of shape [samples, formats].
         ms: Estimated milliseconds of the formats and of ``fp16``; empty if unknown.
-        gpu: Name of the GPU; empty without one.
+        gpu: Name of the GPU; empty if none was given.
         formats: The measured formats, in the order of the columns of `errors`; INT8 first.
     """
     means = dict(zip((f.name for f in formats), errors.mean(axis=0).tolist(), strict=True))
@@ -194,7 +195,6 @@ def choose_number_format(
 
 
 def _describe_obstacle(error: float, name: str, ms: Mapping[str, float]) -> str:
-    """Return why a format is unsuitable; empty if it is suitable."""
     title = name.upper()
     if not error < LARGE_ERROR:
         return f"{title} loses too much accuracy"

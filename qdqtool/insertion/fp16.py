@@ -1,9 +1,9 @@
 """Conversion of the layers without Q/DQ to FP16 or FP32.
 
-A strongly typed TensorRT (11, or 10 with --stronglyTyped) computes in the types of the ONNX file.
-If the layers without Q/DQ are FP32, such a build loses about a sixth of its speed. TensorRT 8
-chooses the types itself and reads no FP16 scales, so a float16 model is converted to float32 for
-TensorRT 8.
+A strongly typed build (TensorRT 11, or 10 with --stronglyTyped) computes in the types of the ONNX
+file. FP32 for the layers without Q/DQ costs such a build about a sixth of its speed. TensorRT 8
+chooses the types itself and does not read FP16 scales. For TensorRT 8, a float16 model is therefore
+converted to float32.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_count_were
 
-_MIN_RAISE = 1.01  # scales that rounding to FP16 raises by a larger factor are reported
+_MIN_RAISE = 1.01  # a scale is reported if rounding to FP16 raises it by a larger factor
 _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 
 
 def convert_to_fp16(model: Model, wide: Collection[str] = ()) -> int:
     """Convert the layers without Q/DQ to FP16, in place.
 
-    Graph inputs and outputs keep their types. Nodes after the last convolutions, DFL included,
-    remain FP32: they do little work, and FP16 resolves pixel coordinates above 512 to half a pixel
-    only. A decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32. If
+    Graph inputs and outputs keep their types. The DFL and other nodes after the last convolutions
+    remain FP32. They take little time, and above 512 the FP16 numbers are half a pixel or more
+    apart. A decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32. If
     no LayerNormalization computes the same values, the decomposed LayerNorm remains FP32.
 
     Args:
-        model: Opset 19 or newer.
-        wide: Tensors that FP16 cannot hold. Their producers and consumers remain FP32.
+        model: Model of opset 19 or newer.
+        wide: Tensors with values outside the range of FP16. Their producers and consumers remain
+            FP32.
 
     Returns:
-        The number of nodes that compute in FP16 now.
+        The number of nodes that compute in FP16 after the conversion.
     """
     fuse_layer_norms(model)
     return _Fp16Converter(model, wide).run()
@@ -67,12 +68,13 @@ class _Fp16Converter:
         self.editor = Editor(model)
         self.fp16_nodes = find_fp16_nodes(model, wide)
         self.fp16_names: dict[str, str] = {}
-        # By tensor: whether any consumer reads FP16, and whether any consumer reads FP32.
+        # For each tensor: whether a consumer reads it as FP16, and whether a consumer reads it as
+        # FP32.
         self.consumer_types: dict[str, tuple[bool, bool]] = {}
 
     def run(self) -> int:
         model, editor = self.model, self.editor
-        for tensor in model.inputs:  # editor.finish() drops Casts without consumers
+        for tensor in model.inputs:  # editor.finish() removes Casts without consumers
             if model.elem_type(tensor) == TensorProto.FLOAT:
                 editor.add_cast(
                     tensor, self._fp16_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16"
@@ -92,7 +94,7 @@ class _Fp16Converter:
         return len(self.fp16_nodes)
 
     def _remove_output_type(self, node: Node) -> None:
-        """Remove the attribute output_dtype of a DQ; its output then has the type of the scale."""
+        """Remove the attribute output_dtype of a DQ. The output gets the type of the scale."""
         if node.integer("output_dtype", 0):
             proto = self.editor.edit_proto(node)
             kept = [attribute for attribute in proto.attribute if attribute.name != "output_dtype"]
@@ -121,12 +123,12 @@ class _Fp16Converter:
         return self.model.is_output(tensor) or self._has_consumers(tensor, half=False)
 
     def _has_consumers(self, tensor: str, *, half: bool) -> bool:
-        """Return whether any node consumes a float tensor as FP16 if `half`, else as FP32."""
+        """Return whether a node reads a float tensor as FP16 if `half`, else as FP32."""
         if tensor not in self.consumer_types:  # cached: a tensor may have thousands of consumers
             stays_float: list[bool] = []
             for node in dict.fromkeys(self.model.consumers(tensor)):
                 positions = [i for i, t in enumerate(node.inputs) if t == tensor]
-                if not positions:  # only a subgraph (If, Loop, Scan) of the node consumes it
+                if not positions:  # the consumer is in a subgraph (If, Loop, Scan) of the node
                     stays_float.append(True)
                 for position in positions:
                     is_float = node.index not in self.fp16_nodes
@@ -153,8 +155,8 @@ class _Fp16Converter:
     def _round_scale(self, tensor: str) -> None:
         """Round the scale of a pair that remains FP32 to an FP16 number.
 
-        Pairs that become FP16 have rounded scales. If this scale was equal to theirs, it remains
-        equal after rounding. A scale that would grow by more than 0.1 % is not rounded.
+        The scales of pairs that become FP16 are rounded. If the scale of this pair was equal to one
+        of them, the two remain equal. A scale is not rounded if it would grow by more than 0.1 %.
         """
         value = self.model.constant(tensor)
         if value is not None and value.size == 1 and value.dtype == np.float32:
@@ -170,13 +172,13 @@ class _Fp16Converter:
     def _store_fp16_constant(self, tensor: str, is_scale: bool) -> str:
         """Convert a constant to FP16, and return its name.
 
-        If a node or a graph output needs FP32, a copy is converted.
+        If a node or a graph output needs the constant as FP32, a copy is converted.
         """
         if tensor in self.fp16_names:
             return self.fp16_names[tensor]
         name = tensor
         value = self.model.constant(tensor)
-        if value is None:  # models for simulation have large constants without values
+        if value is None:  # in models for simulation, large constants have no values
             self.editor.retype_constant(tensor, TensorProto.FLOAT16)
         else:
             half = np.asarray(round_up_to_half(value) if is_scale else value.astype(np.float16))
@@ -191,7 +193,7 @@ class _Fp16Converter:
 def update_recorded_scales(
     model: Model, quantized: Sequence[QuantizedTensor], groups: Sequence[GroupScale]
 ) -> tuple[list[GroupScale], list[Note]]:
-    """Update the recorded scales to the scales that an FP16 model holds.
+    """Set the recorded scales to the scales of the nodes of an FP16 model.
 
     The entries of `quantized` change in place.
 
@@ -205,7 +207,7 @@ def update_recorded_scales(
         node = nodes.get(quantized_tensor.node)
         scale = None if node is None else model.constant(node.input(1))
         if scale is None:
-            continue  # an int8 input of the network has replaced this Q
+            continue  # the model has an int8 input in place of this Q
         factor = float(np.max(scale.astype(np.float64) / np.asarray(quantized_tensor.scale)))
         quantized_tensor.scale = [float(s) for s in scale] if scale.ndim else float(scale)
         if factor > _MIN_RAISE:
@@ -239,11 +241,11 @@ def find_wide_tensors(
     images: ImageOptions = DEFAULT_IMAGES,
     number_format: NumberFormat = INT8,
 ) -> dict[str, float]:
-    """Return the tensors of a Q/DQ model that may exceed the FP16 range, with their maxima.
+    """Return the largest magnitudes of the tensors that may exceed the range of FP16, by tensor.
 
-    The maxima come from the calibration (`maxima`), from the ranges of the scales, and from runs of
-    a few samples. Without data, the model is not run. If onnxruntime cannot run the model, a
-    warning is added to `warnings`.
+    A magnitude is the largest of three: the calibration's (`maxima`), the range of the tensor's
+    scale, and that of a run of a few samples. Without data, the model is not run. If onnxruntime
+    cannot run the model, a warning is added to `warnings`.
     """
     wide = {t: amax for t, amax in maxima.items() if amax > WIDE}
     for quantized_tensor in quantized:
@@ -356,7 +358,7 @@ def has_fp16(model: Model) -> bool:
 def widen_bfloat16(model: Model) -> None:
     """Convert a bfloat16 model to float32, in place, including its inputs and outputs.
 
-    onnxruntime has no bfloat16 convolutions on a CPU, and no bfloat16 arrays for inputs.
+    On a CPU, onnxruntime does not support bfloat16 convolutions or bfloat16 input arrays.
     """
     graph = model.proto.graph
     for part in (graph, *nested_graphs(graph.node)):
@@ -367,7 +369,7 @@ def widen_bfloat16(model: Model) -> None:
 def widen_float16(model: Model) -> None:
     """Convert a float16 model to float32, in place.
 
-    Graph inputs and outputs keep their types: Casts convert their values.
+    Graph inputs and outputs keep their types. Casts convert their values.
     """
     graph = model.proto.graph
     editor = Editor(model)
@@ -385,7 +387,7 @@ def widen_float16(model: Model) -> None:
     rename_tensors(graph.node, renamed)
     for tensor in graph.initializer:  # a graph output may be an initializer
         tensor.name = renamed.get(tensor.name, tensor.name)
-    # Old exporters list initializers among the inputs.
+    # Old exporters list initializers as inputs too.
     _widen_graph(graph, [v for v in graph.input if v.name in model.initializers])
     for body in nested_graphs(graph.node):
         _widen_graph(body, [*body.input, *body.output])

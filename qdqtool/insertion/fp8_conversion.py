@@ -15,13 +15,14 @@ from qdqtool.ir.qdq import find_float_tensor, find_pair, is_qdq
 def convert_pairs_to_fp8(model: Model) -> list[str]:
     """Convert the INT8 pairs of a model to FP8 pairs with the same ranges, in place.
 
-    Nodes that are not quantized in FP8 (:mod:`qdqtool.insertion.placement`) lose their pairs.
+    The pairs on the inputs of nodes that cannot be FP8 (:mod:`qdqtool.insertion.placement`) are
+    removed.
 
     Args:
         model: A Q/DQ model of opset 19 or newer, with constant scales and zero points of 0.
 
     Returns:
-        The names of the nodes that became float.
+        The names of the nodes whose pairs were removed.
     """
     editor = Editor(model)
     floats = [node for node in model.ordered if _is_unsuitable_for_fp8(model, node)]

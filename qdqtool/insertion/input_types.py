@@ -1,14 +1,14 @@
-"""Conversion of network inputs to int8 or uint8, so that applications feed integers.
+"""Conversion of network inputs to int8 or uint8, for applications that feed integers.
 
-* ``int8``: the first Q is removed, and the input holds its result: ``rint(x / scale)`` from -128
-  to 127. Only a DequantizeLinear remains between the input and the convolution, as in ModelOpt's
-  ``--direct_io_types``.
-* ``uint8``: the input holds pixels from 0 to 255, as a decoder returns them. A Cast makes them
-  float (TensorRT has UINT8 only for inputs and outputs, from 8.5 on). The factor of the
-  preprocessing (1/255) becomes part of the scale of the first Q, so that it costs nothing. A mean
-  or a standard deviation cannot be part of the scale; they become one Mul and one Add.
+* ``int8``: the Q of the input is removed. The application feeds what this Q would compute: ``rint(x
+  / scale)`` from -128 to 127. Only a DequantizeLinear remains between the input and the
+  convolution, as in ModelOpt's ``--direct_io_types``.
+* ``uint8``: the input has pixels from 0 to 255, as a decoder returns them. A Cast converts them to
+  float, because TensorRT has UINT8 only for inputs and outputs (since 8.5). The factor of the
+  preprocessing (1/255) becomes part of the scale of the first Q, which costs no time. A mean or a
+  standard deviation cannot become part of the scale. They become one Mul and one Add.
 
-The application still has to order the channels, and to resize and letterbox the image.
+The application must still reorder the channels, and resize and letterbox the image.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ _MAX_PIXEL = 255.0
 
 
 def _is_scale_only(preprocess: Preprocess) -> bool:
-    """Return whether the preprocessing only multiplies all pixels by one number."""
     return not any(preprocess.mean) and all(s == 1.0 for s in preprocess.std)
 
 
 def check_pixel_range(name: str, low: float, high: float, preprocess: Preprocess) -> None:
-    """Check that an input's calibration values are in the range that `preprocess` can give.
+    """Check that calibration values are in the range to which `preprocess` maps pixels.
 
-    Calibration arrays with another preprocessing fail this check.
+    Arrays that had another preprocessing fail this check.
 
     Raises:
-        ModelError: `low` or `high` is outside the range for pixels from 0 to 255.
+        ModelError: `low` or `high` is outside the range to which `preprocess` maps 0 to 255.
     """
     pixels = np.array([[0.0], [_MAX_PIXEL]])
     values = (pixels * preprocess.scale - np.asarray(preprocess.mean)) / np.asarray(preprocess.std)
@@ -94,7 +93,7 @@ def convert_inputs_to_integers(model: Model, input_type: str, preprocess: Prepro
         preprocess: How images become the float inputs.
 
     Returns:
-        A note for each changed input on the values to feed.
+        A note for each changed input. The note says which values to feed.
 
     Raises:
         ModelError: No float input is quantized. For ``int8``: an input has float consumers or
@@ -123,7 +122,7 @@ def convert_inputs_to_integers(model: Model, input_type: str, preprocess: Prepro
 
 
 def _find_float_input(model: Model, name: str) -> str:
-    """Return an input, or the output of the Cast that alone consumes a float16 input."""
+    """Return an input; for a float16 input whose only consumer is a Cast, the Cast's output."""
     consumers = model.consumers(name)
     if model.elem_type(name) != TensorProto.FLOAT16 or model.is_output(name):
         return name
@@ -190,7 +189,7 @@ def _convert_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Prepro
         pixels = editor.unique_name(f"{name}_pixels")
         editor.add_cast(name, pixels, float_type)
     is_scale_only = _is_scale_only(preprocess)
-    quantizers: list[Node] = []  # their scales include the factor of the preprocessing
+    quantizers: list[Node] = []  # these get scales that include the factor of the preprocessing
     floats: list[Node] = []
     for consumer in model.consumers(tensor):
         is_folded = is_scale_only and consumer.op == "QuantizeLinear"
@@ -217,7 +216,7 @@ def _convert_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Prepro
 
 
 def _record_pixel_factor(model: Model, factor: float) -> None:
-    """Write the factor that scales include into the metadata, where ``predict`` reads it."""
+    """Write the pixel factor of the scales into the metadata, where ``predict`` reads it."""
     entries = model.proto.metadata_props
     kept = [entry for entry in entries if entry.key != PIXEL_FACTOR]
     del entries[:]
@@ -226,7 +225,6 @@ def _record_pixel_factor(model: Model, factor: float) -> None:
 
 
 def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:
-    """Insert a Mul, and an Add for a mean or std; return the name of the preprocessed tensor."""
     first = editor.model.consumers(name)[0]
     dtype = helper.tensor_dtype_to_np_dtype(editor.model.elem_type(name))
 

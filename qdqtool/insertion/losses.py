@@ -1,15 +1,15 @@
 """Accuracy that quantized activations cost, measured at the outputs of a Q/DQ model.
 
-On a few calibration samples the network runs with all activations float and with all quantized. If
-the error is not small, the network also runs with one activation float and the rest quantized. The
-activations with the largest quantization errors are tried in this way. The largest gains are
-confirmed on samples that did not select them: on two samples, the largest of eight gains is mostly
+The network runs on a few calibration samples, with all activations float and with all quantized. If
+the difference is not small, the activations with the largest quantization errors are tried: the
+network runs with one of them float and all others quantized. The activations with the largest gains
+are measured again on other samples, because the largest of eight gains on two samples is mostly
 chance.
 
-The error of an output is the root mean square of the difference to the run with float activations,
-divided by the standard deviation of that run. Only the positions of objects count (all positions
-if these are unknown). The mean over the outputs is reported. The outputs are the last convolutions
-before any decoding.
+The error of an output is the root mean square of its difference to the output with float
+activations, divided by the standard deviation of the latter. Only the positions of objects count,
+or all positions if the positions of objects are unknown. The reported error is the mean over the
+outputs. The outputs are those of the last convolutions, before any decoding.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 Feeds = dict[str, npt.NDArray[Any]]
 CANDIDATES = 8
-SAMPLES = 8  # samples for the error of all quantized activations together
-TRIAL_SAMPLES = 2  # number of these samples on which each single candidate is left float
+SAMPLES = 8  # number of samples for the error with all activations quantized
+TRIAL_SAMPLES = 2  # number of these samples on which each candidate is tried
 REPORTED = 5
-MIN_GAIN = 0.1  # minimum gain: fraction of the error that disappears if an activation is float
+MIN_GAIN = 0.1  # minimum gain, as a fraction of the error
 _MIN_CONFIRMING = 4  # minimum number of samples to confirm a gain
 _MAX_CONFIRMED = 2  # maximum number of activations whose gain is confirmed
 _MIN_DEVIATIONS = 2.0  # minimum of a confirmed gain, in standard errors
-# Detections hardly suffer from an output error below this fraction of the outputs' standard
-# deviation (docs/accuracy.md).
+# An output error below this fraction of the outputs' standard deviation hardly changes the
+# detections (docs/accuracy.md).
 SMALL_ERROR = 0.1
 
 
@@ -71,12 +71,12 @@ class TensorLoss:
             measured on the trial samples.
         convolutions: Number of convolutions that become float with the activation; None if not
             predicted.
-        conversions: Number of conversions that are added; None if not predicted.
-        ms: Milliseconds that are added on a GPU; None if not estimated.
-        confirmed_gain: Gain on the confirming samples; None if these are too few, or if the
-            activation was not measured on them.
-        confirmed_on: Number of the confirming samples.
-        confirmed: Whether the confirmed gain is large enough and more than chance.
+        conversions: Number of conversions that the float activation adds; None if not predicted.
+        ms: Milliseconds that the float activation adds on a GPU; None if not estimated.
+        confirmed_gain: Gain on the confirming samples; None if there are too few of these samples,
+            or if the activation was not measured on them.
+        confirmed_on: Number of confirming samples.
+        confirmed: Whether the confirmed gain is at least 0.1 and more than two standard errors.
     """
 
     tensor: str
@@ -147,9 +147,9 @@ def rank_activations(
 
     Args:
         quantized: Quantized activations.
-        statistics: Statistics of the sources.
-        sources: For each activation, the tensors with statistics whose values it holds; the source
-            with the largest error decides.
+        statistics: Statistics of the tensors in `sources`.
+        sources: For each activation, the tensors whose values it contains. The tensor with the
+            largest error counts.
         count: Maximum number of activations to return, worst first.
         number_format: Format of the quantized numbers.
     """
@@ -172,7 +172,7 @@ def _relative_error(part: TensorStatistics, amax: float, number_format: NumberFo
         return 0.0
     # A tiny range clips all values to almost 0, so its error is the mean square of the tensor.
     errors = focused_error(part, np.array([amax, largest * 1e-6]), bits=SEARCH_BITS)
-    if not errors[1] > 0.0:  # all values are below the smallest normal float32
+    if not errors[1] > 0.0:  # all values are smaller than the smallest normal float32
         return 0.0
     return float((fp8_error(part, amax) if number_format == FP8 else errors[0]) / errors[1])
 
@@ -242,12 +242,13 @@ def _rank_losses(
 ) -> list[TensorLoss]:
     """Return the losses of candidates with a positive gain, largest gain first.
 
-    The best are confirmed on samples outside the trial, or on the trial if it has all samples.
+    The largest gains are confirmed on samples outside the trial, or on those of the trial if there
+    are no others.
 
     Args:
-        measurement: Runs of the samples.
-        errors: Errors by activation that is float, then by sample number. The key None has the
-            errors with all activations quantized.
+        measurement: Runs the network on the samples.
+        errors: Errors by the activation that is float, then by sample number. The key None stands
+            for all activations quantized.
         candidates: Activations that were left float one at a time in the trial.
         trial: Numbers of the samples of the trial.
     """
@@ -291,7 +292,7 @@ def _confirm_gain(
 
 
 class _ErrorMeasurement:
-    """Output errors of a Q/DQ model on a few samples, with one activation float at a time.
+    """Measures the output errors of a Q/DQ model on samples, with one activation float.
 
     Attributes:
         references: Outputs with all activations float, by sample number.
@@ -329,11 +330,11 @@ class _ErrorMeasurement:
     def measure(
         self, left_out: Sequence[str | None], numbers: Collection[int] | None = None
     ) -> dict[str | None, dict[int, float]]:
-        """Return output errors by activation that is left float, then by sample number.
+        """Return output errors, by the activation that is left float, then by sample number.
 
         Args:
-            left_out: Names of activations to leave float one at a time; None leaves no activation
-                float.
+            left_out: Names of activations to leave float, one at a time. The entry None leaves no
+                activation float.
             numbers: Numbers of the samples; None for all.
         """
         skipped = set() if numbers is None else set(range(len(self._dataset))) - set(numbers)
@@ -359,7 +360,6 @@ class _ErrorMeasurement:
         }
 
     def find_consumers(self, activation: QuantizedTensor) -> tuple[str, ...]:
-        """Return the names of the nodes that consume the dequantized activation."""
         names: dict[str, None] = {}
         for quantizer in self._model.consumers(activation.tensor):
             if quantizer.name != activation.node:
@@ -386,8 +386,8 @@ class _ErrorMeasurement:
 class SwitchableNetwork:
     """A Q/DQ model in which each activation can be left float, without a new session.
 
-    Every Q/DQ pair of an activation gets a switch input. Weights are always quantized. Several
-    threads may run the network.
+    The model gets a boolean input for each activation, which switches its Q/DQ pair. Weights are
+    always quantized. Several threads may run the network.
     """
 
     def __init__(
@@ -419,7 +419,7 @@ class SwitchableNetwork:
         self._fetcher = TensorFetcher(_open_session(part, model, threads))
 
     def run(self, sample: Feeds, floats: Collection[str] = ()) -> Feeds:
-        """Return the outputs with the named activations float.
+        """Run the network with the named activations float, and return its outputs.
 
         Raises:
             ModelError: onnxruntime fails.
@@ -431,9 +431,9 @@ class SwitchableNetwork:
 def _add_switches(
     model: Model, activations: Sequence[QuantizedTensor]
 ) -> tuple[dict[str, str], Model]:
-    """Return the names of the switches by tensor, and a model with them.
+    """Return the switch inputs by tensor, and a copy of the model with these inputs.
 
-    The model has no large weights.
+    The copy has no large weights.
     """
     editor = Editor(Model(strip_large_weights(model.proto)))
     tensors = {activation.node: activation.tensor for activation in activations}
@@ -448,7 +448,7 @@ def _add_switches(
 
 
 def _build_branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
-    """Return the branches of an If that replaces a DQ: the pair, or the Q's float input.
+    """Return the branches of an If that replaces a DQ: the Q/DQ pair, and the Q's float input.
 
     An If computes only one branch; a Where would always compute both.
     """
@@ -477,7 +477,7 @@ def _open_session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
 
 
 class ReferenceOutputs:
-    """Outputs of a float run, reduced to the values that are compared with other runs.
+    """Outputs of a run with float activations, reduced to the values to compare.
 
     Attributes:
         focus: Positions to compare; None for all.
@@ -497,7 +497,7 @@ class ReferenceOutputs:
 
     @property
     def has_variance(self) -> bool:
-        """Whether any output varies; without variance, a relative error is undefined."""
+        """Whether any output varies. If none does, the relative error is undefined."""
         return any(variance > 0.0 for variance in self._variances.values())
 
     @property
@@ -506,7 +506,7 @@ class ReferenceOutputs:
         return sum(values.nbytes for values in self._values.values())
 
     def error(self, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
-        """Return the error of other outputs, as the module describes; 0 if no reference varies."""
+        """Return the error of other outputs, as defined by the module; 0 if no output varies."""
         errors = []
         for name, values in self._values.items():
             variance = self._variances[name]
@@ -518,7 +518,7 @@ class ReferenceOutputs:
 
 
 def find_last_convolution_outputs(model: Model) -> list[str]:
-    """Return the outputs of the last convolutions; without any, the network's outputs."""
+    """Return the outputs of the last convolutions, or the network's outputs if there are none."""
     last = find_head(model).last_convolutions
     ends = [n.output for n in model.ordered if n.index in last and n.op == "Conv"]
     return list(dict.fromkeys(ends)) or list(model.outputs)
@@ -542,8 +542,9 @@ def predict_count_changes(
 ) -> ActivationLosses:
     """Predict how many convolutions and conversions change if each activation is left float.
 
-    `before` is the prediction of the finished Q/DQ model; `predict` predicts changed models. A loss
-    keeps its counts if the model no longer has the activation's Q.
+    `before` is the prediction of the finished Q/DQ model. `predict` predicts models in which an
+    activation is float. The counts of a loss are not set if the model no longer has the Q of the
+    activation.
     """
     variants = _float_variants(losses.tensors, model, activations)
     summary = before.summary()
@@ -569,7 +570,8 @@ def add_times(
 ) -> ActivationLosses:
     """Estimate how much slower the engine is if each confirmed activation is left float.
 
-    `total_ms` is the time of the finished Q/DQ model; `estimate_ms` estimates changed models.
+    `total_ms` is the time of the finished Q/DQ model. `estimate_ms` estimates models in which an
+    activation is float.
     """
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     times = {
@@ -582,9 +584,9 @@ def add_times(
 def _float_variants(
     losses: Sequence[TensorLoss], model: Model, activations: Sequence[QuantizedTensor]
 ) -> dict[str, Callable[[], Model]]:
-    """Return functions that make a model with one activation left float, by tensor.
+    """Return functions that make a model in which one activation is float, by tensor.
 
-    Activations whose Q the model no longer has are left out.
+    The result lacks activations whose Q the model no longer has.
     """
     nodes = {n.name for n in model.nodes}
     slim = Model(strip_large_weights(model.proto), "", EDITED, types=model, constants=model)
@@ -598,7 +600,7 @@ def _float_variants(
 
 @dataclass(frozen=True)
 class Fp16Agreement:
-    """Difference between the outputs of a finished model and those of the float model.
+    """Difference between the outputs of a Q/DQ model and those of its float model.
 
     Attributes:
         error: Mean over the outputs of the root mean squared difference, as a fraction of the
@@ -622,12 +624,12 @@ def compare_outputs(
 ) -> Fp16Agreement | None:
     """Compare the outputs of a Q/DQ model with those of its float model.
 
-    The compared tensors are the outputs of the last convolutions before any decoding if the float
-    model has tensors of these names, else the network's outputs. They are compared at the positions
-    of objects if these are known.
+    The compared tensors are the outputs of the last convolutions, before any decoding. If the float
+    model has no tensors of these names, the network's outputs are compared. If the positions of
+    objects are known, only they count.
 
     Returns:
-        The agreement; None if no sample can be read, or if the data is an iterator.
+        The difference; None if no sample can be read, or if the data is an iterator.
 
     Raises:
         ModelError: onnxruntime cannot run one of the models.
@@ -646,8 +648,9 @@ def measure_sample_errors(
 ) -> npt.NDArray[np.float64]:
     """Return the output errors of Q/DQ models on samples, of shape [samples, models].
 
-    The outputs and positions are those of :func:`compare_outputs`. NaN stands for outputs that are
-    not finite. The array has no rows if no sample can be read, or if the data is an iterator.
+    The compared outputs and positions are those of :func:`compare_outputs`. An error is NaN if an
+    output is not finite. The array has no rows if no sample can be read, or if the data is an
+    iterator.
 
     Raises:
         ModelError: onnxruntime cannot run one of the models.

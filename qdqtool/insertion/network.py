@@ -27,10 +27,11 @@ class PreparedNetwork:
     Attributes:
         model: The network, which may be edited.
         fp16: Whether the layers without Q/DQ will be FP16.
-        source: The model as the caller gave it: a path, bytes or a model object.
-        loaded: The loaded model. `model` is the same object, or a copy if the caller owns `loaded`.
-        notes: Changes that the preparation made.
-        warnings: Options without effect, and subgraphs that remain float.
+        source: The `model` argument of the caller: a path, bytes or a model object.
+        loaded: The loaded model. `model` is a copy of it if the caller passed a model object, else
+            the same object.
+        notes: Notes on changes that the preparation made.
+        warnings: Warnings about options without effect, and about subgraphs that remain float.
     """
 
     model: Model
@@ -41,7 +42,7 @@ class PreparedNetwork:
     warnings: list[Note] = field(default_factory=list)
 
     def load_float_model(self) -> Model:
-        """Return the unchanged float model; read it again if the loaded model was edited."""
+        """Return the unchanged float model; read the file again if the loaded model was edited."""
         return load_full(self.source) if self.model is self.loaded else self.loaded
 
 
@@ -53,21 +54,21 @@ def prepare_network(
     loaded: Model | None = None,
     number_format: NumberFormat = INT8,
 ) -> PreparedNetwork:
-    """Prepare a float model for Q/DQ pairs; a model object of the caller is copied first.
+    """Prepare a float model for Q/DQ pairs. A model object of the caller is not changed.
 
     Args:
         source: The float model.
-        target: Target that will run it.
+        target: Target that will run the Q/DQ model.
         weights: Option `weights` of :func:`qdqtool.insert`; ``int8`` stores int8 weights.
-        high_precision: Option `high_precision` of :func:`qdqtool.insert`. If it is None and the
-            target computes in the types of the file, the layers without Q/DQ become FP16, unless
-            the opset cannot be raised for FP16.
-        loaded: The model if it is loaded already.
+        high_precision: Option `high_precision` of :func:`qdqtool.insert`. If None, the layers
+            without Q/DQ become FP16 on a target that computes in the types of the file, unless the
+            opset cannot be raised for FP16.
+        loaded: The loaded model, if `source` was loaded already.
         number_format: Format of the Q/DQ pairs.
 
     Raises:
         ModelError: The model cannot be read, is quantized already, or cannot be prepared.
-        QdqtoolError: The target does not support FP16 scales.
+        QdqtoolError: `high_precision` is ``fp16``, and the target does not support FP16 scales.
     """
     loaded = load_full(source) if loaded is None else loaded
     _check_float_model(loaded)
@@ -168,7 +169,7 @@ def _warn_float_subgraphs(model: Model) -> list[Note]:
 
 
 def _widen_floats(model: Model, target: Target) -> list[Note]:
-    """Convert bfloat16 to float32 in place, and float16 if the target reads no FP16 scales."""
+    """Convert bfloat16 to float32 in place. Convert float16 too if the target lacks FP16 scales."""
     notes = []
     if find_bfloat16(model):
         fp16.widen_bfloat16(model)
@@ -206,8 +207,8 @@ def _prepare_in_place(
             )
         )
     network.warnings += _warn_float_subgraphs(model)
-    # The file's hash identifies its calibration cache, because preparation results in the same
-    # tensors for every opset. A widened or edited model has other tensors, so it gets no hash.
+    # The hash of the file identifies its calibration cache. Preparation gives the same tensors for
+    # every opset. A widened or edited model has other tensors, so it gets no hash.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     if network.loaded.inlined_functions:
         notes.append(Note("model-local functions were inlined", code="inlined"))

@@ -12,21 +12,21 @@ import onnx
 
 from qdqtool.ir.float8 import E4M3_MAX, e4m3_tensor, encode_e4m3, round_to_e4m3
 
-MIN_GAIN = 1.02  # minimum speedup that justifies another format
-LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
+MIN_GAIN = 1.02  # the speedup must be greater to justify another format
+LEVELS = 127  # symmetric INT8, -127 to 127: the range amax has the scale amax / 127
 
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """Format that Q/DQ pairs quantize to, with zero point 0.
+    """Format of the quantized numbers of Q/DQ pairs, with zero point 0.
 
     Attributes:
         name: Name in the option `precision`.
-        title: Name in texts.
-        largest: Largest magnitude. A range of `amax` has the scale ``amax / largest``.
-        opset: First opset whose QuantizeLinear has the format for FP32 tensors.
-        round_steps: Rounds values that were divided by their scale to numbers of the format.
-        make_tensor: Converts a name and rounded values to an ONNX tensor.
+        title: Name in messages.
+        largest: Largest magnitude of the format. The range `amax` has the scale ``amax / largest``.
+        opset: First opset whose QuantizeLinear converts FP32 tensors to the format.
+        round_steps: Function that rounds values, divided by their scale, to numbers of the format.
+        make_tensor: Function that makes an ONNX tensor from a name and rounded values.
     """
 
     name: str
@@ -37,13 +37,13 @@ class NumberFormat:
     make_tensor: Callable[[str, npt.NDArray[np.float32]], onnx.TensorProto]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the name, by which a worker process finds its own object."""
+        """Pickle only the name. A worker process finds its own object by this name."""
         return find_number_format, (self.name,)
 
 
 def _round_to_int8(steps: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     rounded: npt.NDArray[np.float32] = np.clip(np.rint(steps), -128, 127)
-    return rounded + np.float32(0.0)  # -0.0 becomes 0.0, because integers have no negative zero
+    return rounded + np.float32(0.0)  # adding 0.0 turns -0.0 into 0.0, because integers have no -0
 
 
 def _int8_tensor(name: str, numbers: npt.NDArray[np.float32]) -> onnx.TensorProto:
@@ -67,5 +67,5 @@ def find_number_format(name: str) -> NumberFormat:
 
 
 def is_worthwhile(gain: float) -> bool:
-    """Return whether a speedup justifies another format: more than 2 percent."""
+    """Return whether a speedup is more than 2 percent, which justifies another format."""
     return gain > MIN_GAIN

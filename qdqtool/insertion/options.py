@@ -1,4 +1,4 @@
-"""Options of insertion: calibration, placement, and the network around the Q/DQ pairs."""
+"""Options of an insertion: calibration, placement, and changes of the rest of the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class RangeOptions:
 
     Attributes:
         method: One of :data:`METHODS`.
-        method_for: Pairs of a regular expression on tensor names and a method.
+        method_for: Pairs of a regular expression and a method. The method applies to tensors whose
+            name matches.
         percentile: Percentile of the absolute values, in percent, for the method ``percentile``.
         max_images: Maximum number of samples, spread evenly over the data.
     """
@@ -77,9 +78,9 @@ class CacheOptions:
     """File that keeps the statistics of a calibration.
 
     Attributes:
-        calib_cache: The file; None keeps nothing.
-        overwrite_cache: Whether a cache of another model or of other data is replaced; otherwise
-            such a cache is an error.
+        calib_cache: The file; None if the statistics are not kept.
+        overwrite_cache: Whether to replace a cache of another model or of other data. If not, such
+            a cache is an error.
     """
 
     calib_cache: str | os.PathLike[str] | None = None
@@ -99,8 +100,10 @@ class ClusterOptions:
     """Workers that run the network.
 
     Attributes:
-        cluster: Address of a Dask scheduler, ``local:N``, or a client; None: this process.
-        mixed_cpus: Whether results of workers may differ in the last bits.
+        cluster: Address of a Dask scheduler, ``local:N``, or a Dask client. None: the network runs
+            in this process.
+        mixed_cpus: Whether the workers may have different CPUs, whose results differ in the last
+            bits.
     """
 
     cluster: object = None
@@ -115,12 +118,13 @@ class PlacementOptions:
         head: One of :data:`HEADS`: layers of a detection head that remain float.
         residual: One of :data:`RESIDUALS`: inputs of a residual Add that are quantized.
         attention: One of :data:`ATTENTIONS`: type of the products of attention.
-        unify: Whether tensors that are connected by Concat, MaxPool and the like share one scale.
+        unify: Whether tensors share one scale if Concat, MaxPool or similar operators connect them.
         exclude: Regular expressions on names of nodes that remain float.
-        include: Regular expressions on names of nodes to quantize although a preset leaves them
-            float.
+        include: Regular expressions on names of nodes to quantize even if `head` or `attention`
+            leaves them float.
         exclude_op: Operator types that remain float.
-        weights: ``float`` with Q and DQ, or stored as ``int8`` or ``fp8`` with DQ alone.
+        weights: ``float`` stores float weights with Q and DQ. ``int8`` and ``fp8`` store quantized
+            weights with DQ only.
         precision: One of :data:`PRECISIONS`: format of quantized tensors.
     """
 
@@ -181,17 +185,18 @@ class InsertOptions:
     """All options of an insertion except the target.
 
     Attributes:
-        ranges: Choice of the ranges.
-        images: Conversion of images into inputs.
+        ranges: Options for the ranges of activations.
+        images: Options for the conversion of images into inputs.
         cache: File that keeps the statistics.
-        placement: Which tensors are quantized.
+        placement: Options for the tensors to quantize.
         network: Changes of the network in addition to the pairs.
         cluster: Workers that run the network.
-        calib_table: Table with ranges of TensorRT or another tool, instead of data.
-        losses: Number of samples on which the output error is measured; None for the default, 0
-            for no measurement.
-        predict: Whether to predict the result.
-        progress: Whether to draw progress.
+        calib_table: Table of ranges from TensorRT or another tool, to be used instead of
+            calibration data.
+        losses: Number of samples on which the output error is measured. None: the default number.
+            0: no measurement.
+        predict: Whether to predict what TensorRT will do with the Q/DQ model.
+        progress: Whether to draw a progress bar.
     """
 
     ranges: RangeOptions = field(default_factory=RangeOptions)

@@ -4,20 +4,22 @@ The rules are for TensorRT's explicit quantization (developer guide, "Explicit q
 with 8.0 to 8.5):
 
 * Data and constant weights of Conv, ConvTranspose, Gemm and MatMul are quantized. A convolution
-  computes in INT8 only if both are.
+  computes in INT8 only if both its data and its weights are quantized.
 * Tensors between a convolution and its BatchNormalization or activation are not quantized. Biases
   are not quantized.
-* If a residual Add follows a convolution without activation, and a later node quantizes the Add's
-  result, only the other (skip) input of the Add is quantized. TensorRT then fuses the Add into the
-  convolution, with INT8 inputs and output.
-* Both inputs of the two matrix products of an attention are quantized if the user chooses so.
-* The input of an average pooling is quantized if a later node quantizes the result, and if the
+* If a residual Add follows a convolution without activation, and the result of the Add is quantized
+  downstream, only the other (skip) input of the Add is quantized. TensorRT then fuses the Add into
+  the convolution, which reads and writes INT8.
+* Both inputs of the two matrix products of an attention are quantized if the option `attention`
+  selects this.
+* The input of an average pooling is quantized if the result is quantized downstream, and if the
   input has no float consumers.
-* FP8 leaves more nodes float than INT8: ConvTranspose, convolutions with groups, few channels or
-  large kernels, single rows, average poolings, and attentions that TensorRT does not fuse. Sources:
-  NVIDIA's release notes of TensorRT 10.6 and 10.16 (attention; kernels of more than 32 elements),
-  NVIDIA/TensorRT issue 4524 (groups), ModelOpt (few channels, single rows), and builds of
-  TensorRT-RTX 1.7.1 for 8.9 and 12.0 (kernels, ConvTranspose, attention).
+* With FP8, more nodes remain float than with INT8: ConvTranspose, convolutions with groups, few
+  channels or large kernels, matrix products with a single row, average poolings, and attentions
+  that TensorRT does not fuse. Sources: NVIDIA's release notes of TensorRT 10.6 and 10.16
+  (attention; kernels of more than 32 elements), NVIDIA/TensorRT issue 4524 (groups), ModelOpt (few
+  channels, single rows), and builds of TensorRT-RTX 1.7.1 for 8.9 and 12.0 (kernels, ConvTranspose,
+  attention).
 """
 
 from __future__ import annotations
@@ -85,12 +87,12 @@ from qdqtool.trt.float_fusions import find_float_fusions
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note
 
-_MIN_DETECTOR_OUTPUTS = 2  # minimum number of final convolutions of a detector without a DFL
-_MIN_CHANNELS = 16  # with fewer channels, only some convolution shapes have a fast INT8 kernel
-_MIN_FP8_CHANNELS = 17  # smallest number of input and of output channels of a convolution in FP8
-_MIN_FP8_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix product in FP8
+_MIN_DETECTOR_OUTPUTS = 2  # minimum number of final convolutions of a detector that has no DFL
+_MIN_CHANNELS = 16  # with fewer channels, TensorRT has fast INT8 kernels for some shapes only
+_MIN_FP8_CHANNELS = 17  # minimum number of input and output channels of a convolution in FP8
+_MIN_FP8_PRODUCT = 16  # minimum number of rows and columns of a product's weights in FP8
 _InputChoice = tuple[list[int], Reason | None]
-"""Input positions to quantize. If there are none, the reason, or None if none is reported."""
+"""Input positions to quantize; if there are none, the reason, or None without a report."""
 
 
 @dataclass(frozen=True)
@@ -104,25 +106,27 @@ class PlacementRules:
             convolution without activation, and `residual_after_activation` if an activation (SiLU
             in C2f) is between convolution and Add.
         residual_after_activation: ``skip``, ``both`` or ``none``, used if `residual` is ``auto``.
-            Here ``none`` applies to convolutions without activation as well.
-        exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
-        include: Patterns of nodes to quantize although a preset leaves them float.
+            Here ``none`` also applies to Adds after convolutions without activation.
+        exclude: Regular expressions (``re.search`` on the node's name) that select nodes to leave
+            float.
+        include: Regular expressions that select nodes to quantize even if `head` or `attention`
+            leaves them float.
         exclude_ops: Operator types to leave float.
         transposed: Whether the target runs ConvTranspose in INT8.
-        transposed_per_channel: Whether the target's ConvTranspose takes one weight scale for each
-            output channel.
-        floats: Names of nodes to leave float for accuracy. Unlike a pattern, a name without a node
-            is not an error.
-        quantized: Names of nodes to quantize although a preset leaves them float.
+        transposed_per_channel: Whether the target accepts one weight scale for each output channel
+            of a ConvTranspose.
+        floats: Names of nodes to leave float for accuracy. Names that the model does not have are
+            ignored.
+        quantized: Names of nodes to quantize even if `head` or `attention` leaves them float.
         attention: ``int8`` and ``fp8`` quantize both inputs of the two products of an attention,
-            ``float`` none. ``auto`` is ``float`` for INT8. For FP8 it quantizes attentions that
-            the target fuses.
+            ``float`` quantizes none. ``auto`` is ``float`` for INT8. For FP8, ``auto`` quantizes
+            the attentions that the target fuses.
         max_head: Largest head size of an attention that the target fuses in FP8; 0 for none.
         number_format: Format of the quantized numbers.
-        product_per_channel: Whether the target takes one weight scale for each column of a matrix
-            product (FP8: from 10.6, release notes).
-        failing: Kinds of convolutions whose builds for the target failed, as the class of the
-            reason that describes them. These convolutions remain float.
+        product_per_channel: Whether the target accepts one weight scale for each column of the
+            weights of a matrix product (FP8: since 10.6, release notes).
+        failing: Reason classes. Each describes a kind of convolution that the target failed to
+            build. These convolutions remain float.
     """
 
     head: str = PlacementOptions.head
@@ -144,7 +148,7 @@ class PlacementRules:
 
 @dataclass(frozen=True)
 class QuantizedInput:
-    """A node input that will read a dequantized tensor.
+    """Input of a node that will read a dequantized tensor.
 
     Attributes:
         role: ``residual`` for inputs of an Add, else ``input``.
@@ -157,7 +161,7 @@ class QuantizedInput:
 
 @dataclass(frozen=True)
 class WeightSite:
-    """Constant weights to quantize, with one scale per index of `axis`, or one if it is None."""
+    """Constant weights to quantize, with one scale for each index of `axis`; None for one scale."""
 
     node: Node
     tensor: str
@@ -169,10 +173,10 @@ class Placement:
     """Tensors and weights to quantize.
 
     Attributes:
-        inputs: Node inputs that will read the dequantized tensor, by tensor, in graph order.
+        inputs: Node inputs that will read a dequantized tensor, by tensor, in graph order.
         weights: Weights to quantize.
         skipped: Nodes that could have been quantized but remain float.
-        notes: Notes about options without effect.
+        notes: Notes on options without effect.
         number_format: Format of the quantized numbers.
     """
 
@@ -187,7 +191,7 @@ class Placement:
         return {consumer.node.index for consumer in self.inputs.get(tensor, ())}
 
     def add_input(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
-        """Record that one consumer of a tensor will read it dequantized."""
+        """Record that an input of a node will read the dequantized tensor."""
         self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
     def record_skipped(self, reason: Reason) -> None:
@@ -199,9 +203,9 @@ def compute_placement(model: Model, rules: PlacementRules) -> Placement:
     """Return the tensors and weights to quantize in a float model; the model is not changed.
 
     Raises:
-        QdqtoolError: A pattern is not a regular expression or matches nothing, or weights hold NaN
-            or infinity.
-        ModelError: The model has no convolution or other weighted node at all.
+        QdqtoolError: A pattern is not a regular expression or matches nothing, or weights contain
+            NaN or infinity.
+        ModelError: The model has no node with weights, such as a convolution.
     """
     placer = _Placer(model, rules)
     placement = placer.placement
@@ -228,7 +232,7 @@ def compute_placement(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
-    """Return the nodes that a preset leaves float: by node index, the part of the head."""
+    """Return the nodes that a preset leaves float, as part of the head by node index."""
     if preset == "none":
         return {}
     head = find_head(model)
@@ -262,7 +266,7 @@ def is_average_pooling(model: Model, node: Node) -> bool:
 def can_be_quantized(model: Model, node: Node) -> bool:
     """Return whether a node is of a kind that placement considers.
 
-    These are nodes with weights, average poolings, and sums of two tensors.
+    The kinds are nodes with weights, average poolings, and sums of two tensors.
     """
     return (
         operator_of(node).weights is not None
@@ -312,7 +316,7 @@ class _Placer:
     """Placement of Q/DQ pairs in one model, node by node.
 
     Attributes:
-        placement: The placement so far.
+        placement: The placement of the nodes visited so far.
     """
 
     def __init__(self, model: Model, rules: PlacementRules) -> None:
@@ -354,7 +358,6 @@ class _Placer:
         return self._rules.number_format == FP8
 
     def place_weighted_nodes(self) -> None:
-        """Quantize convolutions and matrix products, or record why they remain float."""
         for node in self._model.ordered:
             if node.op in WEIGHTED:
                 reason = self._find_float_reason(node)
@@ -373,7 +376,6 @@ class _Placer:
                     self.placement.record_skipped(EinsumProduct(PLACEMENT, node.name, form))
 
     def skip_subgraph_layers(self) -> None:
-        """Record that layers with weights inside If, Loop and Scan remain float."""
         for node in self._model.ordered:
             bodies = nested_graphs([node.proto])
             count = sum(n.op_type in WEIGHTED for body in bodies for n in body.node)
@@ -383,8 +385,8 @@ class _Placer:
     def place_adds_and_pools(self) -> None:
         """Quantize residual Adds and average poolings, or record why they remain float.
 
-        Quantizing one node can make another node suitable, so the nodes are visited until nothing
-        changes.
+        A node may become suitable when another node is quantized. The nodes are therefore visited
+        until nothing changes.
         """
         unweighted = (n for n in reversed(self._model.ordered) if operator_of(n).weights is None)
         pending = [n for n in unweighted if can_be_quantized(self._model, n)]
@@ -515,7 +517,7 @@ class _Placer:
         return is_wide and is_aligned and len(set(kernel)) == 1
 
     def _find_slow_shape(self, node: Node) -> Reason | None:
-        """Return a reason if a convolution has few channels and no fast INT8 kernel, else None.
+        """Return a reason if a convolution has few channels and no fast INT8 kernel.
 
         The rule is from ModelOpt (``find_nodes_from_convs_to_exclude``).
         """
@@ -533,7 +535,7 @@ class _Placer:
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
     def _find_failing_form(self, node: Node) -> Reason | None:
-        """Return why builds with this kind of convolution fail on the target; None if they work."""
+        """Return why the target cannot build this kind of convolution; None if it can."""
         if operator_of(node).kind != LayerKind.CONVOLUTION:
             return None
         model = self._model
@@ -581,7 +583,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether an Add's inputs differ in shape; such an Add is not a residual."""
+        """Return whether the inputs of an Add differ in shape. Such an Add is not residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False
@@ -593,7 +595,7 @@ class _Placer:
     def _choose_fused_side(self, node: Node, sides: Sequence[int]) -> int:
         """Return the position of the Add's input whose convolution fuses the Add."""
         side = sides[0]
-        if len(sides) == 2:  # choose the longer branch, as ModelOpt does
+        if len(sides) == 2:  # the longer branch, as in ModelOpt
             lengths = branch_lengths(self._model, node.input(0), node.input(1))
             side = 0 if lengths[0] > lengths[1] else 1
         bare = [i for i in sides if self._has_no_activation(node.input(i))]
@@ -602,13 +604,12 @@ class _Placer:
         return side
 
     def _has_no_activation(self, tensor: str) -> bool:
-        """Return whether no activation is between a convolution and an Add's input."""
         return tensor in find_float_fusions(self._model).add_inputs_without_activation
 
     def _choose_pool_input(self, node: Node) -> _InputChoice:
         tensor = node.input(0)
         if self._is_fp8 or not self._is_quantized_downstream(node.output):
-            return [], None  # FP8 poolings were not seen in any build
+            return [], None  # no build with an FP8 pooling is known
         if not self._has_quantized_producer(tensor):
             return [], FloatNode(PLACEMENT, node.name, SkipCause.NO_QUANTIZED_PRODUCER)
 
@@ -620,7 +621,7 @@ class _Placer:
         return [0], None
 
     def _is_quantized_downstream(self, tensor: str) -> bool:
-        """Return whether a tensor, its activation or a copy of its values gets a Q/DQ pair."""
+        """Return whether a tensor, its activation or a moved copy of either gets a Q/DQ pair."""
         model = self._model
         downstream = walk_tensors(
             tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
@@ -628,9 +629,9 @@ class _Placer:
         return any(name in self.placement.inputs for name in downstream)
 
     def _has_quantized_producer(self, tensor: str) -> bool:
-        """Return whether a tensor comes from a quantized node.
+        """Return whether a quantized node is upstream of a tensor.
 
-        Nodes of kinds that are never quantized may lie between that node and the tensor.
+        Between them are only nodes of kinds that are never quantized.
         """
         model = self._model
 
@@ -653,9 +654,9 @@ _COMPUTING_KINDS = (
 
 
 def find_class_outputs(model: Model) -> tuple[str, ...]:
-    """Return the names of a detector's class outputs (logits), of shape [n, classes, h, w].
+    """Return the tensors of a detector's class scores before the Sigmoid.
 
-    Empty if no class outputs are recognized.
+    Shape: [n, classes, h, w]. Empty if no class scores are recognized.
     """
     head = find_head(model)
     outputs: dict[str, None] = {}
@@ -671,7 +672,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
 
 
 def _has_no_further_computation(model: Model, node: Node) -> bool:
-    """Return whether no computing node follows a node, directly or after moves of values."""
+    """Return whether the result of a node is only moved, but used in no computation."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))
@@ -683,12 +684,12 @@ def _has_no_further_computation(model: Model, node: Node) -> bool:
 
 
 def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> FloatNode | None:
-    """Return why a node with constant weights is not quantized in FP8; None if FP8 suits it.
+    """Return why a node with constant weights is not quantized in FP8; None if it is.
 
     Args:
         model: The model.
         node: A convolution or matrix product.
-        weights: Name of the node's float weights, if the node reads them through Q/DQ.
+        weights: Name of the float weights, if the node reads them through Q/DQ.
     """
     shape = model.constant_shape(weights or node.input(1)) or ()
     kind = operator_of(node).kind
@@ -719,7 +720,7 @@ def _has_single_row(shape: tuple[int | None, ...] | None) -> bool:
 
 
 def _is_attention_fused(model: Model, attention: Attention, max_head: int) -> bool:
-    """Return whether TensorRT fuses an attention in FP8; False for unknown shapes.
+    """Return whether TensorRT fuses an attention in FP8; False if shapes are unknown.
 
     `max_head` is the largest head size that the target fuses.
     """

@@ -1,14 +1,15 @@
 """Preparation of a float model for Q/DQ pairs.
 
-* The opset is raised to 13, the first with Q/DQ per channel, or to 19 for Q/DQ of FP16 tensors and
-  for FP8.
-* Weights computed from constants (moved, cast, standardized, normalized) become constants.
-  TensorRT 8 rejects computed weights: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
-* Matrix products of Einsums become MatMuls (:mod:`qdqtool.insertion.einsum`).
-* Nodes that share a name get unique names, equations of Einsums get lower case, and a Sum of two
-  inputs becomes an Add.
-* Weights that several nodes share are copied, so that each node has its own.
-* A BatchNormalization after a convolution is folded into its weights
+* The opset is raised to 13, the first with per-channel Q/DQ. For Q/DQ of FP16 tensors and for FP8
+  it is raised to 19.
+* Weights that nodes compute from constants (by moves, casts, standardization or normalization)
+  become constants. TensorRT 8 rejects computed weights: "Could not fuse 2nd input (kernel weights)
+  of CONVOLUTION".
+* Einsums that are matrix products become MatMuls (:mod:`qdqtool.insertion.einsum`).
+* Nodes that share a name get unique names. Equations of Einsums are written in lower case. A Sum of
+  two inputs becomes an Add.
+* Weights that several nodes share are copied, so that each node has its own weights.
+* A BatchNormalization next to a convolution is folded into the weights of the convolution
   (:mod:`qdqtool.insertion.batchnorm`).
 """
 
@@ -37,17 +38,17 @@ MIN_OPSET = 13
 
 
 def prepare_float_model(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
-    """Prepare a float model for Q/DQ pairs, in place, as the module describes.
+    """Make the module's changes to a float model, in place.
 
     Args:
         model: The model, with all weights in memory.
-        opset: Minimum opset; a lower one is raised.
+        opset: Minimum opset; a lower opset is raised to it.
 
     Returns:
         A note for each kind of change.
 
     Raises:
-        ModelError: The opset cannot be raised, or weights are reshaped or transposed to an
+        ModelError: The opset cannot be raised, or a node reshapes or transposes weights to an
             impossible shape.
     """
     notes = []
@@ -84,7 +85,7 @@ def note_changes(code: str, count: int, subject: str, change: str) -> list[Note]
 
 
 def _normalize_nodes(model: Model) -> list[Note]:
-    """Make node names unique, equations of Einsums lower case, and Sums of two inputs Adds."""
+    """Make node names unique, Einsum equations lower case, and Sums of two inputs Adds."""
     editor = Editor(model)
     renamed = _rename_duplicates(editor)
     sums = [n for n in model.nodes if n.op == "Sum" and n.domain in STANDARD and len(n.inputs) == 2]
@@ -122,7 +123,7 @@ def _rename_duplicates(editor: Editor) -> int:
 
 
 def raise_opset(model: Model, opset: int) -> None:
-    """Raise the opset in place, and keep the names of nodes.
+    """Raise the opset in place. The nodes keep their names.
 
     Raises:
         ModelError: onnx cannot convert the model.
@@ -167,7 +168,7 @@ def fold_constant_weights(model: Model) -> int:
     The other parameters are biases, and scale, bias, mean and variance of a BatchNormalization.
 
     Returns:
-        The number of node inputs that read a constant now.
+        The number of node inputs that became constants.
     """
     places = _find_computed_weights(model)
     constants = ConstantEvaluator(model)
@@ -204,7 +205,7 @@ def _find_computed_weights(model: Model) -> list[tuple[Node, int]]:
 
 
 def copy_shared_weights(model: Model) -> int:
-    """Give every weighted node weights of its own, in place; return the number of copies."""
+    """Copy weights that several nodes share, in place, and return the number of copies."""
     editor = Editor(model)
     count = 0
     owners: dict[str, int] = {}

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def resolve_images(model: Model, images: ImageOptions) -> tuple[ImageOptions, str]:
-    """Return options with their defaults filled in, and the origin of the preprocessing.
+    """Return options without None, and the origin of the preprocessing.
 
     :class:`calibration.presets.PreprocessChoice` describes the origins.
 
     Raises:
-        DataError: The preprocessing is not known, or the size does not fit the model.
+        DataError: The preprocessing is unknown, or the model does not accept the size.
     """
     from calibration.presets import choose_preprocess
     from calibration.session import choose_size

@@ -1,4 +1,4 @@
-"""Ranges of activations: from calibration data, or from a TensorRT calibration table."""
+"""Ranges of activations, from calibration data or from a table of ranges."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def collect_statistics(
     cluster: ClusterOptions = _NO_CLUSTER,
     progress: bool = False,
 ) -> tuple[Statistics, Json]:
-    """Run the model over the data and return the statistics of the groups' sources.
+    """Run the model on the data, and return the statistics of the groups' sources.
 
     Returns:
         The statistics, and the JSON object `calibration` of the result.
@@ -104,8 +104,8 @@ def read_table_scales(
 ) -> tuple[list[GroupScale], Json]:
     """Return the scales of all groups from a table, and the JSON `calibration` of the result.
 
-    A group gets the largest of its tensors' scales. See :mod:`calibration.range_tables` for
-    formats. The table has INT8 scales; FP8 scales are computed for the same ranges.
+    A group gets the largest of the scales of its tensors. :mod:`calibration.range_tables` describes
+    the formats of tables. The table has INT8 scales. FP8 scales are computed for the same ranges.
 
     Raises:
         DataError: The table cannot be read, has an implausible scale, or lacks a scale for a group.
@@ -149,12 +149,12 @@ def read_table_scales(
 def _raise_missing_scale(
     missing: Sequence[str], source: RangeTable, tensors: set[str], path: str | os.PathLike[str]
 ) -> NoReturn:
-    """Raise the error for tensors without a scale.
+    """Raise the error for tensors that the table has no scale for.
 
     Args:
         missing: Quantized tensors without a scale, one for each group.
         source: The table.
-        tensors: Tensors of the model.
+        tensors: All tensors of the model.
         path: Path of the table.
     """
     first, table, code = shorten_text(missing[0]), source.scales, "missing-scale"
@@ -228,16 +228,18 @@ def _note_ignored_entries(source: RangeTable, unknown: Sequence[str]) -> list[No
 
 
 def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheReport:
-    """Write a TensorRT calibration table with scales of all tensors of the float network.
+    """Write a TensorRT calibration table with the scales of the float network's tensors.
 
     ``IInt8Calibrator::readCalibrationCache`` reads the file. The first line names the target's
-    TensorRT version. Tensors without a quantizer are measured if the data can be read again.
+    TensorRT version. Tensors without a Q get measured scales if the calibration data can be read
+    again.
 
     Returns:
-        The table's scales, tensors without a scale, and layer precisions for trtexec.
+        A report with the scales of the table, the tensors without a scale, and layer precisions for
+        trtexec.
 
     Raises:
-        QdqtoolError: The target reads no table, or the file cannot be written.
+        QdqtoolError: The target cannot read a calibration table, or the file cannot be written.
     """
     from qdqtool.insertion.calibration_cache import (
         cache_header,
@@ -248,7 +250,7 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     from qdqtool.patterns.view import View
 
     target = insertion.requested_target or target_named(insertion.target)
-    cache_header(target)  # fails for unsupported targets before the long measurement
+    cache_header(target)  # raises the error of an unsupported target before the long measurement
     quantized = Model(insertion.model)
     smoothed = {tensor for entry in insertion.smoothed for tensor in entry.tensors}
     factor = find_number_format(insertion.precision).largest / LEVELS

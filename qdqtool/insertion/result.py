@@ -42,33 +42,34 @@ class Insertion:
     Attributes:
         model: The Q/DQ model.
         quantized: Tensors with a Q/DQ pair, in graph order, with their scales.
-        skipped: Nodes that could have been quantized and remain float, with the reasons.
-        calibration: Methods, number of images, preprocessing and warnings, with the field names
-            of the JSON output.
-        groups: Scale groups of more than one source, with the bits that each source loses.
-        notes: Changes of the model, and options without effect.
+        skipped: Nodes that could have been quantized but remain float, with the reasons.
+        calibration: Methods, number of images, preprocessing and warnings. The keys are the field
+            names of the JSON output.
+        groups: Scale groups with more than one source, with the bits of precision that each source
+            loses.
+        notes: Notes on changes of the model, and on options without effect.
         warnings: Problems that the user should look at.
         target: TensorRT version that the model was made for.
-        prediction: Prediction for the model; None with ``predict=False``.
-        source: Path of the float model; empty for one in memory.
-        output: Path to which :meth:`save` wrote the model; empty before.
+        prediction: Prediction for the Q/DQ model; None if ``predict=False``.
+        source: Path of the float model; empty for a model in memory.
+        output: Path to which :meth:`save` wrote the model; empty until then.
         read: Files that were read; :meth:`save` does not overwrite them.
         losses: Accuracy that quantized activations cost at the outputs; None if not measured.
         float_type: Type of the layers without Q/DQ, ``fp32`` or ``fp16``.
         precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``; ``fp16`` if ``precision="auto"``
             chose the float model.
-        unchanged: Whether the model is the float model, unchanged.
+        unchanged: Whether `model` is the unchanged float model.
         fits: Precision of the activations in INT8 and FP8; empty without statistics.
         choice: Choice of the format by ``precision="auto"``; None for other precisions.
-        float32: Tensors that remain FP32 in an FP16 model, with their largest values in the data.
-        agreement: Difference of an FP16 model's outputs from the float model's; None if not
-            measured.
-        smoothed: Changes by SmoothQuant: channel scales that moved from activations into weights.
+        float32: Tensors that remain FP32 in an FP16 model, with their largest magnitudes.
+        agreement: Difference between the outputs of an FP16 model and of the float model; None if
+            not measured.
+        smoothed: Channel scales that SmoothQuant moved from activations into weights.
         findings: Findings about scales and normalizations, which the warnings report. All other
             findings are in ``prediction``.
         compute_capabilities: Compute capabilities of the GPUs that ``target`` builds for; empty for
             all.
-        requested_target: The target with the version that the user named.
+        requested_target: The target, with the TensorRT version that the user named.
         load_float_model: Function that returns the float model; None if the result does not come
             from :func:`qdqtool.insert`.
         measure_scales: Function that measures scales of tensors of the float model on the
@@ -142,7 +143,7 @@ class Insertion:
         return [q for q in self.quantized if q.method == "weights-max"]
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
-        """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""
+        """Return a copy of the model as an onnx-graphsurgeon graph."""
         return to_graphsurgeon(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -151,8 +152,8 @@ class Insertion:
         The weights of a model of more than 2 GB go to ``<name>.data`` next to it.
 
         Raises:
-            QdqtoolError: ``path`` is a file that was read (the model, its weights, an image), its
-                folder is missing, or it cannot be written.
+            QdqtoolError: ``path`` is a file that was read (the model, its weights, an image), the
+                folder of ``path`` is missing, or the file cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.model, path, source=self.source)
@@ -189,7 +190,7 @@ class Insertion:
 
 
 def maxima_as_json(tensors: dict[str, float]) -> list[Json]:
-    """Return JSON objects of tensors and their largest values; null for NaN and infinity."""
+    """Return a JSON object for each tensor and its largest value; null for NaN and infinity."""
     return [{"tensor": t, "largest": v if math.isfinite(v) else None} for t, v in tensors.items()]
 
 

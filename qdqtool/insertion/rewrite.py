@@ -32,7 +32,7 @@ class QuantizedTensor:
 
     Attributes:
         tensor: Name of the tensor in the input model.
-        scale: Float, in units of the tensor per integer step; a list for per-channel weights.
+        scale: Value of one integer step; a list of values for per-channel weights.
         method: How the range was chosen (``mse``, ``max``, ``percentile``, ``entropy``,
             ``weights-max``, ...).
         group: Index of the scale group; None if no other tensor shares the scale.
@@ -57,9 +57,10 @@ class ActivationScale:
     """Scale of an activation.
 
     Attributes:
-        scale: Units of the tensor per integer step.
+        scale: Value of one integer step.
         method: Calibration method.
-        group: Number of its scale group; None if it shares its scale with no other source.
+        group: Index of the scale group; None if the activation shares its scale with no other
+            source.
     """
 
     scale: float
@@ -76,19 +77,20 @@ def insert_pairs(
     """Insert Q/DQ pairs into a model, in place.
 
     Every quantized tensor gets one Q before its first consumer, and one DQ that its quantized
-    consumers share. Only a matrix product has a separate DQ
-    (:func:`qdqtool.ir.operators.needs_own_dq`). Float consumers and graph outputs keep the tensor
-    itself. Activation scales have rank 0, because TensorRT-RTX treats a scale of shape [1] as per
-    channel and runs the convolution in FP32. Zero points are zeros of the quantized type.
+    consumers share. Matrix products do not share a DQ (:func:`qdqtool.ir.operators.needs_own_dq`).
+    Float consumers and graph outputs still read the tensor itself. Activation scales have rank 0,
+    because TensorRT-RTX treats a scale of shape [1] as per channel and runs the convolution in
+    FP32. Zero points are zeros of the quantized type.
 
     Args:
         model: The model to change.
         placement: Tensors and weights to quantize.
         scales: Scale of each tensor in `placement.inputs`.
         weights: ``float`` stores float weights with Q and DQ. ``int8`` and ``fp8`` store quantized
-            weights with DQ alone. ``sketch`` gives the weights' Q and DQ scales of 1, for a model
-            that is only simulated. ``rounded`` inserts no pairs for float32 weights: the nodes read
-            tensors named by :func:`name_rounded_weights`, and the caller supplies their values.
+            weights with DQ alone. ``sketch`` sets the scales of the weights to 1, for a model that
+            is only simulated. ``rounded`` inserts no pairs for float32 weights. Instead, the nodes
+            read tensors with the names of :func:`name_rounded_weights`, whose values the caller
+            supplies.
 
     Returns:
         The quantized tensors, in graph order.
@@ -116,7 +118,7 @@ class _PairWriter:
         self.quantized: list[QuantizedTensor] = []
         # Output of the Q, scale and zero point of each quantized tensor.
         self._pairs: dict[str, list[str]] = {}
-        # Output of each DQ, by tensor, and by consumer index for a consumer with a DQ of its own.
+        # Output of each DQ, by tensor and consumer index. The index is None for a shared DQ.
         self._dq_outputs: dict[tuple[str, int | None], str] = {}
 
     def quantize_input(self, tensor: str, consumer: QuantizedInput, scale: ActivationScale) -> None:
@@ -184,8 +186,8 @@ class _PairWriter:
     def _find_free_name(self, node: Node, role: str) -> str:
         """Return an unused name for a quantizer, such as ``/model.0/conv/_input_quantizer``.
 
-        For ``/model.0/conv/Conv`` this is the first choice. For a second node in the same folder
-        (``Conv_1``), the quantizer's name contains the node's name.
+        This name is the first choice for the node ``/model.0/conv/Conv``. If the name is used
+        already, the name of the quantizer contains the full name of the node.
         """
         folder, _, last = node.name.rpartition("/")
         short = [f"{folder}/{role}"] if folder and last.startswith(node.op) else []
@@ -219,7 +221,7 @@ def _float_type(model: Model, tensor: str) -> type[np.float32] | type[np.float16
 
 
 def name_rounded_weights(tensor: str, axis: int | None, number_format: NumberFormat = INT8) -> str:
-    """Return the tensor name under which a caller supplies weights after Q and DQ."""
+    """Return the name of the tensor with weights after Q and DQ, for :func:`insert_pairs`."""
     return f"{tensor}/rounded/{number_format.name}/{axis}"
 
 
@@ -237,7 +239,7 @@ def quantize_to_int8(
 ) -> npt.NDArray[np.int8]:
     """Apply ONNX's QuantizeLinear with zero point 0.
 
-    Halves are rounded to even, values saturate to [-128, 127].
+    Halves are rounded to even. Values saturate to [-128, 127].
     """
     return INT8.round_steps(_divide_by_scale(value, scale, axis)).astype(np.int8)
 
@@ -260,7 +262,7 @@ def _broadcast_scale(
 def round_up_to_half(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
     """Return the smallest FP16 numbers that are at least as large as the scales.
 
-    Rounding up saturates no additional values and never results in zero.
+    The result is never zero, and a scale that is rounded up saturates no additional values.
     """
     half = scale.astype(np.float16)
     is_lower = half.astype(np.float32) < scale

@@ -1,4 +1,4 @@
-"""Choice of the placement rules from the options and the target."""
+"""Choice of the placement rules, by the options and the target."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from qdqtool.trt.targets import Target, strongly_typed
 from qdqtool.util.notes import Note
 
 OPTIONS = ("both", "skip")
-"""Rules to compare for a residual Add after an activation.
+"""Values of `residual_after_activation` to compare, for an Add after an activation.
 
-The first rule wins a tie, as in builds of a YOLOv8 with TensorRT 8.4.
+If both are equally good, the first is chosen, as in builds of a YOLOv8 with TensorRT 8.4.
 """
 Rating = tuple[int, int, int]
-"""Numbers of INT8 convolutions, of those with INT8 output, and the negative number of conversions.
+"""Number of INT8 convolutions, number of these that write INT8, negative number of conversions.
 
 Greater is better.
 """
@@ -42,10 +42,10 @@ Greater is better.
 def choose_placement(
     model: Model, options: PlacementOptions, target: Target
 ) -> tuple[PlacementRules, Placement]:
-    """Return the rules that follow from options and target, and the placement of a model.
+    """Return the placement rules for options and target, and the placement of a model.
 
     Raises:
-        QdqtoolError: As for :func:`qdqtool.insertion.placement.compute_placement`.
+        QdqtoolError: See :func:`qdqtool.insertion.placement.compute_placement`.
     """
     rules = PlacementRules(
         options.head,
@@ -68,10 +68,10 @@ def choose_placement(
 
 
 def restrict_to_fp8(target: Target) -> Target:
-    """Return a target with strong typing, restricted to GPUs that have FP8.
+    """Return the strongly typed variant of a target, restricted to GPUs that have FP8.
 
-    NVIDIA advises strongly typed networks for FP8 (NVIDIA/TensorRT issue 3987). TensorRT-RTX
-    without a named GPU builds for compute capability 8.9.
+    NVIDIA advises strongly typed networks for FP8 (NVIDIA/TensorRT issue 3987). If no GPU is named,
+    TensorRT-RTX builds for compute capability 8.9.
 
     Raises:
         QdqtoolError: The target has no FP8.
@@ -89,7 +89,7 @@ def restrict_to_fp8(target: Target) -> Target:
 def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
     """Return a warning if the target may not compute the quantized convolutions in FP8.
 
-    Empty for a placement without convolutions, and for INT8.
+    The list is empty for a placement without convolutions, and for INT8.
     """
     nodes = (consumer.node for entries in placement.inputs.values() for consumer in entries)
     if placement.number_format != FP8 or not any(node.op == "Conv" for node in nodes):
@@ -112,7 +112,7 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
 
 
 def _is_warning(form: type[Reason], target: Target) -> bool:
-    """Return whether a target's finding about a form of convolution is a warning or error."""
+    """Return whether the finding about a kind of convolution is more than a note."""
     code = codes.get(form.rules[0].code).scope_on(target.name)
     return code is not None and code.severity != Severity.INFO
 
@@ -122,23 +122,23 @@ def choose_residual_inputs(
 ) -> tuple[str, Placement | None]:
     """Choose which inputs of residual Adds after an activation to quantize.
 
-    In some builds, Conv, SiLU (in C2f) and an Add with a quantized skip input become one layer; in
-    other builds they do not. If both inputs are quantized, the Add is always an INT8 layer of its
-    own. If only the skip input is quantized, the Add costs nothing when fused, and conversions when
-    not fused. So each placement is simulated under both assumptions, and the placement with the
-    better worst case is chosen.
+    In some builds, Conv, SiLU (in C2f) and an Add with a quantized skip input become one layer. In
+    other builds, the Add is not fused. If both inputs are quantized, the Add is always an INT8
+    layer of its own. If only the skip input is quantized, the Add costs nothing if it is fused, and
+    otherwise it adds conversions. Each placement is therefore simulated under both assumptions, and
+    the placement with the better worst case is chosen.
 
     TensorRT-RTX fuses the Add into the kernel after the convolution. This kernel reads a quantized
     skip input as INT8. For a ResNet-18, TensorRT-RTX 1.7.1 then builds 41 instead of 42 kernels,
     and the kernels read 13 % fewer bytes of activations. A second quantized input changes no
-    kernel. In FP8, a quantized skip input changes no kernel either: the kernels of a ResNet-18 then
-    read 4 % fewer bytes of activations, and those of a YOLOv8n 1 % (compute capability 8.9). That
-    is too little for the error of one more quantized tensor.
+    kernel. In FP8, a quantized skip input changes no kernel either. The kernels of a ResNet-18 then
+    read 4 % fewer bytes of activations, and the kernels of a YOLOv8n 1 % (compute capability 8.9).
+    This does not justify the error of one more quantized tensor.
 
     Returns:
         ``both``, ``skip`` or ``none`` for `residual_after_activation` of
-        :class:`~qdqtool.insertion.placement.PlacementRules`; and the placement if it was made for
-        the comparison, else None.
+        :class:`~qdqtool.insertion.placement.PlacementRules`; and the placement with this choice, or
+        None if no placement was computed.
     """
     if target.is_rtx:
         return "none" if rules.number_format == FP8 else "skip", None
@@ -146,7 +146,7 @@ def choose_residual_inputs(
         return OPTIONS[0], None
     first = compute_placement(model, replace(rules, residual_after_activation=OPTIONS[0]))
     if all(len(positions) == 1 for positions in _residual_positions(first).values()):
-        return OPTIONS[0], first  # no Add follows an activation: nothing to choose
+        return OPTIONS[0], first  # no Add follows an activation, so both choices are the same
     best: Rating | None = None
     choice = OPTIONS[0], first
     for option in OPTIONS:
@@ -158,7 +158,7 @@ def choose_residual_inputs(
             rating = _rate_worst_case(
                 build_simulation_model(model, placement, groups), placement, target, best
             )
-        except QdqtoolError:  # without a simulation, use the rule that won in real builds
+        except QdqtoolError:  # the model cannot be simulated
             return OPTIONS[0], first
         if rating is not None:
             best, choice = rating, (option, placement)
@@ -168,10 +168,10 @@ def choose_residual_inputs(
 def _rate_worst_case(
     model: Model, placement: Placement, target: Target, best: Rating | None
 ) -> Rating | None:
-    """Return the lower of two ratings of a placement; None if it cannot beat `best`.
+    """Return the lower of two ratings of a placement; None if it is not better than `best`.
 
-    One rating assumes that a convolution and its SiLU fuse the residual Add after them, the other
-    that they do not.
+    One rating assumes that TensorRT fuses a residual Add into the convolution and SiLU before it.
+    The other rating assumes that it does not.
     """
     ratings: list[Rating] = []
     # An Add with two dequantized inputs is never fused into a convolution.
@@ -201,9 +201,9 @@ def _rate_prediction(prediction: Prediction) -> Rating:
 def build_simulation_model(
     model: Model, placement: Placement, groups: Sequence[ScaleGroup]
 ) -> Model:
-    """Return a Q/DQ model that is only simulated: without large weights and real scales.
+    """Return a Q/DQ model for simulation, without large weights and without real scales.
 
-    The scale of an activation is the number of its scale group, counted from 1.
+    The scale of an activation is the number of its scale group, starting at 1.
     """
     slim = Model(strip_large_weights(model.proto), model.path, EDITED, types=model)
     nodes = slim.nodes

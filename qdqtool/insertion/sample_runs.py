@@ -17,7 +17,7 @@ from qdqtool.patterns.half import find_fp16_nodes
 from qdqtool.runtime.sessions import core_count
 
 DEFAULT_IMAGES = ImageOptions()
-FP16_SAMPLES = 8  # number of samples on which values are compared with the FP16 range
+FP16_SAMPLES = 8  # number of samples on which values are compared with the range of FP16
 _SUFFIX = "/qdqtool/largest"
 _MIN_AXES_OPSET = 18  # first opset in which ReduceMax has its axes as an input
 
@@ -31,8 +31,8 @@ def measure_fp16_maxima(
 ) -> dict[str, float]:
     """Return the largest magnitude of each tensor that becomes FP16 in a Q/DQ model.
 
-    A tensor with NaN gets infinity. The samples are spread evenly over the data. The result is
-    empty if the data is an iterator.
+    The magnitude is infinity if a value is NaN. The samples are spread evenly over the data. The
+    result is empty if the data is an iterator.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -67,7 +67,7 @@ def measure_channel_maxima(
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int = FP16_SAMPLES,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the largest magnitude of each channel (last axis), of shape [channels].
+    """Return the largest magnitudes of the channels (last axis), of shape [channels], by tensor.
 
     `channels` maps the names of the tensors to the lengths of their last axes.
 
@@ -86,7 +86,8 @@ def compute_sample_values(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the values of tensors for the first sample.
 
-    `shapes` maps further tensors to names under which their shapes are returned.
+    `shapes` maps further tensors to names. The result has the shapes of these tensors under these
+    names.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -107,9 +108,9 @@ def _measure_maxima(
     samples: int,
     channels: Mapping[str, int] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the largest magnitudes of tensors; with `channels`, of each channel (last axis).
+    """Return the largest magnitudes by tensor; if `channels` is given, of each channel (last axis).
 
-    The magnitude is NaN if a tensor holds NaN.
+    The magnitude is NaN if a value is NaN.
     """
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
@@ -148,9 +149,9 @@ def run_samples(
     *,
     exact: bool = False,
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
-    """Yield for each sample a list with the values of the tensors, by name, in each model.
+    """Yield a list for each sample: for each model, the values of the tensors by name.
 
-    Values become float32 unless `exact` is set.
+    Values are converted to float32 unless `exact` is set.
     """
     from calibration import open_data
     from calibration.options import YOLO_PREPROCESS

@@ -35,11 +35,11 @@ class ScaleGroup:
 
     Attributes:
         quantized: Tensors of the group that get a Q/DQ pair, in graph order.
-        tensors: All tensors of the group, also those without a pair.
-        sources: Tensors of the group from which the other tensors take their values. Calibration
-            needs only the sources.
-        largest: The largest value if it is independent of the data (1 for the Softmax of an
-            attention); None otherwise.
+        tensors: All tensors of the group, with or without a pair.
+        sources: Tensors of the group whose values the other tensors contain. Only the sources are
+            calibrated.
+        largest: The largest value, if it does not depend on the data (1 for the Softmax of an
+            attention), else None.
     """
 
     quantized: tuple[str, ...]
@@ -54,18 +54,18 @@ class ScaleGroup:
 
 
 class UnionFind(Generic[T]):
-    """Groups of keys, such as tensors, that are merged pair by pair.
+    """Groups of keys, such as tensors. A union merges two groups.
 
     Attributes:
-        parent: A key of the same group that is closer to the representative; the representative
-            is its own parent.
+        parent: For each key, a key of the same group that is closer to the representative. The
+            representative is its own parent.
     """
 
     def __init__(self) -> None:
         self.parent: dict[T, T] = {}
 
     def find(self, key: T) -> T:
-        """Return the representative of a key's group; a new key is a group of its own."""
+        """Return the representative of the group of a key. A new key becomes a group of its own."""
         self.parent.setdefault(key, key)
         while self.parent[key] != key:
             self.parent[key] = self.parent[self.parent[key]]
@@ -73,7 +73,7 @@ class UnionFind(Generic[T]):
         return key
 
     def union(self, left: T, right: T) -> None:
-        """Merge two groups; the representative of `left` remains."""
+        """Merge the groups of two keys. The representative of `left` represents the result."""
         self.parent[self.find(right)] = self.find(left)
 
 
@@ -85,12 +85,12 @@ def group_separately(tensors: Iterable[str]) -> list[ScaleGroup]:
 def find_scale_groups(
     model: Model, quantized: Iterable[str], unify: bool = PlacementOptions.unify
 ) -> list[ScaleGroup]:
-    """Group quantized tensors that are connected by operators that only move values.
+    """Group the quantized tensors that operators connect which only move values.
 
-    Without `unify`, every tensor is a group of its own.
+    If `unify` is False, every tensor is a group of its own.
 
     Returns:
-        Groups in the order of their first quantized tensor. Chained Concats form one group.
+        The groups, in the order of their first quantized tensor. Chained Concats form one group.
     """
     names = list(dict.fromkeys(quantized))
     if not unify:
@@ -110,7 +110,7 @@ def find_scale_groups(
 
 
 def _group_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind[str], list[str]]:
-    """Group tensors with the upstream tensors whose values they hold.
+    """Group tensors with the upstream tensors whose values they contain.
 
     Returns:
         The groups, and the sources of all groups.
@@ -137,7 +137,6 @@ def _group_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind[str
 
 
 def _inputs_with_same_scale(model: Model, tensor: str) -> Sequence[str]:
-    """Return the inputs of a tensor's producer that share the tensor's scale."""
     pair = find_pair(model, tensor)
     if pair is not None:
         return pair[1].inputs[:1] if pair[1] is not None else ()
@@ -157,11 +156,12 @@ _RANGE_CANDIDATES = 48
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """Calibration method of each tensor: by the first matching pattern, or the default.
+    """Calibration methods of tensors: that of the first matching pattern, or the default.
 
     Attributes:
         default: One of :data:`METHODS`.
         overrides: Pairs of a regular expression (``re.search`` on the tensor's name) and a method.
+            The first match counts.
         percentile: Percentile of the absolute values, in percent, for the method ``percentile``.
         number_format: Format of the quantized numbers.
     """
@@ -175,8 +175,8 @@ class MethodChoice:
     def from_options(cls, ranges: RangeOptions, number_format: NumberFormat = INT8) -> MethodChoice:
         """Return the calibration methods that the options select; ``max`` for FP8.
 
-        FP8 steps are relative to each value. A smaller range would clip large values and make no
-        other value more precise.
+        The precision of an FP8 number is relative to its value. A smaller range would clip large
+        values and make no other value more precise.
         """
         if number_format != INT8:
             return cls("max", (), ranges.percentile, number_format)
@@ -187,7 +187,7 @@ class MethodChoice:
 
         Raises:
             QdqtoolError: A method is unknown, the percentile is outside 50 to 100, or a pattern is
-                broken or matches none of the tensors.
+                not a regular expression or matches none of the tensors.
         """
         for method in (self.default, *(m for _, m in self.overrides)):
             check_choice("method", method, METHODS)
@@ -211,7 +211,8 @@ class MethodChoice:
     def method_for(self, group: ScaleGroup) -> str:
         """Return the calibration method of a group.
 
-        A tensor has the method of the first override that matches its name, if any.
+        The first override that matches a tensor's name gives the method. Without a match, the
+        method is the default.
 
         Raises:
             QdqtoolError: Overrides give two tensors of the group different methods.
@@ -239,9 +240,9 @@ class GroupMember:
 
     Attributes:
         tensor: Name of the source.
-        amax: Range that the source would get alone, in units of the tensor.
-        bits_lost: log2 of the group's range divided by `amax`; negative if the group's range is
-            smaller. 0 for FP8.
+        amax: Range that the source would get without the other sources.
+        bits_lost: log2 of the group's range divided by `amax`. Negative if the group's range is
+            smaller than `amax`. 0 for FP8.
     """
 
     tensor: str
@@ -251,11 +252,11 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupScale:
-    """Scale of a group in units of the tensor, ``amax / 127`` (INT8) or ``amax / 448`` (FP8).
+    """Scale of a group: ``amax / 127`` (INT8) or ``amax / 448`` (FP8).
 
     Attributes:
-        power: Power of the error that the range minimizes; None for methods that minimize no
-            error.
+        power: Power of the error in the sum that the range minimizes; None for methods that do not
+            minimize an error.
     """
 
     group: ScaleGroup
@@ -278,7 +279,7 @@ def choose_tensor_scales(
     statistics: Mapping[str, TensorStatistics],
     choice: MethodChoice,
 ) -> dict[str, float]:
-    """Choose the scales of groups that have one tensor each, by tensor; warnings are dropped."""
+    """Choose the scales of groups that have one tensor each, by tensor. Warnings are ignored."""
     return {g.tensors[0]: choose_scale(g, statistics, choice)[0].scale for g in groups}
 
 
@@ -287,9 +288,10 @@ def choose_scale(
 ) -> tuple[GroupScale, list[Note]]:
     """Choose one scale for a group from the statistics of its sources.
 
-    ``max`` takes the largest range; ``percentile`` and ``entropy`` work on the merged statistics.
-    ``mse`` and ``focus`` take the range with the least total error. Each source's error is relative
-    to the magnitude of its values, so that sources with small and with large values count alike.
+    ``max`` chooses the largest range of the sources. ``percentile`` and ``entropy`` use the merged
+    statistics. ``mse`` and ``focus`` choose the range with the smallest sum of the errors of the
+    sources. The error of a source is relative to the magnitude of its values, so that sources with
+    small values and with large values count equally.
 
     Returns:
         The scale, and warnings.
@@ -325,7 +327,7 @@ def choose_scale(
             sources, list(ranges.values()), method, choice.percentile
         )
     amax = chosen_range.amax
-    # A shared range costs FP8 no precision: its steps are relative to each value.
+    # A shared range does not reduce the precision of FP8, because it is relative to each value.
     costs = ranges if choice.number_format == INT8 else {}
     members = tuple(
         GroupMember(t, ranges.get(t, 0.0), math.log2(amax / ranges[t]) if t in costs else 0.0)
@@ -361,13 +363,14 @@ def _choose_shared_range(
 def _least_error_range(
     parts: Sequence[TensorStatistics], low: float, high: float, method: str
 ) -> Range:
-    """Return the range from `low` to `high` with the least sum of relative errors.
+    """Return the range from `low` to `high` with the smallest sum of relative errors.
 
-    The error of a source is the p-th root of the mean of ``|error| ** p``, relative to the same
-    root of its values (p is 2 for ``mse``). This sum had the least box errors on two trained
-    models: 0.57 and 0.52 pixels. Sums of relative squared errors had 0.62 and 0.57 pixels, sums of
-    their logarithms 0.59 and 0.55. Sums of plain squared errors, in which only the sources with
-    large values count, cost 0.03 mAP50-95 on one model.
+    The error of a source is the p-th root of the mean of ``|error| ** p``, divided by the p-th root
+    of the mean of ``|value| ** p`` (p is 2 for ``mse``). Of the sums that were tried on two trained
+    models, this sum had the smallest box errors: 0.57 and 0.52 pixels. The sum of relative squared
+    errors had 0.62 and 0.57 pixels, the sum of their logarithms 0.59 and 0.55. In a sum of squared
+    errors that are not relative, only the sources with large values count. This sum reduced the
+    mAP50-95 of one model by 0.03.
     """
     from calibration.methods import (
         SEARCH_BITS,
@@ -405,7 +408,7 @@ def _least_error_range(
 
 
 def clamp_scale(scale: float) -> float:
-    """Return a scale as a positive normal float32: TensorRT rejects zero and negative scales."""
+    """Return a scale as a positive normal float32. TensorRT rejects zero and negative scales."""
     return float(np.float32(max(scale, _SMALLEST)))
 
 
@@ -420,8 +423,9 @@ def weight_scale(
         largest: Largest magnitude of the format, 127 for INT8.
 
     Returns:
-        float32 scales of shape [channels], one for each index of `axis`, or of shape []. All are
-        positive: a channel of zeros gets the largest scale of the other channels, or 1.
+        float32 scales. Shape: [channels] with one scale for each index of `axis`, or [] if `axis`
+        is None. All scales are positive. A channel of zeros gets the largest scale of the other
+        channels, or 1 if all weights are 0.
     """
     magnitude = np.abs(weight)
     if axis is None:

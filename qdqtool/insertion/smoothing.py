@@ -1,16 +1,16 @@
-"""SmoothQuant: outlier channels moved from activations into weights (Xiao et al., 2022).
+"""SmoothQuant: move outlier channels from activations into weights (Xiao et al., 2022).
 
-A few channels of a transformer's activations are many times as large as the others, and one scale
-for the tensor has to cover them. For a tensor X [..., channels] that Linears with weights W
-[channels, outputs] consume,
+In the activations of a transformer, a few channels have values many times as large as the others.
+One scale has to cover all of them. Let X [..., channels] be a tensor that Linears with weights W
+[channels, outputs] consume. Then
 
     X W = (X / s) (s W),    s = max|X|^alpha / max|W|^(1 - alpha)  for each channel
 
-is the same in float, except for rounding. ``1 / s`` goes into the constants of X's producer: scale
-and bias of a LayerNormalization (also a decomposed one), the output channels of a Linear, or the
-constant of a Mul or Div (as in a decomposed GELU). X is changed only if the operators between the
-producer and the Linears keep the channels separate, and if ``s`` goes into the weights of every
-consumer.
+in float, except for rounding. The constants of X's producer are divided by ``s``: scale and bias of
+a LayerNormalization (or a decomposed LayerNorm), weights and bias of a Linear, or the constant of a
+Mul or Div (as in a decomposed GELU). The weights of the Linears are multiplied by ``s``. X is
+changed only if this is possible for all its consumers, and if the operators between the producer
+and the Linears keep the channels separate.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
-SAMPLES = 32  # samples on which the largest value of each channel is measured
-_SMALLEST = 1e-5  # lower limit of a channel's largest value, as a fraction of the tensor's
+SAMPLES = 32  # number of samples on which the largest value of each channel is measured
+_SMALLEST = 1e-5  # minimum of a channel's largest value, as a fraction of the tensor's
 _Array = npt.NDArray[Any]
 _Constants = dict[tuple[int, int], _Array]
 """New constants, by node and input."""
 
 
 class _SkipReason(StrEnum):
-    """Reason why tensors cannot be smoothed, as text after the number of tensors."""
+    """Reason why tensors cannot be smoothed. A note prints it after the number of tensors."""
 
     OUTPUT = "among the network's outputs"
     INPUT = "among the network's inputs or constants"
@@ -61,11 +61,11 @@ class ScaleMigration:
 
     Attributes:
         tensors: The tensors that quantized Linears consume.
-        makers: Nodes whose constants were divided by s.
-        linears: Linears whose weights were multiplied by s.
-        before: Ratio of the largest to the median channel before the change. Channels are compared
-            by their largest values.
-        after: The ratio after the change.
+        makers: Nodes whose constants were divided by the channel scales.
+        linears: Linears whose weights were multiplied by the channel scales.
+        before: Largest value of a channel divided by the median of these values over all channels,
+            before the change.
+        after: The same ratio after the change.
     """
 
     tensors: tuple[str, ...]
@@ -95,15 +95,15 @@ def smooth_activations(
     """Move channel scales of activations into weights, in place.
 
     The names of the smoothed tensors are written to the model's metadata, where ``predict`` reads
-    them (:func:`qdqtool.ir.qdq.read_smoothed_tensors`). The model is edited, so the caller has to
-    choose the placement again.
+    them (:func:`qdqtool.ir.qdq.read_smoothed_tensors`). The caller must compute the placement
+    again, because the model is edited.
 
     Args:
         model: The prepared float model.
         placement: Tensors and weights to quantize.
-        alpha: Fraction of the differences between channels that moves into the weights: 0 to 1,
-            usually 0.5.
-        data: The calibration data. It is read here, and again for the calibration.
+        alpha: Fraction of the differences between channels that moves into the weights: from 0 to
+            1, usually 0.5.
+        data: The calibration data. It is read twice: here and for the calibration.
         images: How images become inputs.
 
     Returns:
@@ -202,7 +202,6 @@ def _smooth_regions(
     data: object,
     images: ImageOptions,
 ) -> list[ScaleMigration]:
-    """Divide the tensors of regions by their factors s, in place, and return the changes."""
     model = regions[0].model
     linears = [[n for n in region.linears if n.index in quantized] for region in regions]
     channels = {n.input(0): _count_channels(model, n) for nodes in linears for n in nodes}
@@ -240,7 +239,7 @@ def _channel_spread(maxima: _Array) -> float:
 def _compute_factors(
     activations: _Array, weights: _Array, alpha: float
 ) -> npt.NDArray[np.float64] | None:
-    """Return s for each channel; None if a channel is not finite, or all channels are zero."""
+    """Return the scales of the channels; None if a maximum is not finite or all are 0."""
     for maxima in (activations, weights):
         if not np.isfinite(maxima).all() or maxima.max() <= 0.0:
             return None
@@ -276,7 +275,7 @@ def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[
             continue
         channels = _count_channels(shapes.model, linear)
         region = _ScaleRegion(shapes, tensor, channels, whole=True)
-        if region.skip_reason:  # queries, keys and values may be parts of one tensor
+        if region.skip_reason:  # only a part of the tensor may be possible, such as the queries
             part = _ScaleRegion(shapes, tensor, channels, whole=False)
             region = region if part.skip_reason else part
         visited.update(region.tensors)
@@ -286,22 +285,22 @@ def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[
 class _ScaleRegion:
     """Connected tensors that are divided by the same factors s, and the nodes that compensate.
 
-    Methods ``_divide_...`` divide an input or output of a node by s: they change constants of the
-    node, or add its other tensors to the region. They return False if neither is possible.
+    Methods ``_try_divide_...`` divide an input or output of a node by s. They change constants of
+    the node, or add its other tensors to the region. They return False if neither is possible.
 
     Attributes:
         model: The network.
         channels: Length of s.
-        tensors: By tensor, the channel of s for each entry.
+        tensors: For each tensor, the index in s for each entry.
         linears: Linears that consume one of the tensors as their data.
         producers: Nodes whose constants are divided by s.
-        skip_reason: Why the tensors cannot be divided, with the type of the operator that prevents
-            it (empty if no operator does); None if they can be divided.
-        blocking_node: Name of the node that prevents it.
+        skip_reason: Why the tensors cannot be divided, and the type of the operator that prevents
+            it (empty if no operator prevents it). None if the tensors can be divided.
+        blocking_node: Name of the node that prevents the division; empty if no node prevents it.
     """
 
     def __init__(self, shapes: NetworkShapes, tensor: str, channels: int, *, whole: bool) -> None:
-        """Grow the region from a tensor.
+        """Extend the region from a first tensor to all connected tensors.
 
         Args:
             shapes: Shapes of the network's tensors.
@@ -318,8 +317,8 @@ class _ScaleRegion:
         self.blocking_node = ""
         self._shapes = shapes
         self._whole = whole
-        # Powers of s by which a constant is multiplied, with the channels of the constant's
-        # entries, by node index and input position.
+        # By node index and input position of a constant: the powers of s by which the constant is
+        # multiplied, and for each power the index in s for each entry.
         self._folds: dict[tuple[int, int], list[tuple[Places, int]]] = {}
         visited = 0
         while visited < len(self.tensors) and not self.skip_reason:
@@ -327,9 +326,9 @@ class _ScaleRegion:
             visited += 1
 
     def add_scaled_constants(self, factors: npt.NDArray[np.float64], constants: _Constants) -> bool:
-        """Add the region's new constants to `constants`, and return True.
+        """Add the new constants of the region to `constants`, and return whether they were added.
 
-        If a constant is unknown or would not be finite, nothing is added and the result is False.
+        Nothing is added if a constant is unknown, or if a new constant is not finite.
         """
         changes: _Constants = {}
         for (index, position), powers in self._folds.items():
@@ -348,7 +347,7 @@ class _ScaleRegion:
         return True
 
     def _visit_tensor(self, tensor: str) -> None:
-        """Extend the region past a tensor's producer and consumers, or set `skip_reason`."""
+        """Extend the region across a tensor's producer and consumers, or set `skip_reason`."""
         model, places = self.model, self.tensors[tensor]
         producer = model.producer(tensor)
         if model.is_output(tensor):
@@ -466,7 +465,6 @@ class _ScaleRegion:
         return False
 
     def _can_fold(self, node: Node, positions: Iterable[int], places: Places) -> bool:
-        """Return whether constants are float, and are single numbers or have the axes of s."""
         for position in positions:
             tensor = node.input(position)
             shape = self.model.constant_shape(skip_identities(self.model, tensor))
@@ -497,21 +495,21 @@ class _ScaleRegion:
         )
 
     def _add_tensor(self, tensor: str, places: Places) -> bool:
-        """Add a tensor to the region, unless none of its entries belongs to a channel of s.
+        """Add a tensor to the region, unless none of its entries is divided.
 
         Args:
             tensor: Name of the tensor.
-            places: Channel of s for each entry; -1 for an entry without a channel.
+            places: Index in s for each entry; -1 for an entry that is not divided.
 
         Returns:
-            False if the region has the tensor with different channels.
+            False if the region already contains the tensor with other indices.
         """
         if (places < 0).all():
             return True
         return np.array_equal(self.tensors.setdefault(tensor, places), places)
 
     def _has_same_channels(self, node: Node, places: Places) -> bool:
-        """Return whether a node commutes with scaling of channels and leaves them in place."""
+        """Return whether a node commutes with the division and does not move channels."""
         model, operator = self.model, operator_of(node)
         if node.op == "Cast":
             target = node.integer("to", 0)
@@ -527,7 +525,7 @@ class _ScaleRegion:
         return places.ndim == 1 and self._has_same_last_axis(node, len(places))
 
     def _has_same_last_axis(self, node: Node, channels: int) -> bool:
-        """Return whether a node leaves each entry at its place along the last axis."""
+        """Return whether the node does not change the position of entries along the last axis."""
         operator = operator_of(node)
         if node.op == "Transpose":
             perm = node.attributes.get("perm")
@@ -541,7 +539,8 @@ class _ScaleRegion:
             return self._is_last_axis_excluded(node, reduction_axes(self.model, node))
         if node.op == "Gather" or operator.cuts or operator.joins:
             return self._is_last_axis_excluded(node, [node.integer("axis", 0)])
-        # A Reshape keeps the last axis if its size is the same before and after.
+        # A Reshape does not change the last axis if the size of this axis is the same before and
+        # after.
         sizes = [(self._shapes.shape(t) or (None,))[-1] for t in (node.input(0), node.output)]
         return rearranges(node) and not operator.moves and sizes == [channels, channels]
 
@@ -557,7 +556,7 @@ def _is_outside_summed_axis(places: Places, position: int) -> bool:
 
 
 def _find_constant_operands(model: Model, node: Node) -> list[int]:
-    """Return the position of a node's constant input if exactly one of two is constant."""
+    """Return the position of the constant input, if exactly one of two inputs is constant."""
     if len(node.inputs) != 2:
         return []
     is_constant = [model.is_constant(skip_identities(model, t)) for t in node.inputs]
@@ -565,7 +564,7 @@ def _find_constant_operands(model: Model, node: Node) -> list[int]:
 
 
 def _find_factor(model: Model, node: Node) -> int | None:
-    """Return the position of the constant factor or divisor of a Mul or Div, or None."""
+    """Return the input position of a Mul's constant factor or a Div's constant divisor."""
     constant = _find_constant_operands(model, node)
     if constant and (node.op == "Mul" or (node.op == "Div" and constant == [1])):
         return constant[0]
@@ -577,7 +576,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def _write_constants(model: Model, constants: _Constants) -> None:
-    """Set new constants of nodes. Other consumers of a shared constant keep the old values."""
+    """Set new constants of nodes. Other consumers of these constants keep the old values."""
     editor = Editor(model)
     for (index, position), value in constants.items():
         node = model.nodes[index]

@@ -1,4 +1,4 @@
-"""Patterns in a float graph that placement needs."""
+"""Searches in a float graph, for the placement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqtool.patterns.pointwise import activation_outputs, pointwise_region
 
 
 def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """Yield a tensor and all tensors that `neighbors` reaches from it, each once."""
+    """Yield `start` and, once each, all tensors that repeated calls of `neighbors` reach."""
     visited: set[str] = set()
     stack = [start]
     while stack:
@@ -25,14 +25,14 @@ def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Itera
 
 
 def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
-    """Yield the outputs of a tensor's consumers that only move values (Reshape, MaxPool ...)."""
+    """Yield the outputs of those consumers that only move values (Reshape, MaxPool ...)."""
     for consumer in model.consumers(tensor):
         if tensor in commuting_inputs(model, consumer):
             yield from consumer.outputs
 
 
 def branch_lengths(model: Model, left: str, right: str) -> tuple[int, int]:
-    """Return the longest path, in nodes, from each tensor up to the nodes upstream of both."""
+    """Return the number of nodes on the longest path from each tensor up to their common nodes."""
     left_nodes, right_nodes = _upstream_nodes(model, left), _upstream_nodes(model, right)
     lengths: dict[str, int] = {}
     for node in model.ordered:
@@ -55,9 +55,8 @@ def has_only_quantized_consumers(
 ) -> bool:
     """Return whether every consumer of a tensor reads it dequantized.
 
-    Consumers after the tensor's activation, and after nodes that only move its values, count as
-    well. `quantized_consumers` returns the indices of the nodes that will read a tensor
-    dequantized.
+    If a consumer is the activation or only moves values, its own consumers count instead.
+    `quantized_consumers` returns the indices of the nodes that will read a tensor dequantized.
     """
     visited: set[str] = set()
     stack = [tensor]
@@ -90,9 +89,9 @@ def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[
 
 
 def describe_hidden_layers(model: Model) -> str:
-    """Return a text on an operator of another framework that may hide layers, with a remedy.
+    """Return a text that names an operator of another framework and how to avoid the operator.
 
-    The text is empty if the network has no such operator.
+    Such an operator may contain layers. The text is empty if the network has no such operator.
     """
     for node in model.nodes:
         if node.domain == ATEN:

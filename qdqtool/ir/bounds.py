@@ -1,4 +1,4 @@
-"""Bounds of tensors that hold for every network input, from the operators alone.
+"""Bounds of tensors that follow from the operators alone, so they hold for every network input.
 
 A Sigmoid produces values from 0 to 1, and a DequantizeLinear only multiples of the scale.
 Operators that only move values keep the bounds. The module neither runs the network nor reads
@@ -34,8 +34,8 @@ class Bounds(NamedTuple):
     Attributes:
         low: No value is less.
         high: No value is greater.
-        node: Name of the node that bounds the values.
-        op: Operator of that node.
+        node: Name of the node that bounds the values; empty for a constant.
+        op: Operator of this node; ``Constant`` for a constant.
     """
 
     low: float
@@ -108,7 +108,11 @@ def _bound_node(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds |
 def _find_bounds_before_pair(
     model: Model, dq: Node, params: qdq.QuantParams, bounds: dict[str, Bounds]
 ) -> Bounds | None:
-    """Return the bounds of the input of the Q before a DQ; None unless parameters are equal."""
+    """Return the bounds of the tensor before a Q/DQ pair.
+
+    None if there is no Q before the DQ, if Q and DQ have different parameters, or if the bounds are
+    unknown.
+    """
     q = model.producer(dq.input(0))
     if q is None or not qdq.is_q(q) or not qdq.read_params(model, q).same_as(params):
         return None
@@ -136,7 +140,7 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
 
 
 def find_constant_value(params: QuantParams, bounds: Bounds | None) -> float | None:
-    """Return the value to which a quantizer rounds all values within bounds, or None.
+    """Return the value to which a quantizer rounds all values within bounds.
 
     None if the quantizer rounds to several values, or if bounds or parameters are unknown.
     """
@@ -268,7 +272,7 @@ def _include_value(bounds: Bounds | None, value: float) -> Bounds | None:
 
 
 def _bound_resize(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
-    """Return the input's bounds; None for cubic resizing and crops, which may exceed them."""
+    """Return the bounds of the input; None if the mode may exceed them (cubic, crop)."""
     mode = str(node.attributes.get("mode", "nearest"))
     crops = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     return bounds.get(node.input(0)) if mode in ("nearest", "linear") and not crops else None

@@ -1,4 +1,4 @@
-"""Branches of If and bodies of Loop and Scan: folding, counting, reading as models.
+"""Branches of If, and bodies of Loop and Scan: count their layers, fold them, read them as models.
 
 TensorRT's parser imports one branch of an If whose condition is constant. The other subgraphs
 become conditional layers and loops, which the simulation leaves out.
@@ -102,7 +102,10 @@ def _make_body(model: Model, graph: onnx.GraphProto) -> Model:
 
 
 def _add_captured_tensor(model: Model, tensor: str, body: onnx.GraphProto) -> None:
-    """Add an outer tensor to a body: a constant with its Q and DQ, any other tensor as input."""
+    """Add a tensor of an outer graph to a body.
+
+    A constant is copied with its Q and DQ. Any other tensor becomes an input.
+    """
     nodes, source = [], tensor
     while (producer := model.producer(source)) is not None and qdq.is_qdq(producer):
         nodes.append(producer)
@@ -131,7 +134,7 @@ def fold_constant_branches(model: Model) -> Model:
     """Return the model with one branch in place of each If whose condition is constant.
 
     Returns:
-        The same model if it has no such If, else a changed copy.
+        The same model if no If has a constant condition, else a changed copy.
     """
     for _ in range(_MAX_LEVELS):
         branches = dict(_find_constant_branches(model))

@@ -31,8 +31,8 @@ MAX_OPERATIONS = 1 << 29  # maximum number of operations for all constants of a 
 _MAX_NODES = 1000  # maximum number of nodes upstream of a constant
 _MAX_SHAPE_ELEMENTS = 4096  # maximum number of elements of a tensor that may be a shape
 _MAX_CACHED_ELEMENTS = 1 << 22  # maximum number of elements of all cached results
-# Matrix products, and operators whose time is linear in their inputs and outputs (in the reference
-# implementation as well).
+# Matrix products, and operators whose time is linear in the sizes of their inputs and outputs, also
+# in the reference implementation.
 _LINEAR = frozenset(
     {
         "Abs",
@@ -150,7 +150,8 @@ class ConstantEvaluator:
     def find_nodes(self, tensor: str) -> list[Node]:
         """Return the nodes that compute a constant, in topological order.
 
-        Empty for stored constants, and for tensors that depend on network inputs or quantizers.
+        Empty for stored constants, for tensors that depend on network inputs or quantizers, and if
+        more than 1000 nodes compute the constant.
         """
         return self._find_nodes(tensor, {}) or []
 
@@ -288,10 +289,13 @@ def fold_constants(model: Model) -> Model:
     """Return the model with initializers in place of values computed from constants alone.
 
     The builder computes these values (ConstantOfShape, Expand and arithmetic of constants, also of
-    static shapes) when it builds the engine. Three kinds remain as they are: INT64 and INT32, which
-    are shapes and indices; data that is only cast or reshaped, which passes of the optimizer fold;
-    and data that a Q or DQ reads or writes, because TensorRT requires a stored constant there and
-    findings name data that is not stored. Scales and zero points are folded.
+    static shapes) when it builds the engine. Scales and zero points are folded. Values of three
+    kinds are not folded:
+
+    * INT64 and INT32 values, which are shapes and indices.
+    * Data that is only cast or reshaped. Passes of the optimizer fold this data.
+    * Data that a Q or DQ reads or writes. TensorRT requires a stored constant there, and a finding
+      reports data that is not stored.
 
     Args:
         model: The model. It is not changed.
@@ -328,8 +332,8 @@ def _find_foldable(model: Model) -> list[str]:
 def _is_foldable(model: Model, tensor: str, is_generated: bool) -> bool:
     """Return whether a computed constant is to be folded.
 
-    True if all quantizers that read the tensor use it as scale or zero point. Without quantizers,
-    true if the tensor is computed by more than moves (``is_generated``).
+    If quantizers read the tensor, all of them must use it as scale or zero point. Without
+    quantizers, operators other than moves must compute the tensor (`is_generated`).
     """
     quantizers = [node for node in model.consumers(tensor) if is_qdq(node)]
     if not quantizers:
@@ -338,7 +342,7 @@ def _is_foldable(model: Model, tensor: str, is_generated: bool) -> bool:
 
 
 def find_computed_parameters(model: Model) -> dict[str, list[Node]]:
-    """Return scales and zero points that operators compute from constants.
+    """Find scales and zero points that operators compute from constants.
 
     Returns:
         The quantizers that read each of these tensors, by tensor.
@@ -400,7 +404,7 @@ def _replace_by_constants(model: Model, tensors: Collection[str]) -> Model:
 
 
 def _make_constant(model: Model, evaluator: ConstantEvaluator, tensor: str) -> TensorProto | None:
-    """Return the constant for a tensor; None if neither its value nor its shape is known.
+    """Return the constant for a tensor; None if neither value nor shape is known.
 
     A constant that is too large to be evaluated or stored has no data.
     """
@@ -418,10 +422,10 @@ def _make_constant(model: Model, evaluator: ConstantEvaluator, tensor: str) -> T
 
 
 def _find_used_nodes(model: Model, constants: Mapping[str, TensorProto]) -> set[int]:
-    """Return indices of the nodes that remain after constants replaced tensors.
+    """Return the indices of the nodes that remain after constants have replaced tensors.
 
-    Nodes that only the replaced tensors needed are left out. Nodes on which no output depended
-    before remain.
+    Nodes that are needed only for the replaced tensors are left out. Nodes on which no output
+    depends remain.
     """
     reachable = _find_upstream(model, model.outputs, frozenset())
     remaining = _find_upstream(model, model.outputs, constants.keys())
@@ -429,7 +433,7 @@ def _find_used_nodes(model: Model, constants: Mapping[str, TensorProto]) -> set[
 
 
 def _find_upstream(model: Model, outputs: Collection[str], ends: Collection[str]) -> set[int]:
-    """Return indices of the nodes upstream of tensors; the search ends at tensors of ``ends``."""
+    """Return the indices of the nodes upstream of `outputs`; the search stops at `ends`."""
     nodes: set[int] = set()
     stack = list(outputs)
     while stack:

@@ -1,9 +1,9 @@
-"""Editing of ONNX models, for preparing, rewriting, fixing and half precision.
+"""Editing of ONNX models.
 
-An editor adds constants and nodes, changes the inputs and outputs of nodes, and removes nodes. Its
-method ``finish`` drops nodes and constants that lost their last consumer, and keeps a valid order,
-the model's metadata and its value_info. Until then, the index shows the original graph, so
-that the result does not depend on the order of the edits.
+An :class:`Editor` adds constants and nodes, changes the inputs and outputs of nodes, and removes
+nodes. Its method ``finish`` applies the edits, sorts the nodes, and drops nodes and constants that
+lost their last consumer. Metadata and value_info remain. Until ``finish`` is called, the index of
+the model shows the original graph, so the result does not depend on the order of the edits.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class Editor:
         self._aliases: dict[str, str] = {}
 
     def edit_proto(self, node: Node) -> onnx.NodeProto:
-        """Return the message of a node for changing it, and mark the node as edited.
+        """Return the message of a node, so that the caller can edit it.
 
-        A node of the original model, of which the edited model is a copy, is accepted as well.
+        The node is marked as edited. If the model is a copy, a node of the original model may be
+        passed instead.
         """
         self._touched.add(node.index)
         self.edited.add(node.index)
@@ -144,7 +145,7 @@ class Editor:
         self._add_constant(constant)
 
     def set_input(self, node: Node, position: int, tensor: str) -> None:
-        """Set an input of a node; missing inputs before its position become empty."""
+        """Set an input of a node; missing inputs before this position become empty."""
         proto = self.edit_proto(node)
         while len(proto.input) <= position:
             proto.input.append("")
@@ -302,9 +303,10 @@ class Editor:
         )
 
     def _can_be_output(self, tensor: str, ends: list[Node]) -> bool:
-        """Return whether a tensor can become the network output that DQs produce.
+        """Return whether a tensor can become the network output that a DQ produces.
 
-        A node has to produce the tensor, and the tensor must not be a network output already.
+        This needs a single DQ that produces a network output, a tensor that is not a network output
+        already, and a producer of the tensor that was not removed.
         """
         producer = self.model.producer(tensor)
         return (
@@ -477,7 +479,7 @@ def make_placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLO
 def copy_with_nodes(
     model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
 ) -> Model:
-    """Return a variant of a model with added nodes and constants, without large weights."""
+    """Return a copy of a model with added nodes and constants, without data of large weights."""
     proto = strip_large_weights(model.proto)
     proto.graph.node.extend(nodes)
     proto.graph.initializer.extend(constants)

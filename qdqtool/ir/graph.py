@@ -75,12 +75,12 @@ class Node:
         self.read(proto)
 
     def read(self, proto: onnx.NodeProto) -> None:
-        """Read all attributes of the node except ``index`` and ``name`` from a NodeProto."""
+        """Set all fields except ``index`` and ``name`` from a NodeProto."""
         self.proto = proto
         self.domain = proto.domain
         op, inputs, outputs = proto.op_type, proto.input[:], proto.output[:]
-        # protobuf creates a new string on each access. Interned strings take less memory and
-        # compare faster.
+        # protobuf creates a new string on each access. Interned strings take less memory, and
+        # comparing them is faster.
         self.op = intern(op)
         self.inputs = tuple(map(intern, inputs))
         self.outputs = tuple(map(intern, outputs))
@@ -164,7 +164,8 @@ class Model:
         inputs: Names of the graph inputs that are not initializers.
         outputs: Names of the graph outputs.
         opset: Opset version of the default domain; 0 if the file states none.
-        inlined_functions: Functions of the file whose calls were replaced by their nodes.
+        inlined_functions: Names of the file's functions that were called. The nodes of the
+            functions have replaced the calls.
         function_node_names: Names that inlined nodes had in their functions, by node name.
             TensorRT's parser names layers after these names.
         cache: Results that other modules computed from the model. Each module has its own key.
@@ -455,7 +456,7 @@ class Model:
         None for other tensors, for strings, and if the file of external data is missing.
 
         Raises:
-            ModelError: The data is damaged, or its external file is refused.
+            ModelError: The data is damaged, or its external file cannot be read.
         """
         if (
             self._constants is not None
@@ -499,7 +500,7 @@ class Model:
         return external.to_array(proto, self.path, tensor)
 
     def forget_constants(self) -> None:
-        """Drop all cached values, types and results. Call this after filling data into protos."""
+        """Drop all cached values and results. Call this after adding data to initializers."""
         self._arrays.clear()
         self._initializer_types.clear()
         self.cache.clear()

@@ -70,7 +70,7 @@ def find_common_size(*models: Model) -> tuple[int, int] | None:
 
 
 def with_size(model: Model, size: tuple[int, int] | None) -> Model:
-    """Return the model with its dynamic image size set to a size in its metadata.
+    """Return the model with a size in its metadata, if its image size is dynamic.
 
     The result is a copy, or the model itself if nothing changes.
     """
@@ -157,8 +157,8 @@ class ModelInfo:
         open_inputs: Shape of each input with dynamic dimensions: -1 for a dynamic batch, and the
             size to build for in place of other dynamic dimensions.
         has_bfloat16: Whether the model has bfloat16 tensors.
-        assumed_size: Height and width that were assumed, because they are dynamic in the model and
-            not in its metadata; None if they are known.
+        assumed_size: Height and width that were assumed, because they are dynamic and the metadata
+            does not state them; None if they are known.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
             of If and bodies of Loop and Scan, which are not analyzed. Empty without subgraphs.
     """

@@ -24,8 +24,7 @@ from qdqtool.proto.functions import check_function_sizes, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
 from qdqtool.proto.subgraphs import message_fields, with_subgraph_nodes
 from qdqtool.util import compression, limits
-from qdqtool.util.files import is_same_file, open_input
-from qdqtool.util.outputs import atomic_write
+from qdqtool.util.files import atomic_write, is_same_file, open_input
 from qdqtool.util.text import cut_middle
 
 _OPSET_VERSIONS = range(1000)  # Real versions are far smaller, so a larger number shows damage.
@@ -248,7 +247,7 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes:
         )
         return b"".join(blocks)
     file.seek(0)
-    return file.read(size)  # with another number, Python would allocate that many bytes
+    return file.read(size)  # for a larger number, Python would allocate a larger buffer
 
 
 def _too_large_error(path: Path, head: bytes) -> ModelError:
@@ -345,7 +344,7 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
 
 
 def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Write a model as :func:`save` does, without comparing the path with the original's.
+    """Write a model as :func:`save` does, but do not check whether `path` is the original model.
 
     Args:
         proto: The model. It is not changed.
@@ -370,10 +369,10 @@ def write_external(
     weights: Mapping[str, onnx.TensorProto],
     path: Path,
 ) -> None:
-    """Write a model, and next to it ``<name>.data`` with the large weights, one at a time.
+    """Write a model, and next to it a file ``<name>.data`` with its large weights.
 
     Args:
-        proto: The model, with placeholders for these weights. Each placeholder receives the
+        proto: The model, with placeholders for the large weights. Each placeholder receives the
             location of its data. Strings and 4-bit numbers are stored in the model instead.
         weights: Tensors with the data, by name.
         path: Output file.

@@ -1,9 +1,9 @@
 """Facts about ONNX operators, in one table.
 
-Facts are the layer that TensorRT's parser creates, whether a Q moves past the operator, whether the
-operator has weights, and whether it is an activation. The importer, placement, scale groups and
-fixes read this table instead of lists of operators of their own. TensorRT-RTX is another compiler;
-its rules are in ``qdqtool/trt/rtx``. The :class:`Case` of a fact is its evidence.
+The table contains the layer that TensorRT's parser creates, whether a Q moves past the operator,
+whether the operator has weights, and whether it is an activation. A :class:`Case` is the evidence
+for a fact. The importer, placement, scale groups and fixes use this table, so they need no lists of
+operators. TensorRT-RTX is another compiler. Its rules are in ``qdqtool/trt/rtx``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qdqtool.proto.subgraphs import DOMAINS
 
 
 class LayerKind(StrEnum):
-    """Kinds of layers, with TensorRT's own names where its log prints them."""
+    """Kinds of layers. The names are those of TensorRT's log if the log prints the kind."""
 
     CONSTANT = "CONSTANT"
     QUANTIZE = "QUANTIZE"
@@ -600,8 +600,8 @@ def find_passage(model: Model, node: Node | None) -> QPassage | None:
 def commuting_inputs(model: Model, node: Node | None) -> tuple[str, ...]:
     """Return the inputs that a Q after a node moves to.
 
-    These are all inputs of a Concat, and the first input of other operators. Empty if a Q cannot
-    pass the node.
+    For a Concat, these are all inputs. For other operators, this is the first input. Empty if a Q
+    cannot pass the node.
     """
     if node is None or find_passage(model, node) is None:
         return ()
@@ -653,7 +653,7 @@ def rearranges(node: Node | None) -> bool:
 
 
 def is_run_time(model: Model, tensor: str) -> bool:
-    """Return whether a tensor is neither a constant nor a constant that nodes reshape or cast.
+    """Return whether a tensor is neither a constant nor only a moved or cast constant.
 
     A constant operand (of a Div, Sub, Pow, Mul or Add) is not a layer's input: TensorRT fuses it
     into the PWN (``PWN(Constant + [Shuffle], Pow)`` in a published listing).

@@ -36,7 +36,7 @@ Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 # Metadata key for the tensors whose outliers were moved into weights, one tensor per line
 SMOOTHED = "qdqtool.smoothed"
-PIXEL_FACTOR = "qdqtool.pixel-factor"  # metadata key: factor that the first scale includes
+PIXEL_FACTOR = "qdqtool.pixel-factor"  # metadata key: pixel factor in the scale of a uint8 input
 PREPROCESS = "qdqtool.preprocess"  # metadata key: preprocessing of the calibration images
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 INTEGER_OPERATORS = (
@@ -82,7 +82,7 @@ def precision_of(elem_type: int) -> Precision:
 class PerChannel:
     """Summary of the scales of all channels. Equal scales have equal summaries.
 
-    Findings contain the summary in place of the scales, of which there may be a million.
+    Findings contain the summary instead of the scales, because there may be a million scales.
 
     Attributes:
         count: Number of scales.
@@ -349,14 +349,15 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     Each item is the node and the name of the constant.
 
     TensorRT's optimizer treats every such constant as quantized values. Nodes that may read such a
-    constant are left out: DQs, plugins (operators of other domains), Shape, which reads the
-    dimensions only, and nodes whose results are not needed.
+    constant are left out: DQs, integer operators, plugins (operators of other domains), Shape
+    (which reads only the dimensions), a Clip with such bounds, and nodes whose results are not
+    needed.
     """
     constants = _find_stored_constants(model)
     misreading: set[int] = set()
     for tensor in constants:
         consumers = filter(_reads_values, model.consumers(tensor))
-        # The parser reads the bounds of a Clip itself.
+        # The bounds of a Clip do not count, because the parser reads them.
         misreading.update(n.index for n in consumers if n.op != "Clip" or n.input(0) == tensor)
     if not misreading:
         return

@@ -41,8 +41,8 @@ def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
 
     Returns:
         Two lists of names. First: parameters of nodes that move, cut or pad tensors, such as the
-        shape of a Reshape, if their values depend only on input sizes. Second: tensors of
-        unstated dimensions, if the dimensions depend only on input sizes.
+        shape of a Reshape, if their values depend only on input sizes. Second: tensors without
+        stated dimensions, if the dimensions depend only on input sizes.
     """
     constants = _SizeConstants(model)
     parameters: set[str] = set()

@@ -1,7 +1,8 @@
 """Simulated quantizers other than QuantizeLinear and DequantizeLinear.
 
-Exporters write them if they decompose a fake quantizer into arithmetic (torch's dynamo exporter),
-fall back to operators of ATen, or have operators of their own (QONNX, OpenVINO, AIMET, MQBench).
+Exporters write such quantizers if they decompose a fake quantizer into arithmetic (torch's dynamo
+exporter), fall back to operators of ATen, or have special operators (QONNX, OpenVINO, AIMET,
+MQBench).
 TensorRT computes the arithmetic in float, and its parser stops at the other operators.
 """
 
@@ -29,8 +30,8 @@ from qdqtool.proto.subgraphs import DOMAINS, remove_unused_opsets
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
 _MAX_STEPS = 8  # maximum number of nodes before and after a Round
-# Tolerance within which the factors before and after a Round multiply to 1: in float32, for a
-# division that loses no precision, and by element type.
+# Maximum difference from 1 of the product of the factors before and after a Round: in float32; if
+# the nodes divide by the scale without loss of precision; and by element type.
 _TOLERANCE = 1e-4
 _EXACT_TOLERANCE = 1e-12
 _TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProto.BFLOAT16: 1.6e-2}
@@ -172,7 +173,6 @@ class _QuantizerFinder:
         self._has_half_inputs = _HALF in types and onnx.TensorProto.FLOAT not in types
 
     def find(self) -> Iterator[FakeQuantizer]:
-        """Yield the quantizers in graph order."""
         for node in self.model.nodes:
             if node.domain in DOMAINS and node.op in ("Round", "Floor"):
                 fake = _RoundChain(self, node).read()
@@ -251,9 +251,9 @@ class _QuantizerFinder:
         return self.build_stored(form, (clip, dq), source, scale, zero)
 
     def read_dq(self, dq: Node) -> tuple[_FloatArray | None, _FloatArray | None]:
-        """Return scales that broadcast with the input of a DQ, and its zero points.
+        """Return the scales and the zero points of a DQ; None for parameters that are not constant.
 
-        Either is None if it is not constant.
+        The scales broadcast with the input of the DQ.
         """
         scale = self._broadcast_scales(dq.input(0), self.value(dq.input(1)), dq.integer("axis", 1))
         zero = self.value(dq.input(2)) if dq.input(2) else np.zeros((), np.float64)
@@ -433,10 +433,7 @@ class _QuantizerFinder:
     def _broadcast_scales(
         self, source: str, scale: _FloatArray | None, axis: int
     ) -> _FloatArray | None:
-        """Return the scales along an axis in a shape that broadcasts with the tensor.
-
-        None if `scale` is None.
-        """
+        """Return the scales along an axis in a shape that broadcasts with the tensor."""
         shape = self.model.shape(source)
         if scale is None or scale.size == 1 or shape is None or not 0 <= axis < len(shape):
             return scale if scale is None or scale.size > 1 else scale.reshape(())
@@ -490,7 +487,6 @@ class _RoundChain:
         self._is_shifted = False  # whether the zero point is added before the Round
 
     def read(self) -> FakeQuantizer | None:
-        """Return the quantizer that the nodes compute; None if they compute anything else."""
         is_floor = self.nodes[0].op == "Floor"
         start, factor = self._walk_to_scaling(upward=True)
         end, scale = self._walk_to_scaling(upward=False)

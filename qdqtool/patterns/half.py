@@ -1,4 +1,4 @@
-"""Nodes of a Q/DQ model that can compute in FP16. Conversion and findings use them.
+"""Find the nodes of a Q/DQ model that can compute in FP16, for the conversion and for findings.
 
 Some nodes remain in FP32. Nodes after the last convolutions do little work, and pixel coordinates
 above 512 need more precision than FP16 has. Some operators have no FP16 form in ONNX. Other nodes
@@ -27,7 +27,7 @@ from qdqtool.proto.subgraphs import DOMAINS, STANDARD
 
 HALF_OPSET = 19  # first opset whose QuantizeLinear accepts float16
 # Last opset in which the result of a DequantizeLinear always has the scale's type. Later opsets
-# have the attribute output_dtype; if it is missing or FP32, this opset's rule is applied.
+# have the attribute output_dtype. If the attribute is missing or FP32, this opset's rule applies.
 _SCALE_TYPE_OPSET = 22
 HALF_MAX = float(np.finfo(np.float16).max)
 # Ranges above this limit are too near the largest FP16 number: values of new images may exceed it.
@@ -45,8 +45,8 @@ _MAX_PARAMETER_ELEMENTS = 16
 def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
     """Return the inputs that remain float32 if an operator computes in float16.
 
-    An input remains float32 if ONNX's schema of the operator allows only float32 for it, as for the
-    scales of a Resize.
+    An input remains float32 if ONNX's schema of the operator allows only float32 for this input, as
+    for the scales of a Resize.
 
     Args:
         op: Operator type.

@@ -1,9 +1,9 @@
 """Detection heads, attentions and coordinate layers, recognized by structure.
 
-A YOLOv8-style head turns each box side's distribution over n bins into its mean: a Softmax, then a
-product with the constants 0 ... n-1 (a 1x1 convolution in Ultralytics' exports). That product is
-the DFL (distribution focal loss). The convolutions that feed the Softmax are the box outputs. The
-other convolutions that feed the same Concat or Split are the class outputs.
+A YOLOv8-style head computes each box side as the mean of a distribution over n bins: a Softmax,
+then a product with the constants 0 ... n-1 (a 1x1 convolution in Ultralytics' exports). This
+product is the DFL (distribution focal loss). The convolutions that feed the Softmax are the box
+outputs. The other convolutions that feed the same Concat or Split are the class outputs.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Head:
     Attributes:
         dfl: The DFL convolutions (or MatMuls).
         boxes: Last convolutions of the box branches.
-        finals: All convolutions and matrix products without another one downstream, except the DFL
-            and those that an activation directly follows.
+        finals: Convolutions and matrix products that have no convolution or matrix product
+            downstream and that no activation directly follows. The DFL does not count.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def _list_softmaxes(model: Model) -> list[Node]:
 def _find_bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
     """Return the Conv, MatMul or Mul nodes after a Softmax that multiply with 0, 1, ... n-1.
 
-    Tensors in ``seen`` are skipped, and visited tensors are added to it.
+    Tensors in ``seen`` are skipped, and visited tensors are added to ``seen``.
     """
     products = []
     queue = [softmax.output]
@@ -370,8 +370,8 @@ def is_computed_product(model: Model, node: Node | None) -> bool:
 def is_attention_probability(model: Model, tensor: str, *, quantized: bool = False) -> bool:
     """Return whether a tensor holds attention probabilities, from 0 to 1.
 
-    Such a tensor comes from a Softmax and is read by a matrix product. Nodes that move values, or a
-    Where that masks them, may be between the Softmax and the tensor.
+    A matrix product reads the tensor, and a Softmax produces the values. Nodes that move values, or
+    a Where that masks values, may be between the Softmax and the tensor.
 
     Args:
         model: The model.
@@ -418,9 +418,9 @@ def _find_score_product(model: Model, softmax: Node) -> Node | None:
 
 
 def _find_value_product(model: Model, softmax: Node) -> tuple[Node, str] | None:
-    """Return the matrix product that consumes a Softmax's result, and that input's name.
+    """Return the matrix product that reads the result of a Softmax, and the tensor that it reads.
 
-    None if no such product is found.
+    None if no matrix product is found.
     """
     queue = [softmax.output]
     for tensor in queue:
@@ -588,7 +588,8 @@ def _find_weighted_sources(
         reduced: Whether reductions may be between the layers and the tensor.
 
     Returns:
-        Node indices of the layers, and whether all paths upstream of the tensor end at them.
+        Node indices of the layers, and whether all paths upstream of the tensor end at one of these
+        layers.
     """
     indices: set[int] = set()
     is_pure = True

@@ -34,7 +34,7 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
 
     Args:
         model: The network, with or without Q/DQ.
-        used: The preprocessing of a run, as in its JSON.
+        used: The preprocessing, as in the JSON of the run.
     """
     if "scale" not in used:
         return []  # A function of the user prepares the images.

@@ -109,7 +109,7 @@ def find_decomposed_layer_norms(model: Model) -> list[DecomposedLayerNorm]:
 
 
 def last_axis_gains(model: Model) -> dict[str, str]:
-    """Return the gain tensor of each normalization over the last axis, by its output.
+    """Return the gain tensor of each normalization over the last axis, by output tensor.
 
     Decomposed normalizations are included. The name is empty for a normalization without a gain.
     """
@@ -130,7 +130,7 @@ def last_axis_gains(model: Model) -> dict[str, str]:
 def find_sums_of_squares(
     model: Model, norms: Iterable[DecomposedLayerNorm]
 ) -> list[tuple[Node, ...]]:
-    """Return the nodes of other sums of squares that have to be computed in FP32.
+    """Return the sums of squares outside normalizations that have to be computed in FP32.
 
     PyTorch's F.normalize contains a sum of squares. The product of a vector with itself (Einsum,
     MatMul) is a sum of squares as well. A sum is left out if a scale, a gain or an upstream
@@ -138,7 +138,7 @@ def find_sums_of_squares(
 
     Args:
         model: The model.
-        norms: Its decomposed normalizations, whose sums are left out.
+        norms: Decomposed normalizations of the model. Their sums are left out.
 
     Returns:
         The nodes of each sum. The first node squares.
@@ -260,8 +260,8 @@ def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
     """Return the smallest magnitude of a tensor that matters for FP16, and the largest.
 
     The smallest magnitude is the step of a DQ, or the smallest gain of a LayerNormalization. For a
-    Clip and for functions with results of at most 1, it equals the largest magnitude: their small
-    values do not matter. Nodes that move values, and Relu, Abs and Neg, may follow. None if
+    Clip and for functions with results of at most 1, both magnitudes are equal, because small
+    values do not matter there. Nodes that move values, and Relu, Abs and Neg, may follow. None if
     unknown.
     """
     while _keeps_magnitude(model.producer(tensor)):
@@ -405,7 +405,7 @@ def _is_broadcastable(name: str, value: _Array | None, sizes: list[int]) -> bool
 def _find_input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> str | None:
     """Return the normalized tensor in the type of the result: before or after a Cast.
 
-    None if neither has this type.
+    None if neither tensor has this type.
     """
     for tensor in (norm.nodes[0].input(0), norm.input):
         if elem_type in (0, model.elem_type(tensor)):
@@ -490,7 +490,7 @@ class _NormCandidate:
     """Nodes around the root of a mean of squares, which may form a normalization.
 
     Attributes:
-        variance: Nodes from the square to the last one before the root.
+        variance: Nodes from the square to the last node before the root.
         centered: The Sub whose result is squared; None if the input itself is squared.
         mean: The ReduceMean that ``centered`` subtracts.
         input: The tensor that may be normalized.
@@ -542,7 +542,6 @@ class _NormCandidate:
         return None
 
     def build(self) -> DecomposedLayerNorm:
-        """Return the normalization that the nodes form."""
         product = self._first_product()
         assert product is not None
         square, reduction = self.variance[:2]

@@ -218,7 +218,7 @@ def _find_map_network(model: Model) -> NonDetectorKind | None:
 
 
 def _stride(sides: tuple[int, int] | None, shape: Sequence[int | None]) -> float | None:
-    """Return the size of an image relative to a map; None unless height and width agree.
+    """Return the size of an image relative to a map; None if height and width disagree.
 
     Height and width of a map are its last two axes, or the two axes before the channels.
     """

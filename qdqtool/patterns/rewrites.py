@@ -55,9 +55,10 @@ def remove_quantizers(
 
 
 def clips_negative_values(view: View, q: Node) -> bool:
-    """Return whether an activation may have negative values, and its Q clips them.
+    """Return whether a Q clips negative values that its input may have.
 
-    Such a Q acts as a Relu. onnxruntime's quantizer removes a Relu before such a Q.
+    Such a Q acts as a Relu. The quantization tool of onnxruntime removes a Relu before such a Q.
+    False for a Q of a constant.
     """
     params = view.params(q)
     first = {Precision.UINT8: 0, Precision.INT8: -128}.get(params.precision)

@@ -88,7 +88,7 @@ class WeightSource:
 
 
 class View:
-    """A model with properties that several checks need. They are computed on first use.
+    """A model with properties that several checks need, which are computed on first use.
 
     Attributes:
         model: The model.

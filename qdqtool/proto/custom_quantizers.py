@@ -1,4 +1,4 @@
-"""Replace ``TRT_FP8QuantizeLinear`` and its inverse by ONNX's Q and DQ.
+"""Replace ``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` by ONNX's Q and DQ.
 
 ModelOpt before 0.43 exported FP8 with these custom operators, which have no zero point; since 0.43,
 ModelOpt exports ONNX's operators. TensorRT imports both forms in the same way.
@@ -19,7 +19,7 @@ _PREFIX = "TRT_FP8"
 _NAMES = tuple(_PREFIX + name for name in ("QuantizeLinear", "DequantizeLinear"))
 _FIRST_OPSET = 19  # first opset with FP8 in QuantizeLinear
 _OPSET_OF_CHANGE = 18
-# First letters of the names of operators whose form changed with opset 18.
+# Prefixes of operators whose inputs or attributes changed with opset 18.
 _CHANGED_BY_18 = ("Reduce", "Split")
 
 
@@ -40,8 +40,8 @@ def _constant_shapes(graph: onnx.GraphProto) -> dict[str, Sequence[int]]:
 def replace_custom_quantizers(model: onnx.ModelProto) -> None:
     """Replace the custom FP8 operators of a model by Q and DQ with FP8 zero points, in place.
 
-    The opset becomes 19, so that shapes can be inferred. The opset remains if the model has an
-    opset below 18 and operators whose form changed with opset 18.
+    An opset below 19 becomes 19, so that shapes can be inferred. An opset below 18 remains if the
+    model has operators whose inputs or attributes changed with opset 18.
     """
     shapes = _constant_shapes(model.graph)
     zero_points: dict[tuple[int, ...], str] = {}

@@ -117,7 +117,7 @@ def has_data(tensor: onnx.TensorProto) -> bool:
 def is_storable(tensor: onnx.TensorProto) -> bool:
     """Return whether a tensor's values can be stored in an external file.
 
-    Strings and 4-bit numbers without ``raw_data`` cannot.
+    Without ``raw_data``, only the types that numpy can read and BFLOAT16 can be stored.
     """
     return tensor.HasField("raw_data") or tensor.data_type in (
         *_NUMPY_TYPES,
@@ -283,16 +283,16 @@ _LENGTH_DELIMITED = 2  # wire type of messages and strings
 
 
 def serialize_in_parts(proto: onnx.ModelProto) -> list[bytes] | None:
-    """Return byte strings that together are the serialized model.
+    """Return byte strings that together are the serialized model; None if one exceeds 2 GB.
 
-    Weights are serialized one at a time, because protobuf needs three times the memory of what it
-    serializes. None if a part is larger than 2 GB.
+    Weights are serialized one at a time, because for each message, protobuf needs three times as
+    much memory as the message has bytes.
     """
     try:
         if _has_inseparable_fields(proto):
             return [proto.SerializeToString(deterministic=True)]
         light = copy_without_initializers(proto)
-        # The weights replace one initializer with a name that no other text contains.
+        # This initializer marks the place of the weights. No other text contains its name.
         light.graph.initializer.add(name=uuid.uuid4().hex)
         graph = light.graph.SerializeToString(deterministic=True)
         marker = _encode_field(_INITIALIZER, light.graph.initializer[0].SerializeToString())

@@ -1,7 +1,7 @@
 """Functions that a model defines: check of their size, and inlining.
 
-TensorRT's parser inlines functions from version 9.0 on. onnx's own inliner is not used, because it
-cannot inline functions of another operator set, and its node names do not show the call.
+TensorRT's parser inlines functions from version 9.0 on. The inliner of onnx is not used here: it
+cannot inline functions of another operator set, and it gives nodes names that do not show the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _FunctionSize:
 
     Attributes:
         nodes: Number of nodes.
-        size: Size of the messages in bytes.
+        size: Size of the function in bytes, with a copy of the called function for each call.
         levels: Length of the longest chain of nested calls, including this function.
     """
 
@@ -295,7 +295,7 @@ class _InliningScope:
 
     def expand(self) -> dict[str, str]:
         """Inline all calls; return the original names of inlined nodes by new name."""
-        # Inner graphs are expanded first, because outer graphs are copied.
+        # Inner graphs first, because expanding an outer graph replaces its nodes by copies.
         for graph in reversed(self._graphs):
             self._expand_nodes(graph.node)
         self._expand_nodes(self._nodes)

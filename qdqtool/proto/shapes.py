@@ -131,7 +131,7 @@ def _convert_opset(source: bytes, opset: int) -> bytes:
     return _run_in_child(source, "convert", opset)
 
 
-# A command that estimates INT8 and FP8 variants of a network would convert it for each variant.
+# Cached, because one command may convert the same network for an INT8 and for an FP8 variant.
 _convert_small = functools.lru_cache(16)(_convert_opset)
 
 
@@ -166,7 +166,7 @@ def _run_in_child(source: bytes, task: str, *numbers: int) -> bytes:
 
 
 def is_safe_to_infer(proto: onnx.ModelProto) -> bool:
-    """Return whether onnx certainly infers a model without crashing or taking much memory."""
+    """Return whether inference of a model certainly neither crashes nor takes much memory."""
     nodes = list(all_nodes(proto))
     if proto.functions or not all(map(_is_harmless_node, nodes)):
         return False
@@ -195,7 +195,8 @@ def _is_harmless_node(node: onnx.NodeProto) -> bool:
 def has_sane_attributes(node: onnx.NodeProto) -> bool:
     """Return whether onnx uses a node's attributes with the values that the model states.
 
-    onnx reads integers as 32 bits, and the number of outputs of a Split from the node.
+    onnx reads integers as 32-bit numbers. For a Split, onnx counts the outputs of the node instead
+    of reading ``num_outputs``.
     """
     attributes = node.attribute
     if node.op_type != "Constant" and any(abs(a.i) >= _MAX_INT32 for a in attributes):
@@ -237,7 +238,7 @@ def _has_negative_size(proto: onnx.ModelProto, constants: Mapping[str, onnx.Tens
 def _has_usual_sizes(
     node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto], lengths: Mapping[str, int]
 ) -> bool:
-    """Return whether the inputs and attributes that state sizes are short, with usual numbers."""
+    """Return whether inputs and attributes that state sizes are short, with usual numbers."""
     if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
         return False
     for tensor in _size_inputs(node):
@@ -303,7 +304,10 @@ def _weight_sizes(
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
 ) -> Sequence[int]:
-    """Return the kernel size of a convolution's weights, also through a Q/DQ pair."""
+    """Return the kernel size of a convolution; empty if its weights are unknown.
+
+    The weights may be before a Q/DQ pair.
+    """
     tensor = "".join(node.input[1:2])
     for _ in range(2):
         producer = producers.get(tensor)
@@ -332,10 +336,9 @@ def _has_positive_sizes(
 
 
 def _read_small_constant(tensor: onnx.TensorProto | None, outputs: int) -> list[Any] | None:
-    """Return the values of a short constant: at most one for each dimension or output.
+    """Return the values of a short constant; None for other constants.
 
-    Returns:
-        None for other constants.
+    A short constant has at most one value for each output or each possible dimension.
     """
     longest = max(limits.RANK, outputs)
     if tensor is None or tensor.external_data or not 0 <= math.prod(tensor.dims) <= longest:
@@ -370,7 +373,7 @@ def _largest_input(proto: onnx.ModelProto) -> int:
 def _has_long_vectors(
     nodes: Iterable[onnx.NodeProto], lengths: dict[str, int], largest_input: int
 ) -> bool:
-    """Return whether onnx would compute the values of very long vectors, one by one.
+    """Return whether onnx would compute very long vectors, element by element.
 
     The check uses upper bounds of the lengths. Tensors without a known length count as empty. A
     tensor of unknown length that is reshaped to a vector counts as long as the largest input.

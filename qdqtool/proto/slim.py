@@ -41,8 +41,8 @@ def strip_large_weights(
 
 
 def _is_larger(tensor: onnx.TensorProto, size: int) -> bool:
-    """Return whether a tensor's message is larger than a size in bytes."""
-    # protobuf serializes a message to measure it. Elements take half a byte or more.
+    # Measuring a message is slow, because protobuf serializes the message. So the elements are
+    # counted first. Each element takes half a byte or more.
     return math.prod(tensor.dims) > 2 * size or tensor_bytes(tensor) > size
 
 

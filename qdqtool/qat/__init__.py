@@ -7,10 +7,10 @@
     result = qat.export(model, "model_qdq.onnx", sample)
     print(result.prediction.summary())
 
-Quantizers go to the same inputs as the Q/DQ pairs of :func:`qdqtool.insert`: the float network is
-exported to an ONNX graph, the rules of `insert` choose the quantized inputs, and the inputs are
-mapped back to torch modules. The package needs the extra ``qdqtool[qat]``. Importing the package
-does not import torch.
+Quantizers are inserted at the inputs where :func:`qdqtool.insert` inserts Q/DQ pairs. The float
+network is exported to an ONNX graph, the rules of `insert` choose the quantized inputs, and each
+input is mapped back to a torch module. The package needs the extra ``qdqtool[qat]``. Importing the
+package does not import torch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a public name of the package, and return the object."""
+    """Return the public object with a name. Its module is imported on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module 'qdqtool.qat' has no attribute '{name}'")
     try:

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# By default, training updates the statistics of BatchNormalization: with the frozen statistics of
-# the float network, boxes were less exact (docs/qat.md). Freezing helps if batches are too small
-# for statistics.
+# By default, training updates the statistics of BatchNormalization. In tests, boxes were less
+# accurate with frozen statistics of the float network (docs/qat.md). Frozen statistics help if
+# batches are too small for good statistics.
 FREEZE_NORMS = False
 
 
@@ -21,8 +21,8 @@ def freeze_batch_norms(model: nn.Module) -> None:
 def is_untrained(model: nn.Module) -> bool:
     """Return whether every BatchNormalization still has its initial mean and variance.
 
-    The count of batches is not used, because EMA copies do not update it. False for a network
-    without BatchNormalization.
+    The attribute `num_batches_tracked` is not used, because EMA copies do not update it. False for
+    a network without BatchNormalization.
     """
     norms = [
         m
@@ -41,11 +41,11 @@ def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tenso
 
     Args:
         model: Network in evaluation mode.
-        norms: Name of the convolution before a BatchNormalization, by name of the
-            BatchNormalization. Modules that are no longer a BatchNormalization are skipped.
+        norms: For the name of each BatchNormalization, the name of the convolution before it.
+            Modules that are no longer a BatchNormalization are skipped.
 
     Returns:
-        Factor of each output channel, [channels], by name of the convolution.
+        Factors of the output channels, of shape [channels], by name of the convolution.
     """
     factors: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
@@ -73,7 +73,8 @@ def norm_factor(norm: nn.Module | None) -> Tensor | None:
     """Return the factor of each channel of a BatchNormalization in evaluation mode.
 
     Returns:
-        float64 [channels]; None for other modules, and for a BatchNormalization without statistics.
+        float64 factors of shape [channels]. None for other modules, and for a BatchNormalization
+        without statistics.
     """
     if (
         not isinstance(norm, nn.modules.batchnorm._BatchNorm)
@@ -86,12 +87,12 @@ def norm_factor(norm: nn.Module | None) -> Tensor | None:
 
 
 def align_with_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
-    """Reshape factors of output channels to broadcast to a convolution's weights."""
+    """Reshape factors of output channels so that they broadcast to a convolution's weights."""
     weight = conv._parameters["weight"]
     assert weight is not None
     if not isinstance(conv, nn.modules.conv._ConvTransposeNd):
         return factor.reshape(-1, *(1,) * (weight.ndim - 1))
-    # The weights are [inputs, outputs / groups, ...], with the inputs of each group together.
+    # The weights have shape [inputs, outputs / groups, ...]. The inputs of a group are consecutive.
     grouped = factor.reshape(conv.groups, weight.shape[1])
     per_input = grouped.repeat_interleave(weight.shape[0] // conv.groups, 0)
     return per_input.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))

@@ -1,4 +1,4 @@
-"""Conversion of batches from data loaders to arguments of a network."""
+"""Conversion of the batches of a data loader to arguments of a network."""
 
 import inspect
 import itertools
@@ -23,11 +23,11 @@ _HELP = "give `fn`, a function that returns the network's input for a batch"
 def as_batches(data: Iterable[Any], plan: Plan) -> Iterable[Any]:
     """Return data as an iterable of batches.
 
-    A tensor with as many dimensions as the sample of the preparation is a single batch. A tensor
+    A tensor with the number of dimensions of the preparation's sample is a single batch. A tensor
     with one more dimension is a stack of batches.
 
     Raises:
-        DataError: The data is a tensor of another shape.
+        DataError: The data is a tensor with another number of dimensions.
     """
     if isinstance(data, Tensor | np.ndarray):
         if data.ndim == plan.dimensions:
@@ -61,7 +61,7 @@ def count_batches(batches: Any) -> int | None:
     """Return the number of batches; None if it is unknown."""
     try:
         return len(batches) if isinstance(batches, Sized) else None
-    except Exception:  # a loader over an iterable dataset has a length that raises
+    except Exception:  # the length of a loader of an iterable dataset raises an exception
         return None
 
 
@@ -70,16 +70,16 @@ def convert_batch(
 ) -> NetworkCall:
     """Return the arguments of the network for a batch.
 
-    Without ``fn``, the arguments depend on the type of the batch:
+    If ``fn`` is None, the arguments depend on the type of the batch:
 
-    * A tensor or array is the only argument.
-    * The first elements of a tuple or list are the arguments, as many as the sample of the
+    * A tensor or an array is the only argument.
+    * From a tuple or list, the first elements are the arguments, as many as the sample of the
       preparation had. Further elements, such as labels, are ignored.
-    * Of a dict, the entries with the names of the sample's keyword arguments are used. If a name is
-      missing, or the sample had no keyword arguments, the whole dict is used if all its keys are
-      parameters of ``forward``, else only the images (``img``, ``image`` ...).
+    * From a dict, the entries with the names of the sample's keyword arguments are used. If a name
+      is missing, or if the sample had no keyword arguments, all entries are used if all keys are
+      parameters of ``forward``. Otherwise, only the images (``img``, ``image`` ...) are used.
 
-    uint8 images become floats from 0 to 1, with a warning.
+    uint8 images are converted to floats from 0 to 1, with a warning.
 
     Raises:
         DataError: The batch contains no arguments of the network.
@@ -111,8 +111,8 @@ def _convert_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Networ
         return NetworkCall((), {k: batch[k] for k in plan.keywords})
     if set(batch) <= set(inspect.signature(model.forward).parameters):
         return NetworkCall((), dict(batch))
-    # The networks of Ultralytics accept a dict too, but compute a loss from it. So the images of
-    # the dict are the argument.
+    # The networks of Ultralytics accept a dict too, but they compute a loss from it. The argument
+    # is therefore the tensor of images in the dict.
     for key in _IMAGE_KEYS:
         if isinstance(batch.get(key), Tensor):
             return NetworkCall((batch[key],))
@@ -171,7 +171,7 @@ def run_batch(model: nn.Module, call: NetworkCall, device: torch.device, number:
         model: Network.
         call: Arguments of the network.
         device: Device to which the tensors are moved.
-        number: Number of the batch for messages.
+        number: Number of the batch, for error messages.
 
     Raises:
         DataError: The network fails with these arguments.

@@ -1,4 +1,4 @@
-"""Arguments of a network, and its evaluation mode."""
+"""Arguments of torch networks, and calls in evaluation mode."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class NetworkCall:
         return ", ".join(describe_tensor(*d[1:]) for d in self.description) or "no tensor"
 
     def map_arguments(self, change: Callable[[Any], Any]) -> NetworkCall:
-        """Return a copy with `change` applied to every argument."""
+        """Return a copy in which `change` was applied to every argument."""
         kwargs = {k: change(v) for k, v in self.kwargs.items()}
         return NetworkCall(tuple(map(change, self.args)), kwargs)
 
     def to_device(self, device: torch.device | str) -> NetworkCall:
-        """Return a copy whose tensors are detached and on a device."""
+        """Return a copy whose tensors are detached and moved to a device."""
         return self.map_arguments(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
 
     def run(
@@ -82,15 +82,16 @@ def _dtype_kind(tensor: Tensor) -> str:
 
 
 def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkCall:
-    """Convert a sample to the arguments of a network, and check its tensors.
+    """Convert a sample to the arguments of a network, and check the tensors.
 
     Args:
         sample: A tensor, a tuple of arguments or a dict of keyword arguments.
-        expected: Description of the sample of the preparation. Tensors must have the same kinds and
-            numbers of dimensions. Empty for no comparison.
+        expected: Description of the tensors in the sample of the preparation. The tensors of the
+            new sample must have the same kinds and numbers of dimensions. If empty, nothing is
+            compared.
 
     Raises:
-        QdqtoolError: The sample has another type; or a tensor is empty, contains NaN, or differs
+        QdqtoolError: The sample has a wrong type; or a tensor is empty, contains NaN, or differs
             from `expected`.
     """
     if isinstance(sample, Tensor):
@@ -137,7 +138,7 @@ def _check_tensor(tensor: Tensor, name: str) -> None:
 
 
 def find_device(model: nn.Module) -> torch.device:
-    """Return the device of a network's first parameter or buffer; the CPU without parameters."""
+    """Return the device of the first parameter or buffer; the CPU if there is none."""
     first = next((t for t in (*model.parameters(), *model.buffers())), None)
     return torch.device("cpu") if first is None else first.device
 
@@ -146,8 +147,8 @@ def find_device(model: nn.Module) -> torch.device:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Set evaluation mode without gradients until the context ends, then restore all modes.
 
-    In the context, torch's fused attention for evaluation is off, because it cannot be exported to
-    ONNX and bypasses quantizers.
+    In the context, torch's fused attention for evaluation is disabled. It cannot be exported to
+    ONNX, and it bypasses quantizers.
     """
     before = [(m, m.training) for m in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()

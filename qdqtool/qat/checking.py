@@ -1,15 +1,18 @@
-"""Comparison of a Q/DQ model with the network that it was exported from.
+"""Comparison of an exported Q/DQ model with the torch network.
 
 In a quantized network, tiny float differences (for example by another order of summation) change
-single rounded integers, and later layers amplify the change. The outputs of a YOLOv8n in single and
-in double precision already differ by a tenth of their standard deviation. So there are two checks:
+single rounded integers, and later layers amplify these changes. Even the outputs of one YOLOv8n in
+single and in double precision differ by a tenth of their standard deviation. There are therefore
+two checks:
 
-* Pieces: a piece is the part of the graph between two quantizers. Each piece receives the outputs
-  of the network's quantizers and must compute the same values as the network, except for float
-  rounding. So errors do not accumulate. Every Q/DQ pair must have the scale of its quantizer.
-* Outputs: the difference of the outputs must be small compared to the network's noise. The noise is
-  the change of the outputs in double precision, or by random changes of all quantizers' inputs that
-  are as large as the rounding errors of the pieces.
+* Pieces: a piece is the part of the graph between two quantizers. The inputs of each piece are the
+  outputs of the network's quantizers, so errors do not accumulate. The piece must compute the same
+  values as the network, except for float rounding. Every Q/DQ pair must have the scale of its
+  quantizer.
+* Outputs: the difference between the outputs of the model and of the network must be small compared
+  to the noise of the network. To measure the noise, the network runs in double precision, and with
+  random changes of the inputs of all quantizers. These changes are as large as the rounding errors
+  of the pieces. The noise is the largest change of the outputs.
 """
 
 import contextlib
@@ -32,14 +35,16 @@ from qdqtool.qat.modules import compute_scale, observe_quantizers
 from qdqtool.runtime.sessions import open_session
 from qdqtool.util.text import format_reason
 
-# Permitted root mean square error of a piece, relative to the standard deviation. Correct pieces
-# differ by float rounding (1e-6), and by single weights that become the next integer when
-# BatchNormalization is folded. A missing Q/DQ pair causes 0.01 or more.
+# Permitted root mean square error of a piece, relative to the standard deviation of its values. The
+# values of correct pieces differ by float rounding (1e-6), and by single weights that are rounded
+# to the next integer after BatchNormalization is folded. A missing Q/DQ pair causes an error of
+# 0.01 or more.
 PIECE_TOLERANCE = 2e-3
 END_TO_END_TOLERANCE = 0.05
 NOISE_FACTOR = 5.0  # permitted difference of the outputs, in multiples of the noise
-# Noise changes only a few rounded values, but each changed value may change the outputs. So noise
-# is measured in several runs, with random changes larger than the measured rounding errors.
+# Random changes affect only a few rounded values, but each of these may change the outputs. The
+# noise is therefore measured in several runs, with changes larger than the measured rounding
+# errors.
 _NOISE_RUNS = 3
 _NOISE_MARGIN = 4.0
 _ROUNDING = 1e-6
@@ -48,14 +53,15 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Check:
-    """Differences between a Q/DQ model and its source network, on the sample.
+    """Differences between a Q/DQ model and the torch network, for the sample.
 
     Attributes:
-        difference: Root mean square difference between an output in onnxruntime and in the network,
-            divided by the output's standard deviation; the largest over all outputs.
-        noise: Change of the network's outputs in double precision, or by random rounding errors, in
-            the units of `difference`; the largest over all runs.
-        pieces: Number of pieces (parts of the graph between quantizers) that were compared.
+        difference: Largest error of an output: root mean square of the difference between the
+            model's output in onnxruntime and the network's output, divided by the standard
+            deviation of the latter.
+        noise: Largest change of the network's outputs in double precision or by random rounding
+            errors, in the units of `difference`.
+        pieces: Number of compared pieces. A piece is the part of the graph between quantizers.
         worst: Largest difference of a piece, in the units of `difference`.
         worst_at: Quantizer or output at the end of the piece with the largest difference.
     """
@@ -67,7 +73,7 @@ class Check:
     worst_at: str
 
     def text(self) -> str:
-        """Return the result in one line."""
+        """Return the result as one line of text."""
         line = (
             f"{self.pieces} pieces agree within {self.worst:.1e}; the outputs differ by "
             f"{self.difference:.1e} of their standard deviation, and rounding errors alone change "
@@ -84,13 +90,13 @@ class Check:
     def end_to_end_shows(self) -> bool:
         """Whether the comparison of the outputs can detect a wrong model.
 
-        False if the permitted difference is as large as the outputs themselves.
+        False if the permitted difference is as large as the standard deviation of the outputs.
         """
         return NOISE_FACTOR * self.noise < 1.0
 
 
 class QuantizerCall(NamedTuple):
-    """One call of an activation quantizer, with the values before and after quantization."""
+    """Call of an activation quantizer, with the values before and after quantization."""
 
     name: str
     scale: float
@@ -112,9 +118,9 @@ class ReferenceRun:
 
 
 def randomize_constants(call: NetworkCall) -> NetworkCall:
-    """Return a call whose constant float tensors are replaced by random values from 0 to 1.
+    """Return a call in which random values from 0 to 1 replace constant float tensors.
 
-    With an input of zeros, wrong scales would not change the outputs.
+    If an input were all zeros, wrong scales would not change the outputs.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -129,7 +135,7 @@ def randomize_constants(call: NetworkCall) -> NetworkCall:
 
 
 def record_reference(network: nn.Module, call: NetworkCall) -> ReferenceRun:
-    """Run a prepared network on the CPU; return its outputs and quantizer calls.
+    """Run a prepared network on the CPU, and return its outputs and quantizer calls.
 
     Raises:
         ModelError: The network cannot be called with these arguments.
@@ -158,11 +164,11 @@ def record_reference(network: nn.Module, call: NetworkCall) -> ReferenceRun:
 
 
 class NoiseInjector:
-    """Adds noise to the inputs of quantizers, with a given size for each call.
+    """Adds noise to the inputs of quantizers. The size of the noise depends on the call.
 
     Attributes:
-        sizes: Standard deviation of the noise in each call, divided by that of the values.
-        random: Generator of the noise; None for no noise.
+        sizes: For each call, the standard deviation of the noise divided by that of the values.
+        random: Generator of the noise; None if no noise is added.
     """
 
     def __init__(self, sizes: Sequence[float]) -> None:
@@ -171,7 +177,7 @@ class NoiseInjector:
         self._call = 0
 
     def start(self, seed: int | None) -> None:
-        """Prepare for a run of the network.
+        """Prepare a run of the network.
 
         Args:
             seed: Seed of the noise; None for a run without noise.
@@ -180,7 +186,7 @@ class NoiseInjector:
         self._call = 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the input values of the next quantizer call with noise added."""
+        """Return the values `x` of the next quantizer call, with noise added."""
         size = self.sizes[self._call] if self._call < len(self.sizes) else _ROUNDING
         self._call += 1
         if self.random is None:
@@ -192,13 +198,13 @@ class NoiseInjector:
 def measure_noise(
     network: nn.Module, call: NetworkCall, outputs: Sequence[Tensor], noise: NoiseInjector
 ) -> float:
-    """Return the largest change of the outputs that noise or double precision causes.
+    """Return the largest change of the outputs by noise or by double precision.
 
     Args:
-        network: Network whose quantizers pass their inputs through ``noise``.
+        network: Network whose quantizers call ``noise`` on their inputs.
         call: Arguments of the network.
         outputs: Outputs of the network in single precision, without noise.
-        noise: Noise of the quantizers' inputs.
+        noise: Adds the noise to the inputs of the quantizers.
     """
 
     def measure(dtype: torch.dtype | None = None) -> float:
@@ -210,7 +216,8 @@ def measure_noise(
             noise.start(seed)
             differences.append(measure())
         noise.start(None)
-        # A network whose code requires single precision fails here. Then only the noise counts.
+        # A network whose code requires single precision raises an exception here. The result is
+        # then that of the noise.
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             network.double()
             differences.append(measure(torch.float64))
@@ -218,7 +225,7 @@ def measure_noise(
 
 
 def flatten_tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in a network's result, in the order in which torch exports them."""
+    """Return the tensors in a network's result, in the order of the exported outputs."""
     if isinstance(value, Tensor):
         return [value.detach()]
     if isinstance(value, dict):
@@ -240,14 +247,15 @@ def check_pieces(
         proto: The Q/DQ model.
         call: Arguments of the reference run.
         reference: Results of the network.
-        numbers: Numbers of the quantizer calls that a QuantizeLinear replaces, by the node's name.
+        numbers: By name of a QuantizeLinear, the numbers of the quantizer calls that it replaces.
 
     Returns:
-        The differences, with a noise of 0; and noise as large as the rounding errors of the pieces,
-        for :func:`measure_noise`.
+        The differences, with 0 as noise; and for :func:`measure_noise`, an injector of noise that
+        is larger than the rounding errors of the pieces.
 
     Raises:
-        ModelError: A piece of the model differs from the network. The message names the piece.
+        ModelError: A piece of the model computes other values than the network. The message names
+            the piece.
     """
     model = Model(proto)
     pairs = _match_pairs(model, reference, numbers)
@@ -286,11 +294,11 @@ def check_pieces(
 def _match_pairs(
     model: Model, reference: ReferenceRun, numbers: dict[str, list[int]]
 ) -> list[tuple[Node, int]]:
-    """Return the QuantizeLinear of each activation and the number of its first quantizer call.
+    """Return the Q of each activation, and the number of the first quantizer call it replaces.
 
     Raises:
-        ModelError: A Q/DQ pair is missing or unknown, or its parameters differ from the
-            quantizer's.
+        ModelError: A Q/DQ pair is missing or unknown, or its parameters differ from those of the
+            quantizer.
     """
     pairs: list[tuple[Node, int]] = []
     missing = set(range(len(reference.calls)))
@@ -351,11 +359,11 @@ def _check_parameters(model: Model, node: Node, call: QuantizerCall) -> None:
 def _run_pieces(
     model: Model, call: NetworkCall, reference: ReferenceRun, pairs: Sequence[tuple[Node, int]]
 ) -> list[Array]:
-    """Run all pieces, with the outputs of the network's quantizers as their inputs.
+    """Run all pieces, with the outputs of the network's quantizers as inputs.
 
     Returns:
-        The last tensor of each piece: the input of each QuantizeLinear in `pairs`, then the outputs
-        of the graph.
+        The results of the pieces: the input of each QuantizeLinear in `pairs`, then the outputs of
+            the graph.
     """
     feeds = model_inputs(model.proto, call)
     inputs = []
@@ -374,7 +382,7 @@ def _run_pieces(
 
 
 def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequence[Tensor]) -> float:
-    """Return the largest relative difference of outputs, see :attr:`Check.difference`.
+    """Return the largest error of an output, see :attr:`Check.difference`.
 
     Raises:
         ModelError: onnxruntime fails, or an output has another shape.
@@ -394,7 +402,7 @@ def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequenc
 
 
 def model_inputs(proto: onnx.ModelProto, call: NetworkCall) -> dict[str, Array]:
-    """Return the tensors of a call by the names of the model's inputs."""
+    """Return the tensors of a call as arrays, by name of the model's input."""
     constants = {t.name for t in proto.graph.initializer}
     names = [i.name for i in proto.graph.input if i.name not in constants]
     return {n: t.numpy() for n, t in zip(names, call.tensors, strict=False)}
@@ -404,7 +412,8 @@ def _run_model(
     proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array]
 ) -> list[Array]:
     try:
-        # Without graph optimization, Q and DQ run as written, like the quantizers in training.
+        # Without graph optimization, onnxruntime runs Q and DQ unchanged, like the quantizers in
+        # training.
         session = open_session(proto.SerializeToString(), 0, optimize="none")
         used = {i.name: feeds[i.name] for i in session.get_inputs() if i.name in feeds}
         return [np.asarray(r) for r in session.run(names, used)]
@@ -417,7 +426,7 @@ def _run_model(
 
 
 def largest_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest relative difference between tensors, see :attr:`Check.difference`."""
+    """Return the largest error of a tensor, in the units of :attr:`Check.difference`."""
     differences = [
         _relative_difference(a.cpu().double().numpy(), b.cpu().double().numpy())
         for a, b in zip(results, expected, strict=False)
@@ -428,7 +437,7 @@ def largest_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) ->
 def _relative_difference(result: Array, expected: Array) -> float:
     """Return the root mean square error divided by the standard deviation of `expected`.
 
-    The result is infinite if the shapes differ, or if NaN or infinities differ.
+    The result is infinite if the shapes differ, or if NaN or infinities are at different positions.
     """
     if result.shape != expected.shape:
         return float("inf")

@@ -1,4 +1,4 @@
-"""Statistics of activations, sampled on the device of the activations."""
+"""Statistics of activations that are sampled on the device of the activations."""
 
 import math
 
@@ -8,26 +8,27 @@ from torch import Tensor
 from calibration import TensorStatistics
 from calibration.statistics import top_exponent
 
-# If a tensor has more values per image, only evenly spread runs of values are counted, with at
-# least half of this number of values. The smallest and largest values are always exact.
+# If a tensor has more values for each image, only evenly spread runs of consecutive values are
+# counted. The runs have at least half of this number of values. The smallest and largest values are
+# always exact.
 SAMPLED_PER_IMAGE = 1 << 13
-# Length of a run of values. The length is a prime, and widths and channel counts are products of
-# small primes, so runs start at different columns and channels.
+# Length of a run of values. It is a prime number, but widths and numbers of channels are products
+# of small primes. Runs therefore start at different columns and channels.
 RUN_LENGTH = 61
-# Step of the first run's offset from call to call, as a part of the distance between runs.
+# In each call, the offset of the first run grows by this fraction of the distance between runs.
 # Multiples of the golden ratio modulo 1 are evenly spread.
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
-# Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, which is finer
+# Number of bins of a histogram. No bin is wider than 0.4 % of the largest magnitude, which is finer
 # than the steps of the search for ranges.
 HISTOGRAM_BINS = 512
 
 
 class DeviceStatistics:
-    """Collects :class:`calibration.TensorStatistics`; copies only sampled values to the CPU.
+    """Collects :class:`calibration.TensorStatistics`, and copies only sampled values to the CPU.
 
     Attributes:
         result: Statistics of all activations added so far. The number of NaN and infinities is
-            exact only if all values are counted, not samples.
+            exact only if no values were left out.
     """
 
     def __init__(self) -> None:
@@ -59,9 +60,9 @@ class DeviceStatistics:
         self.result.counter.raise_top(top_exponent(max(-low, high)))
 
     def _sample_runs(self, values: Tensor, step: int) -> Tensor:
-        """Return every n-th run of values, [runs, RUN_LENGTH].
+        """Return every n-th run of values, of shape [runs, RUN_LENGTH].
 
-        The first run differs from call to call.
+        `step` is n. The first run differs from call to call.
         """
         if not values.is_contiguous():
             values = _to_memory_order(values)
@@ -73,6 +74,6 @@ class DeviceStatistics:
 
 
 def _to_memory_order(values: Tensor) -> Tensor:
-    """Return a contiguous tensor with dimensions in memory order, without a copy if possible."""
+    """Return a contiguous tensor with the dimensions in memory order. Copy only if necessary."""
     order = sorted(range(values.ndim), key=lambda d: -values.stride(d))
     return values.permute(order).contiguous()

@@ -1,4 +1,4 @@
-"""``qat.export`` and ``qat.check``: write a trained network as a Q/DQ model, and check it."""
+"""``qat.export`` and ``qat.check``: write a trained network as a Q/DQ model and check it."""
 
 import itertools
 import os
@@ -53,7 +53,7 @@ from qdqtool.trt.targets import Target, target_named
 from qdqtool.util.checks import check_choice
 from qdqtool.util.json_text import Json
 
-UNCHECKED_TOLERANCE = 1.0  # tolerance from which failed checks are only warnings
+UNCHECKED_TOLERANCE = 1.0  # with this tolerance or more, failed checks are only warnings
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Export:
     Attributes:
         path: File of the Q/DQ model.
         prediction: Predicted layers of the TensorRT engine.
-        check: Differences between the results of onnxruntime and of the network.
+        check: Differences between the Q/DQ model in onnxruntime and the network.
         plan: Plan of the prepared network.
         fp8_difference: Difference between the outputs of the FP8 model and of the network, in the
             units of :attr:`Check.difference`; None for INT8.
@@ -77,17 +77,17 @@ class Export:
 
     @property
     def summary(self) -> Json:
-        """Summary of the prediction: numbers of convolutions, INT8 convolutions, conversions."""
+        """Counts of the prediction, such as the number of INT8 convolutions."""
         return self.prediction.summary()
 
     @property
     def difference(self) -> float:
-        """Difference of the outputs, see :attr:`Check.difference`."""
+        """Largest error of an output, see :attr:`Check.difference`."""
         return self.check.difference
 
     @property
     def noise(self) -> float:
-        """Change of the network's outputs by rounding errors, see :attr:`Check.noise`."""
+        """Largest change of the network's outputs by rounding errors, see :attr:`Check.noise`."""
         return self.check.noise
 
 
@@ -107,11 +107,11 @@ def export(
 ) -> Export:
     """Write a calibrated network as a Q/DQ model, check the model, and predict its engine.
 
-    BatchNormalization after a convolution is folded into the convolution's weights before they are
-    quantized. The quantized integers are the same as in training, because the weights and the scale
-    of a channel are multiplied by the same factor. Scales are constants, and nodes have the names
-    of torch's export. A detection head is exported in its export mode. The network itself is not
-    changed.
+    A BatchNormalization after a convolution is folded into the weights of the convolution before
+    the weights are quantized. The quantized integers are those of the training, because the weights
+    and the scale of a channel are multiplied by the same factor. Scales are constants, and nodes
+    have the names of torch's export. A detection head is exported in its export mode. `model` is
+    not changed.
 
     Args:
         model: The network or its wrapper (DistributedDataParallel, torch.compile, Ultralytics'
@@ -119,29 +119,31 @@ def export(
         path: File to write.
         sample: Arguments of the network: a tensor, a tuple of arguments or a dict of keyword
             arguments. For the check, random values from 0 to 1 replace constant tensors. None is
-            allowed for Ultralytics' wrapper, and gives an image of the training size.
+            allowed for Ultralytics' wrapper: the sample is then an image of the training size.
         opset: ONNX opset, 13 or newer.
-        target: TensorRT version to predict for. Default: the version of the preparation.
-        precision: ``int8`` or ``fp8``. For ``fp8``, the model is checked in INT8, as it was
-            trained, and then converted to FP8 pairs with the same ranges. Nodes that stay float in
-            FP8 (:mod:`qdqtool.insertion.placement`) lose their pairs. The opset is at least 19.
-        high_precision: Type of the layers that are not quantized, ``fp16`` or ``fp32``; for FP8
-            only. Default: ``fp16``, because a strongly typed network computes in the types of the
-            file. Inputs and outputs remain FP32, as do tensors near the largest FP16 number.
+        target: TensorRT version of the prediction. Default: the version of the preparation.
+        precision: ``int8`` or ``fp8``. For ``fp8``, the model is first checked in INT8, the format
+            of the training. Then its pairs are converted to FP8 pairs with the same ranges. The
+            pairs of nodes that cannot be FP8 (:mod:`qdqtool.insertion.placement`) are removed. The
+            opset is at least 19.
+        high_precision: Type of the layers without Q/DQ, ``fp16`` or ``fp32``; only for FP8.
+            Default: ``fp16``, because a strongly typed network computes in the types of the file.
+            The inputs and outputs of the network remain FP32, and so do tensors with values near
+            the largest FP16 number.
         dynamic_batch: Whether the first axis of every input and output is dynamic.
         input_names: Names for the inputs.
         output_names: Names for the outputs.
-        tolerance: Permitted difference of the outputs (see :attr:`Check.difference`), in addition
-            to 5 times :attr:`Check.noise`. With 1 or more, failed checks are only warnings, and the
-            model is always written.
+        tolerance: Permitted error of an output (see :attr:`Check.difference`), in addition to 5
+            times :attr:`Check.noise`. With a tolerance of 1 or more, failed checks are only
+            warnings, and the model is always written.
 
     Returns:
-        The written model with its prediction and the result of the check.
+        The path of the model, its prediction, and the result of the check.
 
     Raises:
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be written.
         ModelError: torch cannot export the network, or the model and the network compute different
-            results. Nothing is written.
+            results. No file is written.
     """
     _check_tolerance(tolerance)
     check_choice("precision", precision, FORMATS)
@@ -205,17 +207,17 @@ def check(
     Use this function after another program has edited the exported model.
 
     Args:
-        model: Network that the model was exported from.
-        path: File of the model. Nodes need the names that :func:`export` gave them.
+        model: Network from which the Q/DQ model was exported.
+        path: File of the Q/DQ model. Nodes must have the names that :func:`export` gave them.
         sample: As for :func:`export`.
         tolerance: As for :func:`export`.
 
     Returns:
-        The differences that were measured.
+        The measured differences.
 
     Raises:
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be read.
-        ModelError: The results differ. The message names the place in the model.
+        ModelError: The results differ. The message names the piece or output.
     """
     _check_tolerance(tolerance)
     call = _prepare_call(model, sample)
@@ -249,7 +251,6 @@ def _check_high_precision(high_precision: str | None, precision: str) -> None:
 
 
 def _prepare_call(model: nn.Module, sample: Any) -> NetworkCall:
-    """Return the network's arguments as tensors on the CPU, with floats in FP32."""
     call = as_call(choose_sample(model, sample), read_plan(unwrap_network(model)).sample)
     return call.to_device("cpu").map_arguments(
         lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
@@ -263,13 +264,13 @@ def _with_path(error: ModelError, reason: str, path: str | os.PathLike[str]) -> 
 
 
 class _NetworkCopy:
-    """Copy of a prepared network on the CPU, for the export and for comparisons with models.
+    """Copy of a prepared network on the CPU, for the export and for the comparison with a model.
 
     Attributes:
         reference: Outputs and quantizer calls of a run of the network.
 
     Raises:
-        QdqtoolError: A quantizer of activations has no range.
+        QdqtoolError: An activation quantizer has no range.
     """
 
     def __init__(self, model: nn.Module, call: NetworkCall) -> None:
@@ -307,12 +308,12 @@ class _NetworkCopy:
     def convert_to_fp8(
         self, proto: onnx.ModelProto, path: str, is_half: bool
     ) -> tuple[onnx.ModelProto, float]:
-        """Convert an INT8 model to FP8; return it with the difference from the network's outputs.
+        """Convert an INT8 model to FP8, and return it with its largest output error.
 
         Args:
             proto: The INT8 model.
             path: File that will be written.
-            is_half: Whether the layers without pairs become FP16.
+            is_half: Whether to convert the layers without Q/DQ to FP16.
 
         Raises:
             ModelError: The outputs are not finite.
@@ -335,14 +336,14 @@ class _NetworkCopy:
     def compare(self, proto: onnx.ModelProto, tolerance: float) -> Check:
         """Check that a model computes the same results as the network.
 
-        The check replaces the quantizers of this copy, so it can be called only once.
+        Call this method only once, because it replaces the quantizers of the copy.
 
         Args:
             proto: Model whose nodes have the names of the last :meth:`export`.
             tolerance: See :func:`export`.
 
         Raises:
-            ModelError: A part of the model, or one of its outputs, differs from the network.
+            ModelError: A piece or an output of the model differs from the network.
         """
         reference = self.reference
         result, noise = checking.check_pieces(proto, self._call, reference, self._numbers)
@@ -375,7 +376,6 @@ def _export_options(
     output_count: int,
     dynamic_batch: bool,
 ) -> dict[str, Any]:
-    """Return options of ``torch.onnx.export`` for the names and dynamic axes."""
     if inputs is None:
         inputs = _name_inputs(call)
     if outputs is None:
@@ -387,7 +387,7 @@ def _export_options(
 
 
 def _fold_norms_and_freeze(network: nn.Module, plan: Plan, mark_input: Any) -> None:
-    """Fold BatchNormalization, and replace all quantizers by quantizers with constant scales.
+    """Fold BatchNormalizations, and replace all quantizers by quantizers with constant scales.
 
     Args:
         network: Copy of a prepared network, changed in place.
@@ -416,8 +416,8 @@ def _fold_norms_and_freeze(network: nn.Module, plan: Plan, mark_input: Any) -> N
 def _weight_scale(q: QuantizerReference, axis: int | None, factor: Tensor | None) -> Tensor:
     """Return the scale of a module's weights after the BatchNormalization is folded.
 
-    The scale is the scale of the trained range, multiplied by the factors of the channels. Without
-    a trained range, the scale comes from the largest magnitudes of the folded weights.
+    If the weights have a trained range, the scale is that of the range, multiplied by the factors
+    of the channels. Otherwise it is computed from the largest magnitudes of the folded weights.
     """
     weights: Tensor = q.module._parameters["weight"].detach()
     common_factor = following_norm_factor(q.module)

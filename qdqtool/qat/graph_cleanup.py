@@ -1,4 +1,4 @@
-"""Simplification of exported graphs: folded constants, merged Q/DQ pairs."""
+"""Simplification of exported graphs: fold constants, and merge Q/DQ pairs."""
 
 import sys
 from collections import defaultdict
@@ -25,12 +25,12 @@ def clean_up_export(
     """Fold constants and merge equal Q/DQ pairs in a copy of an exported graph.
 
     Args:
-        raw: The graph, which is not changed.
-        calls: Number of the quantizer call that a QuantizeLinear replaces, by name of the node.
+        raw: The exported graph. It is not changed.
+        calls: By name of a QuantizeLinear, the number of the quantizer call that it replaces.
 
     Returns:
-        The simplified graph; and the numbers of all quantizer calls that a QuantizeLinear replaces
-        after pairs were merged, by name of the node, with the node's own call first.
+        The simplified graph; and by name of a QuantizeLinear, the numbers of all quantizer calls
+        that it replaces after pairs were merged. The first number is that of the node in `calls`.
     """
     model = transpose_weights(unshare_weights(fold_constants(Model(raw))))
     calls_by_tensor: dict[str, list[int]] = defaultdict(list)
@@ -57,14 +57,12 @@ def fold_constants(model: Model) -> Model:
 def _constant_inputs(
     model: Model, node: Node, values: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the values of a node's inputs; empty unless all are constant."""
     inputs = {tensor: values.get(tensor, model.constant(tensor)) for tensor in node.inputs}
     constants = {tensor: value for tensor, value in inputs.items() if value is not None}
     return constants if len(constants) == len(inputs) else {}
 
 
 def _compute_constants(model: Model) -> dict[str, npt.NDArray[Any]]:
-    """Return the outputs of all nodes that can be folded, by tensor name."""
     evaluator = ConstantEvaluator(model, sys.maxsize)
     values: dict[str, npt.NDArray[Any]] = {}
     for node in model.ordered:
@@ -84,7 +82,7 @@ def _compute_constants(model: Model) -> dict[str, npt.NDArray[Any]]:
 def transpose_weights(model: Model) -> Model:
     """Transpose constant weights, and remove the Transpose after their DequantizeLinear.
 
-    The matrix product then reads the DequantizeLinear directly, as TensorRT requires.
+    TensorRT requires that the matrix product reads the output of the DequantizeLinear.
     """
     editor = Editor(model)
     for node in model.nodes:
@@ -115,8 +113,8 @@ def _move_axis(proto: onnx.NodeProto, order: list[int]) -> None:
 def merge_pairs(model: Model) -> Model:
     """Merge Q/DQ pairs that quantize the same tensor with the same scale, as TensorRT does.
 
-    Some operators need a separate DequantizeLinear (:func:`qdqtool.ir.operators.needs_own_dq`) and
-    keep it.
+    Operators that need a separate DequantizeLinear (:func:`qdqtool.ir.operators.needs_own_dq`) keep
+    it.
     """
     editor = Editor(model)
     first_qs: dict[tuple[str, float, str], Node] = {}
@@ -140,11 +138,11 @@ def merge_pairs(model: Model) -> Model:
 
 
 def _single_dq(model: Model, q: Node) -> Node | None:
-    """Return the DQ that is the only consumer of a QuantizeLinear.
+    """Return the DQ that is the only consumer of an activation's Q.
 
     Returns:
-        None if `q` is not the QuantizeLinear of an activation, has other consumers, or if the
-        output of the DequantizeLinear is a network output.
+        None if `q` is no Q of an activation, if it has other consumers, or if the output of the DQ
+        is a network output.
     """
     if q.op != qdq.Q or model.is_constant(q.input(0)):
         return None

@@ -1,9 +1,9 @@
-"""Callback for Lightning: quantize before training, write a Q/DQ model afterwards.
+"""Callback for Lightning: prepare quantized training, and write a Q/DQ model at its end.
 
     from qdqtool.qat.lightning import QATCallback
     Trainer(callbacks=[QATCallback(sample, path="model_qdq.onnx")]).fit(module, loader)
 
-Works with ``lightning`` and with ``pytorch_lightning``, whichever is installed.
+The callback works with ``lightning`` and with ``pytorch_lightning``.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ except ImportError:
 class QATCallback(Callback):  # type: ignore[misc]
     """Lightning callback for quantization-aware training.
 
-    The callback inserts quantizers before Lightning creates the optimizer and wraps the network,
-    and calibrates the quantizers once, on batches of the training loader. Checkpoints contain the
-    plan, so a resumed training inserts the quantizers before the weights are loaded.
+    The callback inserts quantizers before Lightning creates the optimizer and wraps the network. It
+    calibrates the quantizers once, on batches of the training loader. Checkpoints contain the plan.
+    If training is resumed, the quantizers are inserted before the weights are loaded.
 
     Args:
         sample: A tensor, a tuple of arguments or a dict of keyword arguments of the network.
-        network: Attribute of the LightningModule that holds the network; an empty string for the
-            module itself.
-        fn: Function from a batch of the training loader to the arguments of the network, as for
-            :func:`qdqtool.qat.calibrate`.
+        network: Attribute of the LightningModule that holds the network. If empty, the
+            LightningModule is the network.
+        fn: Function that converts a batch of the training loader to the arguments of the network,
+            as for :func:`qdqtool.qat.calibrate`.
         batches: Number of batches for the calibration.
         method: Method that chooses ranges, as for :func:`qdqtool.qat.calibrate`.
         freeze_norms: Whether BatchNormalization keeps its statistics, see
             :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
-        path: File for the Q/DQ model, which is written when training ends; None for no file.
+        path: File to which the Q/DQ model is written when training ends. None: no file is written.
         options: Options of :func:`qdqtool.qat.prepare`, such as ``target``, ``backend``, ``head``
             and ``exclude``.
 
     Attributes:
-        exported: Result of the export at the end of the training; None before.
+        exported: Result of the export at the end of the training; None until then.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class QATCallback(Callback):  # type: ignore[misc]
         return network
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Insert quantizers, with the plan of the checkpoint if training is resumed."""
+        """Insert quantizers, with the checkpoint's plan if training is resumed."""
         network = self._find_network(pl_module)
         if not is_prepared(network):
             if self._plan is not None:
@@ -119,7 +119,7 @@ class QATCallback(Callback):  # type: ignore[misc]
             )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Freeze BatchNormalization again: Lightning sets the training mode before each epoch."""
+        """Freeze BatchNormalization again, because Lightning sets the training mode each epoch."""
         if self.freeze_norms:
             freeze_batch_norms(self._find_network(pl_module))
 
@@ -129,7 +129,7 @@ class QATCallback(Callback):  # type: ignore[misc]
             self.exported = export(self._find_network(pl_module), self.path, self.sample)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plan for Lightning's checkpoint, as dicts, lists, strings and numbers."""
+        """Return the plan as dicts, lists, strings and numbers, for Lightning's checkpoint."""
         return {} if self._plan is None else {"plan": plan_to_dict(self._plan)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

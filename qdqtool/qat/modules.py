@@ -1,7 +1,7 @@
-"""Torch modules with quantizers: the classes of the modules are replaced by subclasses.
+"""Torch modules with quantizers.
 
-The subclass has the name of the original class. Parameters and state-dict keys do not change; only
-the quantizers add keys.
+The class of a module is replaced by a subclass of the same name. Parameters and keys of the state
+dict stay the same. Quantizers add keys.
 """
 
 import functools
@@ -47,8 +47,8 @@ def observe_activations(observer: ActivationObserver) -> AbstractContextManager[
     """Return a context in which quantizers are off and an observer receives their inputs.
 
     Args:
-        observer: Function that receives the module, the attribute of the quantizer, and the tensor.
-            Weights are not observed.
+        observer: Function that receives the module, the name of the quantizer's attribute, and the
+            tensor. Weights are not observed.
     """
     return override_attributes(_observers, activations=observer)
 
@@ -57,8 +57,8 @@ def observe_quantizers(observer: QuantizerObserver) -> AbstractContextManager[No
     """Return a context in which an observer receives the inputs and outputs of quantizers.
 
     Args:
-        observer: Function that receives the module, the attribute of the quantizer, its input, and
-            its output. Quantizers of weights are not observed.
+        observer: Function that receives the module, the name of the quantizer's attribute, and the
+            input and output of the quantizer. Quantizers of weights are not observed.
     """
     return override_attributes(_observers, quantizers=observer)
 
@@ -66,7 +66,7 @@ def observe_quantizers(observer: QuantizerObserver) -> AbstractContextManager[No
 def _run_quantizer(module: Any, attribute: str, value: Tensor, *, is_weight: bool = False) -> Any:
     if _observers.activations is not None:
         if not is_weight:
-            with torch._C.DisableTorchFunction():  # saves the time of the call watchers
+            with torch._C.DisableTorchFunction():  # avoids the cost of the call watchers
                 _observers.activations(module, attribute, value)
         return value
     if attribute in module.qdq_off:
@@ -92,10 +92,10 @@ class QuantizedModule:
     Attributes:
         qdq_input: Attribute that holds the quantizer of the data input; None without a quantizer.
         qdq_weight: Attribute that holds the quantizer of the weights; None without a quantizer.
-        qdq_calls: Attribute that holds the quantizer of a call's input, by kind of call, number of
-            the call and position of the input.
+        qdq_calls: By kind of call, number of the call and position of an input: the attribute that
+            holds the quantizer of this input.
         qdq_expected: Number of calls that run inside the module, by kind.
-        qdq_off: Attributes whose quantizers are disabled, see :mod:`qdqtool.qat.switching`.
+        qdq_off: Attributes of disabled quantizers, see :mod:`qdqtool.qat.switching`.
         qdq_norm: Parent and attribute of the BatchNormalization after the module, if the weights
             have one scale for all channels; else None.
     """
@@ -108,7 +108,7 @@ class QuantizedModule:
     qdq_norm: tuple[nn.Module, str] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the original forward, with quantized inputs, weights and calls."""
+        """Run the original `forward` with quantized inputs, weights and calls."""
         if self.qdq_input is not None:
             args = (_run_quantizer(self, self.qdq_input, args[0]), *args[1:])
         if self.qdq_weight is None and self.qdq_calls:
@@ -165,7 +165,7 @@ class QuantizedWeightModule(QuantizedModule):
     def weight(self) -> Any:
         """The weights, quantized while the module runs."""
         module: Any = self
-        # The replicas of DataParallel store plain tensors instead of parameters.
+        # Replicas of DataParallel have plain tensors instead of parameters.
         value = (
             module._parameters["weight"]
             if "weight" in module._parameters
@@ -177,8 +177,9 @@ class QuantizedWeightModule(QuantizedModule):
             factor = following_norm_factor(self)
             if factor is None:
                 return _run_quantizer(module, self.qdq_weight, value, is_weight=True)
-            # The export folds BatchNormalization into the weights before they are quantized. A
-            # scale for all channels depends on the channels' factors, so training must apply them.
+            # The export folds BatchNormalization into the weights and then quantizes the weights. A
+            # scale for all channels depends on the factors of the channels, so training must apply
+            # the factors.
             factor = factor.to(value)
             folded = _run_quantizer(module, self.qdq_weight, value * factor, is_weight=True)
             return folded / torch.where(factor == 0, 1, factor)
@@ -188,15 +189,16 @@ class QuantizedWeightModule(QuantizedModule):
 
     @weight.setter
     def weight(self, value: Any) -> None:
-        # Only plain tensors are set here: nn.Module.__setattr__ handles parameters.
+        # The value is a plain tensor, because nn.Module.__setattr__ sets parameters itself.
         self.__dict__[_REPLACED] = value
 
 
 def following_norm_factor(module: Any) -> Tensor | None:
-    """Return the factors of the following BatchNormalization, broadcastable to the weights.
+    """Return the factors of the following BatchNormalization, shaped to multiply the weights.
 
     Returns:
-        None for weights with a scale for each channel, and if the BatchNormalization is folded.
+        The factors. None if the weights have one scale for each channel, or if the
+        BatchNormalization is folded already.
     """
     if module.qdq_norm is None:
         return None
@@ -217,19 +219,19 @@ def _derive_quantized_class(base: type) -> type:
 
 
 def _rebuild_module(base: type) -> object:
-    """Create an empty quantized module, for pickle and copy, which then set its attributes."""
+    """Create an empty quantized module. pickle and copy set its attributes afterwards."""
     guard_ultralytics()
     derived: Any = _derive_quantized_class(base)
     return derived.__new__(derived)
 
 
-_rebuilt = _rebuild_module  # pickles of version 0.2 contain this name
+_rebuilt = _rebuild_module  # name in pickles of version 0.2
 
 
 def convert_to_quantized_module(module: nn.Module) -> QuantizedModule:
     """Change the class of a module, in place, to a subclass that can hold quantizers.
 
-    The module remains the same object, so references of optimizers, hooks and other modules stay
+    The module remains the same object, so references from optimizers, hooks and other modules stay
     valid. The new class has the name of the old class and derives from the old class and
     :class:`QuantizedModule`. Copies and pickles create the subclass again.
     """
@@ -241,7 +243,7 @@ def convert_to_quantized_module(module: nn.Module) -> QuantizedModule:
 
 
 def is_weight_input(kind: str, position: int) -> bool:
-    """Return whether an input of a call is the weights of a projection of attention."""
+    """Return whether an input of a call has the weights of an attention's projection."""
     return kind == LINEAR and position == 1
 
 
@@ -252,7 +254,7 @@ class QuantizerReference(NamedTuple):
         owner: Qualified name of the module.
         module: Module with the quantizer.
         attribute: Attribute of the module that holds the quantizer.
-        is_weight: Whether the quantizer quantizes weights.
+        is_weight: Whether it is a quantizer of weights.
     """
 
     owner: str
@@ -284,7 +286,7 @@ def find_quantizers(model: nn.Module) -> Iterator[QuantizerReference]:
 
 
 def find_uncalibrated(model: nn.Module) -> list[str]:
-    """Return the names of the quantizers of activations that have no range yet."""
+    """Return the names of the activation quantizers that have no range yet."""
     activations = (q for q in find_quantizers(model) if not q.is_weight)
     return [q.name for q in activations if read_amax(q.quantizer) is None]
 
@@ -293,10 +295,10 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
     """Fake quantization that torch exports as a Q/DQ pair.
 
     Args:
-        scale: Scalar or [channels], in units of the tensor per integer step; None to compute the
-            scale from the largest magnitudes of the values, which must be constant.
+        scale: Scale of shape [] or [channels]. None: the scale is computed from the largest
+            magnitudes of the values, which must be constant.
         axis: Channel axis; None for a scalar scale.
-        mark: Function that is applied to the values before they are quantized.
+        mark: Function that is applied to the values before quantization; None for no function.
     """
 
     def __init__(
@@ -307,7 +309,7 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Quantize a tensor and dequantize it."""
+        """Quantize and dequantize a tensor."""
         scale: Any = self.scale
         if scale is None:
             array = np.array(weight_scale(x.detach().cpu().numpy(), self.axis))
@@ -328,7 +330,7 @@ def read_amax(quantizer: nn.Module) -> Tensor | None:
 
 
 def set_amax(quantizer: nn.Module, amax: Tensor) -> None:
-    """Set the range of a quantizer to a copy of `amax`, on the device of `amax`."""
+    """Set the range of a quantizer to a copy of `amax`, on the same device as `amax`."""
     quantizer.register_buffer("_amax", amax.detach().clone())
 
 
@@ -338,10 +340,10 @@ def is_collecting(quantizer: nn.Module) -> bool:
 
 
 class Int8Mixin:
-    """Mixin for a backend's quantizer, with two changes.
+    """Mixin for a backend's quantizer, which changes two things.
 
-    * A state dict with ranges loads into a network without ranges. With the original quantizers,
-      this fails: pytorch-quantization moves ranges to CUDA even without a GPU, and ModelOpt rejects
+    * A state dict with ranges can be loaded into a network without ranges. The original quantizers
+      fail: pytorch-quantization moves ranges to CUDA even without a GPU, and ModelOpt rejects
       unknown keys.
     * ``torch.onnx.export`` always writes a Q/DQ pair for the quantizer.
 
@@ -352,7 +354,7 @@ class Int8Mixin:
     qdq_axis: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the backend's forward; in an export to ONNX, write a Q/DQ pair instead."""
+        """Run the backend's forward. In an export to ONNX, write a Q/DQ pair instead."""
         module: Any = self
         if not torch.onnx.is_in_onnx_export():
             result: Tensor = super().forward(x)  # type: ignore[misc]
@@ -360,7 +362,7 @@ class Int8Mixin:
         if getattr(module, "_disabled", False):
             return x
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's tracer warns that the scale is a constant
+            warnings.simplefilter("ignore")  # torch warns of constant scales
             array = np.array(compute_scale(module, x).detach().cpu().numpy())
             return fake_quantize(x, torch.from_numpy(array).to(x.device), self.qdq_axis)
 
@@ -376,9 +378,10 @@ class Int8Mixin:
 
 
 def compute_scale(quantizer: Any, x: Tensor) -> Tensor:
-    """Return the INT8 scale of a quantizer, [] or [channels].
+    """Return the INT8 scale of a quantizer, of shape [] or [channels].
 
-    The scale comes from the quantizer's range; without a range, from the magnitudes in `x`.
+    The scale is computed from the range of the quantizer, or from the magnitudes in `x` if the
+    quantizer has no range.
     """
     amax, axis = read_amax(quantizer), quantizer.qdq_axis
     if amax is None:
@@ -390,9 +393,9 @@ def compute_scale(quantizer: Any, x: Tensor) -> Tensor:
 
 
 def fake_quantize(x: Tensor, scale: Tensor, axis: int | None) -> Tensor:
-    """Quantize a tensor to INT8 and dequantize it, which torch exports as a Q/DQ pair."""
+    """Quantize a tensor to INT8 and dequantize it. torch exports this as a Q/DQ pair."""
     if axis is None:
         return torch.fake_quantize_per_tensor_affine(x, float(scale), 0, -128, 127)
-    scale = scale.float()  # torch requires float32, even if the network is in double precision
+    scale = scale.float()  # torch requires a float32 scale even for a network in double precision
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -128, 127)

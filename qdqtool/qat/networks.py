@@ -1,4 +1,4 @@
-"""Helpers for torch networks: wrappers, export mode of heads, merged branches, copies."""
+"""Functions for torch networks: unwrap, switch heads to export mode, merge branches, copy."""
 
 import copy
 import sys
@@ -11,33 +11,33 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 
-# Methods with which blocks merge parallel branches into one convolution for deployment. In this
-# order, the names are those of YOLOv7, YOLOv9 and Ultralytics; RepVGG and YOLOv6; timm and
-# MobileOne.
+# Names of methods of blocks that merge parallel branches into one convolution for deployment: of
+# YOLOv7, YOLOv9 and Ultralytics; of RepVGG and YOLOv6; of timm and MobileOne.
 _MERGE_METHODS = ("fuse_convs", "switch_to_deploy", "reparameterize")
 _EXPORT_MODE = {"export": True, "format": "onnx", "shape": None}
 
 
 def is_ultralytics_model(model: object) -> bool:
-    """Return whether a model is Ultralytics' ``YOLO``, without importing ultralytics."""
+    """Return whether a model is Ultralytics' ``YOLO``. ultralytics is not imported."""
     module = sys.modules.get("ultralytics.engine.model")
     return module is not None and isinstance(model, module.Model)
 
 
 def unwrap_network(model: Any) -> nn.Module:
-    """Return the network inside of wrappers; a network without wrapper is returned unchanged.
+    """Return the network inside wrappers, or the network itself if it has no wrapper.
 
-    Wrappers are DataParallel, DistributedDataParallel, torch.compile, Ultralytics' ``YOLO``, EMA.
+    Wrappers are DataParallel, DistributedDataParallel, torch.compile, and Ultralytics' ``YOLO`` and
+    EMA.
 
     Raises:
-        QdqtoolError: The object is neither a network nor a wrapper of one.
+        QdqtoolError: The object is neither a network nor a wrapper of a network.
     """
     while True:
         if isinstance(model, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod
-        elif is_ultralytics_model(model):  # before nn.Module, because the wrapper is one too
+        elif is_ultralytics_model(model):  # must precede nn.Module: the wrapper is an nn.Module
             if not isinstance(model.model, nn.Module):
                 raise QdqtoolError(
                     f"{type(model).__name__}('{model.model}') is an exported model, which cannot "
@@ -59,7 +59,7 @@ def unwrap_network(model: Any) -> nn.Module:
 
 
 def check_not_wrapped(model: Any) -> None:
-    """Check that a network is not wrapped: quantizers must be inserted before wrapping.
+    """Check that a network is not wrapped. Quantizers must be inserted before wrapping.
 
     Raises:
         QdqtoolError: The network is wrapped in DataParallel, DistributedDataParallel or
@@ -89,7 +89,7 @@ def check_not_wrapped(model: Any) -> None:
 
 @contextmanager
 def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of an object to other values until the context ends."""
+    """Set attributes of an object until the context ends, then restore their values."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -108,9 +108,9 @@ def _is_settable(module: nn.Module, name: str) -> bool:
 def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
     """Switch detection heads to their export mode until the context ends.
 
-    In export mode, heads return only detections and no feature maps for losses. Heads of
-    Ultralytics and of YOLOv5, v6 and v7 have an attribute ``export``. Heads of Ultralytics also
-    have a ``format``, and a ``shape``: the input size for which anchors were computed.
+    In export mode, a head returns only detections, and no feature maps for a loss. The heads of
+    Ultralytics and of YOLOv5, v6 and v7 have an attribute ``export``. The heads of Ultralytics also
+    have an attribute ``format``, and ``shape`` with the input size of their anchors.
     """
     before: list[tuple[dict[str, Any], list[str], dict[str, Any]]] = []
     for module in model.modules():
@@ -126,8 +126,8 @@ def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
         for attributes, names, own in before:
             for name in names:
                 attributes.pop(name, None)
-            # Without a shape, the head computes anchors again. The export may have used another
-            # input size.
+            # The head computes anchors again if it has no shape. This is necessary because the
+            # export may have used another input size.
             attributes.update(own | ({"shape": None} if "shape" in own else {}))
 
 
@@ -147,8 +147,8 @@ def _find_merge_method(module: nn.Module) -> str | None:
 def merge_branches(model: nn.Module) -> list[str]:
     """Merge the parallel branches of each block into one convolution, in place.
 
-    The blocks' own methods merge the branches. Quantized branches would be slow: TensorRT has no
-    INT8 kernel for their sum, and every branch needs conversions.
+    Methods of the blocks themselves merge the branches. Quantized branches would be slow, because
+    TensorRT has no INT8 kernel for their sum, and every branch needs conversions.
 
     Returns:
         Names of the merged modules.
@@ -177,15 +177,15 @@ def _count_convolutions(module: nn.Module) -> int:
 def copy_network(model: nn.Module) -> nn.Module:
     """Return a deep copy of a network, even if the network stores results of its last run.
 
-    torch does not copy tensors with a gradient function, which networks such as RAFT store. The
-    copy has detached tensors instead.
+    torch cannot copy tensors that have a gradient function. Networks such as RAFT store such
+    tensors. In the copy, they are detached.
     """
     memo = {id(t): t.detach().clone() for t in _find_tensors(model) if not t.is_leaf}
     return copy.deepcopy(model, memo)
 
 
 def _find_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors in the attributes of all modules, including nested ones."""
+    """Yield the tensors in the attributes of all modules, also in nested containers and objects."""
     visited: set[int] = set()
     pending: list[Any] = [vars(m) for m in model.modules()]
     while pending:

@@ -12,19 +12,20 @@ BACKENDS = ("pytorch-quantization", "modelopt")
 
 @dataclass(frozen=True)
 class QatOptions:
-    """Options that decide where quantizers go.
+    """Options that decide where quantizers are inserted.
 
     Attributes:
         target: TensorRT version whose rules choose the quantized inputs.
-        backend: Package with the quantizer modules, one of :data:`BACKENDS`.
-        head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
+        backend: Package that provides the quantizer modules, one of :data:`BACKENDS`.
+        head: Part of a detection head that remains float, as for :func:`qdqtool.insert`.
         residual: Inputs of a residual Add that are quantized, as for :func:`qdqtool.insert`.
-        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize connect share one
-            quantizer.
-        exclude: Regular expressions on names of modules or nodes that are left float.
-        include: Regular expressions on names of modules or nodes to quantize although a rule
-            leaves them float.
-        merge: Whether parallel branches that deploy as one convolution are merged first.
+        unify: Whether tensors share one quantizer if Concat, Split, Slice, MaxPool or Resize
+            connect them.
+        exclude: Regular expressions on names of modules or nodes that remain float.
+        include: Regular expressions on names of modules or nodes to quantize even if `head` leaves
+            them float.
+        merge: Whether to merge parallel branches into one convolution first, if they are made for
+            this.
     """
 
     target: str | Target = DEFAULT_TARGET

@@ -1,4 +1,4 @@
-"""``qat.plan``: decide where the quantizers of a torch network go."""
+"""``qat.plan``: decide where quantizers are inserted into a torch network."""
 
 import itertools
 import re
@@ -52,7 +52,8 @@ class ActivationQuantizer:
     Attributes:
         site: Module input or function call whose input is quantized.
         tensor: Name of the quantized tensor in the traced graph.
-        group: Number of the group. All sites of a group share one quantizer module and its range.
+        group: Number of the group. All sites of a group share one quantizer module, and by this one
+            range.
         role: ``residual`` for an input of a residual Add, else ``input``.
     """
 
@@ -69,8 +70,8 @@ class WeightQuantizer:
     Attributes:
         module: Name of the module with the weights.
         axis: Axis of the output channels; None for one range for all channels.
-        call: For ``nn.MultiheadAttention``, the number of the projection that uses the weights;
-            None for all other modules.
+        call: For ``nn.MultiheadAttention``, the number of the projection that uses the weights.
+            None for other modules.
     """
 
     module: str
@@ -84,21 +85,22 @@ class Plan:
 
     Attributes:
         target: Name of the TensorRT version.
-        backend: Name of the package with the quantizers.
+        backend: Name of the package that provides the quantizer modules.
         activations: Quantizers of activations, in the order in which they run.
         weights: Quantizers of weights.
-        skipped: Name and reason of each layer that could be quantized and is left float.
-        norms: Name of the convolution by name of the BatchNormalization that is folded into it.
-        calls: Number of calls of a kind (Adds, pools, projections) inside a module, by module and
-            kind; only if some of them have quantizers.
-        counted: Names of the modules in which calls of a kind run, by kind.
-        merged: Modules whose parallel branches are merged into one convolution first.
+        skipped: Name and reason of each layer that could be quantized but remains float.
+        norms: By name of a BatchNormalization, the name of the convolution into which it is folded.
+        calls: By module and kind of call (Adds, pools, projections), the number of these calls
+            inside the module; only if some of them have quantizers.
+        counted: By kind of call, the names of the modules in which such calls run.
+        merged: Modules whose parallel branches are merged into one convolution before quantizers
+            are inserted.
         unseen: Convolutions and linear layers that did not run with the sample in evaluation mode.
-            They are left float.
+            They remain float.
         arguments: Number of positional arguments of the sample.
         keywords: Names of the sample's keyword arguments.
         dimensions: Number of dimensions of the sample's first tensor.
-        sample: Descriptions of the sample's tensors, see
+        sample: Description of the tensors in the sample, see
             :attr:`qdqtool.qat.calls.NetworkCall.description`.
     """
 
@@ -119,15 +121,15 @@ class Plan:
 
     @property
     def convolutions(self) -> list[str]:
-        """Names of the modules with quantized weights: convolutions and linear layers in INT8."""
+        """Names of the convolutions and linear layers with quantized weights."""
         return list(dict.fromkeys(w.module for w in self.weights))
 
     @property
     def tied(self) -> list[list[str]]:
-        """Groups of quantized inputs that share one range although their tensors differ.
+        """Groups of quantized inputs that read different tensors but share one range.
 
         The tensors need equal ranges because Concat, Split, MaxPool or similar operators connect
-        them. Each group is a list of module inputs and calls, described in words.
+        them. A group is a list of descriptions of module inputs and calls.
         """
         groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
@@ -176,7 +178,7 @@ def plan(
     include: Sequence[str] = (),
     merge: bool = True,
 ) -> Plan:
-    """Decide where quantizers go; the network is not changed.
+    """Decide where quantizers are inserted. The network is not changed.
 
     The float network is exported to ONNX in memory, with its detection head in export mode. The
     rules of :func:`qdqtool.insert` then choose the quantized inputs of ONNX nodes, and each input
@@ -189,22 +191,24 @@ def plan(
             size.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        backend: Package with the quantizer modules: ``pytorch-quantization`` or ``modelopt``.
-        head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
-        residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
-        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one
-            quantizer.
+        backend: Package that provides the quantizer modules, ``pytorch-quantization`` or
+            ``modelopt``.
+        head: Part of a detection head that remains float, as for :func:`qdqtool.insert`.
+        residual: Inputs of a residual Add that are quantized, as for :func:`qdqtool.insert`.
+        unify: Whether tensors share one quantizer if Concat, Split, Slice, MaxPool or Resize
+            connect them.
         exclude: Regular expressions (``re.search``) on the names of modules, or of nodes in the
-            ONNX graph, that are left float. Each expression must match at least one name. An Add
+            ONNX graph, that remain float. Each expression must match at least one name. An Add
             belongs to the module whose ``forward`` contains it.
-        include: Regular expressions on names of modules or nodes to quantize although a rule
-            leaves them float.
-        merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
-            and v9) are merged first, with the network's own method, on a copy of the network.
+        include: Regular expressions on names of modules or nodes to quantize even if `head` leaves
+            them float.
+        merge: Whether to merge parallel branches into one convolution first, if they are made for
+            this (RepVGG, RepConv of YOLOv7 and v9). The network's own method merges them, on a copy
+            of the network.
 
     Raises:
-        QdqtoolError: An option is wrong, or a pattern matches nothing.
-        ModelError: torch cannot export the network, or nothing in it can be quantized.
+        QdqtoolError: An option is invalid, or a pattern matches no name.
+        ModelError: torch cannot export the network, or no part of it can be quantized.
     """
     options = QatOptions(target, backend, head, residual, unify, exclude, include, merge)
     return make_plan(model, sample, options)
@@ -220,7 +224,7 @@ def _describe_unseen(names: Sequence[str]) -> str:
 
 
 def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
-    """Decide where quantizers go, without changing the network; see :func:`plan`."""
+    """Make the plan for options; see :func:`plan`."""
     target = target_named(options.target)
     sample = choose_sample(model, sample)
     network = unwrap_network(model)
@@ -263,9 +267,9 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
 
 
 def _name_modules(model: Model, traced: NetworkTrace) -> dict[str, str]:
-    """Return the module's name for each node that can be quantized, by node name.
+    """Return the name of the module, by node name, for each node that can be quantized.
 
-    The module's name is empty if the node does not belong to a known module.
+    The name of the module is empty if the node does not belong to a known module.
     """
     names = {}
     for node in model.nodes:
@@ -286,8 +290,8 @@ def _choose_placement(
     """Choose the quantized inputs.
 
     Returns:
-        The placement; and a reason for each node that is left float by the options, or because no
-        quantizer can be inserted into the torch network there.
+        The placement; and by node name, the reasons for nodes that remain float because of the
+        options, or because no quantizer can be inserted into the torch network for them.
     """
     reasons = _match_nodes(names, options.exclude, "exclude")
     weighted = {n.name: names[n.name] for n in model.nodes if n.op in WEIGHTED and n.name in names}
@@ -309,9 +313,9 @@ def _choose_placement(
 
 
 def _check_call_counts(plan: Plan, traced: NetworkTrace, network: nn.Module) -> None:
-    """Check that modules with quantized calls make equally many calls in each run.
+    """Check that a module with quantized calls makes the same number of calls in each run.
 
-    Quantizers are assigned to calls by the number of the call, so this number must be constant.
+    Quantizers are assigned to calls by the number of the call.
 
     Raises:
         QdqtoolError: The number of calls of a module differs between its runs.
@@ -335,8 +339,8 @@ def _check_call_counts(plan: Plan, traced: NetworkTrace, network: nn.Module) -> 
 
 def _find_modules_not_run(traced: NetworkTrace, network: nn.Module) -> list[str]:
     modules = dict(network.named_modules())
-    # Attention passes the weights of its projections to a function, so the submodules that hold
-    # these weights do not run themselves.
+    # nn.MultiheadAttention passes the weights of its projections to a function. The submodules that
+    # hold these weights therefore do not run.
     attention_prefixes = tuple(
         f"{name}."
         for name, module in modules.items()
@@ -352,10 +356,10 @@ def _find_modules_not_run(traced: NetworkTrace, network: nn.Module) -> list[str]
 
 
 def choose_sample(model: Any, sample: Any) -> Any:
-    """Return the sample if given, else a black image of the size that Ultralytics' model uses.
+    """Return the sample, or a black image of the size of Ultralytics' model if it is None.
 
     Raises:
-        QdqtoolError: The sample is missing, and the model is not Ultralytics'.
+        QdqtoolError: The sample is None, and the model is not Ultralytics' wrapper.
     """
     if sample is not None:
         return sample
@@ -380,12 +384,12 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
     """Return a reason for each node whose name or module name matches a pattern, by node name.
 
     Args:
-        names: Module name of each node, by node name.
+        names: Module names, by node name.
         patterns: Regular expressions of the user.
         option: Name of the option with the patterns.
 
     Raises:
-        QdqtoolError: A pattern is invalid or matches nothing.
+        QdqtoolError: A pattern is invalid, or matches no name.
     """
     reasons: dict[str, Reason] = {}
     for pattern in patterns:
@@ -407,7 +411,7 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
 def _find_nodes_without_site(
     traced: NetworkTrace, placement: Placement, modules: Mapping[str, nn.Module]
 ) -> dict[str, Reason]:
-    """Return a reason for each chosen node whose quantizers cannot be inserted into a module."""
+    """Return reasons for the nodes of a placement that no module can quantize, by node name."""
     reasons: dict[str, Reason] = {}
     hidden: dict[str, SkipCause] = {}
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)
@@ -420,8 +424,8 @@ def _find_nodes_without_site(
             )
             continue
         placed[site].add(node.name)
-        # With a parametrization or pruning, weights are computed in each forward: they are constant
-        # in the exported graph, but not in training.
+        # With a parametrization or pruning, each forward computes the weights. They are constant in
+        # the exported graph, but not in training.
         is_constant = site.kind != "input" or "weight" in modules[site.module]._parameters
         reason = fault_checks.check_weights_constant(
             PLACEMENT, node.name, node.input(1), is_constant
@@ -432,7 +436,7 @@ def _find_nodes_without_site(
     for (name, _), site in traced.sites.items():
         nodes_by_site[site].add(name)
     for site, nodes in placed.items():
-        if nodes < nodes_by_site[site]:  # all runs of a module use one quantizer
+        if nodes < nodes_by_site[site]:  # all runs of a module use the same quantizer
             hidden.update(dict.fromkeys(nodes, SkipCause.OTHER_RUN_IS_FLOAT))
     return reasons | {n: FloatNode(PLACEMENT, n, reason) for n, reason in hidden.items()}
 
@@ -440,7 +444,6 @@ def _find_nodes_without_site(
 def _add_activations(
     plan: Plan, traced: NetworkTrace, model: Model, placement: Placement, groups: dict[str, int]
 ) -> None:
-    """Add the quantizers of activations, and the call counts of their modules."""
     order = {node.index: i for i, node in enumerate(model.ordered)}
     inputs = sorted(
         ((t, consumer) for t, consumers in placement.inputs.items() for consumer in consumers),
@@ -469,7 +472,7 @@ def _add_weights(plan: Plan, traced: NetworkTrace, placement: Placement) -> None
 def _module_axis(node: Node) -> int:
     """Return the axis of the output channels in the weights of the node's torch module.
 
-    torch stores the weights of a Linear as [outputs, inputs], so the axis is 0.
+    The axis of a Linear is 0, because torch stores its weights as [outputs, inputs].
     """
     return 0 if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
 
@@ -477,9 +480,9 @@ def _module_axis(node: Node) -> int:
 def _number_groups(
     traced: NetworkTrace, model: Model, placement: Placement, unify: bool
 ) -> dict[str, int]:
-    """Return the number of the group that shares a quantizer, for each quantized tensor.
+    """Return a group number for each quantized tensor. A group shares one quantizer.
 
-    Tensors are in one group if operators such as Concat require equal scales, or if the tensors are
+    Tensors are in one group if an operator such as Concat requires equal scales, or if they are
     inputs of different runs of one module.
     """
     groups: UnionFind[str] = UnionFind()

@@ -30,14 +30,14 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN_ATTRIBUTE = "qdqtool_plan"
 CHECKPOINT_FORMAT = "qdqtool/qat/1"
-# Attributes that hold quantizers. Both backends use the same names, so a checkpoint loads with
-# either backend. The names begin with an underscore because other tools recognize networks of
-# ModelOpt by the names without it.
+# Names of the attributes that hold quantizers. Both backends use the same names, so a checkpoint
+# can be loaded with either backend. The names begin with an underscore, because other tools take
+# the same names without an underscore as a sign of ModelOpt.
 INPUT_QUANTIZER = "_input_quantizer"
 RESIDUAL_QUANTIZER = "_residual_quantizer"
 WEIGHT_QUANTIZER = "_weight_quantizer"
-# Function that creates a backend's quantizer for a channel axis; None for one range for all
-# channels.
+# Function that creates a quantizer of a backend. Its argument is the channel axis, or None for one
+# range for all channels.
 QuantizerFactory = Callable[[int | None], nn.Module]
 
 
@@ -59,43 +59,44 @@ def prepare(
 
     The function quantizes the inputs and weights of convolutions, transposed convolutions and
     linear layers, the skip branch of residual Adds, and the inputs of average pools. Tensors
-    between a convolution, its BatchNormalization and its activation stay float, and so do the box
-    outputs and the DFL of a YOLOv8-style head. Class names and state-dict keys do not change;
-    quantizers add keys. A float checkpoint loads with ``strict=False``, a checkpoint of a prepared
-    network with ``strict=True``.
+    between a convolution, its BatchNormalization and its activation remain float. The box outputs
+    and the DFL of a YOLOv8-style head remain float too. Names of classes and keys of the state dict
+    do not change, but quantizers add keys. A float checkpoint can be loaded with ``strict=False``,
+    a checkpoint of a prepared network with ``strict=True``.
 
     Args:
         model: The network, on any device, in training or evaluation mode; or Ultralytics' wrapper.
         sample: Arguments of the network: a tensor, a tuple of arguments or a dict of keyword
             arguments. None is allowed for Ultralytics' wrapper, and gives an image of the training
             size.
-        report: Function that receives the plan as text before the network changes; None for no
+        report: Function that receives the plan as text before the network is changed. None: no
             report.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        backend: Package with the quantizer modules: ``pytorch-quantization`` or ``modelopt``.
-        head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
-        residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
-        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one
-            quantizer.
+        backend: Package that provides the quantizer modules, ``pytorch-quantization`` or
+            ``modelopt``.
+        head: Part of a detection head that remains float, as for :func:`qdqtool.insert`.
+        residual: Inputs of a residual Add that are quantized, as for :func:`qdqtool.insert`.
+        unify: Whether tensors share one quantizer if Concat, Split, Slice, MaxPool or Resize
+            connect them.
         exclude: Regular expressions (``re.search``) on the names of modules, or of nodes in the
-            ONNX graph, that are left float. Each expression must match at least one name. An Add
+            ONNX graph, that remain float. Each expression must match at least one name. An Add
             belongs to the module whose ``forward`` contains it.
-        include: Regular expressions on names of modules or nodes to quantize although a rule
-            leaves them float.
-        merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
-            and v9) are merged first, with the network's own method. Training then continues with
-            the merged convolution.
+        include: Regular expressions on names of modules or nodes to quantize even if `head` leaves
+            them float.
+        merge: Whether to merge parallel branches into one convolution first, if they are made for
+            this (RepVGG, RepConv of YOLOv7 and v9). The network's own method merges them. Training
+            continues with the merged convolution.
 
     Returns:
-        The plan. Activations have no range yet: call :func:`qdqtool.qat.calibrate` next. Weights
-        need no calibration: their range is always the current largest magnitude of each output
-        channel.
+        The plan. Activations have no range until :func:`qdqtool.qat.calibrate` is called. Weights
+        need no calibration, because their range is always the current largest magnitude of each
+        output channel.
 
     Raises:
-        QdqtoolError: An option is wrong, a pattern matches nothing, the backend is missing, or the
-            network is already prepared.
-        ModelError: torch cannot export the network, or nothing in it can be quantized.
+        QdqtoolError: An option is invalid, a pattern matches no name, the backend is missing, or
+            the network is already prepared.
+        ModelError: torch cannot export the network, or no part of it can be quantized.
     """
     options = QatOptions(target, backend, head, residual, unify, exclude, include, merge)
     return insert_quantizers(model, sample, options, report)
@@ -149,9 +150,9 @@ def read_plan(model: nn.Module) -> Plan:
 
 
 def apply_plan(model: nn.Module, plan: Plan) -> None:
-    """Insert the quantizers of a plan into a network, in place, and store the plan there.
+    """Insert the quantizers of a plan into a network, in place, and store the plan in it.
 
-    Parallel branches that the plan merges must be merged already.
+    The parallel branches in `plan.merged` must be merged already.
 
     Raises:
         QdqtoolError: The backend is missing.
@@ -171,8 +172,8 @@ def apply_plan(model: nn.Module, plan: Plan) -> None:
             parent, _, name = norms[weight.module].rpartition(".")
             module.qdq_norm = (modules[parent], name)
     for layer in modules.values():
-        # In evaluation mode, torch would run the whole layer as one fused function without the
-        # quantizers. An activation of 0 (neither ReLU nor GELU) prevents the fusion.
+        # In evaluation mode, torch would run the whole layer as one fused function, without the
+        # quantizers. The value 0 (neither ReLU nor GELU) prevents this.
         if isinstance(layer, nn.TransformerEncoderLayer) and is_prepared(layer):
             layer.activation_relu_or_gelu = 0
     guard_ultralytics()
@@ -200,9 +201,9 @@ def _insert_activation_quantizers(
 
 
 def _attach_quantizer(module: QuantizedModule, name: str, quantizer: nn.Module) -> str:
-    """Add a quantizer to a module as a submodule; return the attribute's name.
+    """Add a quantizer to a module as a submodule, and return the name of the attribute.
 
-    If the module already has the attribute `name`, a number is appended.
+    If the module already has the attribute `name`, a number is appended to the name.
     """
     assert isinstance(module, nn.Module)
     names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
@@ -235,13 +236,14 @@ def load_backend(name: str) -> QuantizerFactory:
 
 
 def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
-    """Return the weights, ranges and plan of a prepared network as data for ``torch.save``.
+    """Return the weights, ranges and plan of a prepared network, for ``torch.save``.
 
         torch.save(qat.checkpoint(model), "qat.pt")
         qat.restore(float_model, torch.load("qat.pt", weights_only=True))
 
     Returns:
-        ``format``, ``plan``, ``off`` (disabled quantizers) and ``state`` (the state dict).
+        A dict with ``format``, ``plan``, ``off`` (the disabled quantizers) and ``state`` (the state
+        dict).
 
     Raises:
         QdqtoolError: The network was not prepared.
@@ -259,18 +261,19 @@ def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
 
 
 def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
-    """Restore the quantizers, ranges and weights of a checkpoint, in place, without a sample.
+    """Restore the quantizers, ranges and weights of a checkpoint, in place.
 
     Args:
-        model: The network of the checkpoint, float or prepared with the same plan.
-        saved: Result of :func:`checkpoint`. If `model` is prepared, a plain state dict of a
-            prepared network is also allowed.
+        model: The network from which the checkpoint was saved, float or prepared with the same
+            plan.
+        saved: Result of :func:`checkpoint`. If `model` is prepared, the state dict of a prepared
+            network is also allowed.
 
     Returns:
         The plan of the checkpoint.
 
     Raises:
-        QdqtoolError: The checkpoint belongs to another network or plan. The message names a
+        QdqtoolError: The checkpoint is from another network or plan. The message names a
             difference.
     """
     model = unwrap_network(model)
@@ -302,10 +305,10 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
 
 
 def _merge_and_check_modules(model: nn.Module, plan: Plan) -> None:
-    """Merge the branches of a float network as in a plan, in place, and check its modules.
+    """Merge the branches that a plan merges, in place, and check that all its modules exist.
 
     Raises:
-        QdqtoolError: The network lacks a module of the plan.
+        QdqtoolError: The network does not have a module of the plan.
     """
     modules = dict(model.named_modules())
     missing = [w.module for w in plan.weights if w.module not in modules]
@@ -336,10 +339,10 @@ def _other_network_error(missing: str) -> QdqtoolError:
 
 
 def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load a state dict, in place, including ranges that the network does not have yet.
+    """Load a state dict, in place, with the ranges of quantizers that have none yet.
 
     Raises:
-        QdqtoolError: The state belongs to another network or plan.
+        QdqtoolError: The state dict is from another network or plan.
     """
     tensors = {k: v for k, v in state.items() if hasattr(v, "shape")}
     quantizers = _quantizers_by_key(model)
@@ -355,7 +358,7 @@ def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _quantizers_by_key(model: nn.Module) -> dict[str, nn.Module]:
-    """Return quantizers by the state-dict keys of their ranges.
+    """Return quantizers by the keys of their ranges in a state dict.
 
     A quantizer that several modules share has several keys.
     """

@@ -1,4 +1,4 @@
-"""Quantizer of pytorch-quantization; importing this module needs the package."""
+"""Quantizer of pytorch-quantization. The import of this module needs the package."""
 
 import warnings
 
@@ -12,21 +12,22 @@ from qdqtool.qat.modules import Int8Mixin
 
 
 class PytorchQuantizer(Int8Mixin, quant_nn.TensorQuantizer):  # type: ignore[misc]
-    """Quantizer of pytorch-quantization that also loads its range without a GPU.
+    """Quantizer of pytorch-quantization that can load its range without a GPU.
 
-    The class is not named TensorQuantizer, because Ultralytics recognizes ModelOpt by that name.
+    The name of the class is not TensorQuantizer, because Ultralytics recognizes ModelOpt by this
+    name.
     """
 
 
-Int8Quantizer = PytorchQuantizer  # pickles of version 0.2 contain this name
+Int8Quantizer = PytorchQuantizer  # name in pickles of version 0.2
 
 
 def make_quantizer(axis: int | None) -> PytorchQuantizer:
     """Return a signed 8-bit quantizer of pytorch-quantization.
 
     Args:
-        axis: Channel axis, with a max calibrator; None for one range for all channels, with a
-            histogram calibrator.
+        axis: Channel axis of a quantizer with a max calibrator. None for a quantizer that has one
+            range for all channels and a histogram calibrator.
     """
     kind = {"calib_method": "histogram"} if axis is None else {"axis": (axis,)}
     quantizer = PytorchQuantizer(QuantDescriptor(num_bits=8, **kind))

@@ -32,19 +32,20 @@ from qdqtool.util.notes import Note
 from qdqtool.util.progress import track_progress
 from qdqtool.util.text import format_count
 
-FEW_IMAGES = 16  # fewer images cause a warning: they rarely contain the largest values
+FEW_IMAGES = 16  # fewer images cause a warning, because they rarely show the largest values
 
 
 @dataclass
 class Calibration:
-    """Result of a calibration: the scales that the quantizers now have.
+    """Result of a calibration: the new scales of the quantizers.
 
     Attributes:
-        scales: Scale of each group of quantizers that share a range, with the method, and the range
-            that each member would have alone. Members are named ``<module>.<attribute>``.
+        scales: Scales of the groups of quantizers that share a range, each with its method and with
+            the range that each member would have alone. The name of a member is
+            ``<module>.<attribute>``.
         batches: Number of batches that the network processed.
         images: Number of images in the batches.
-        warnings: Problems of the data.
+        warnings: Warnings about the data.
     """
 
     scales: list[GroupScale]
@@ -55,7 +56,7 @@ class Calibration:
 
 @dataclass
 class DataStatistics:
-    """Statistics of activations by name of the quantizer, and the amount of data."""
+    """Statistics of activations by name of the quantizer, and the number of batches and images."""
 
     tensors: dict[str, TensorStatistics] = field(default_factory=dict)
     batches: int = 0
@@ -76,31 +77,31 @@ def calibrate(
 ) -> Calibration:
     """Set the range (amax) of every activation quantizer from calibration data.
 
-    The network runs in evaluation mode with quantizers off. Activations are sampled on the device
-    of the network, and counted on the CPU. Quantizers that share a range get a range for all their
-    tensors (see :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the backend can
-    be used instead of this function. A progress bar is drawn if stderr is a terminal.
+    The network runs in evaluation mode with all quantizers disabled. Activations are sampled on the
+    device of the network, and counted on the CPU. Quantizers that share a range get one range for
+    all their tensors (see :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the
+    backend can be used instead of this function. A progress bar is drawn if stderr is a terminal.
 
     Args:
         model: A prepared network (:func:`qdqtool.qat.prepare`), or its wrapper.
-        data: Batches of a data loader: tensors, tuples of images and labels, or dicts, also in
-            uint8; see :func:`qdqtool.qat.batches.convert_batch`.
+        data: Batches of a data loader: tensors, tuples of images and labels, or dicts. Images may
+            be uint8. See :func:`qdqtool.qat.batches.convert_batch`.
         method: ``max``, ``percentile``, ``mse`` or ``entropy``, as in :func:`calibration.amax_of`.
         fn: Function that returns the arguments of the network for a batch: a tensor, a tuple of
             arguments or a dict of keyword arguments.
         percentile: Percentage of the magnitudes that the method ``percentile`` does not clip.
-        method_for: Pairs of a regular expression on ``<module>.<quantizer>`` and the method for
-            the quantizers that match.
+        method_for: Pairs of a regular expression on ``<module>.<quantizer>`` and a method. The
+            method applies to the quantizers that match.
         max_batches: Maximum number of batches; None for all.
-        total: Number of batches, for the progress bar, if ``data`` has no length.
+        total: Number of batches for the progress bar, if ``data`` has no length.
         together: Whether all processes of ``torch.distributed`` call this function with different
-            data, to get ranges over the data of all processes. None: True if ``model`` is wrapped
-            in DistributedDataParallel. For a network that is wrapped later, DistributedDataParallel
-            copies the ranges of the first process.
+            data. The ranges are then computed from the data of all processes. None: True if
+            ``model`` is wrapped in DistributedDataParallel. If the network is wrapped later,
+            DistributedDataParallel copies the ranges of the first process.
 
     Raises:
-        QdqtoolError: The network was not prepared, a method is unknown, a pattern matches nothing,
-            or ``max_batches`` is below 1.
+        QdqtoolError: The network was not prepared, a method is unknown, a pattern matches no
+            quantizer, or ``max_batches`` is below 1.
         DataError: The data is empty, the network cannot be called with the data, or a quantizer
             received no values or NaN.
     """
@@ -159,12 +160,12 @@ def _collect_statistics(
     calls: Iterable[NetworkCall],
     members: dict[tuple[int, str], QuantizerReference],
 ) -> DataStatistics:
-    """Run a network on batches with quantizers off; collect statistics of quantizer inputs.
+    """Run a network with quantizers disabled, and collect statistics of their inputs.
 
     Args:
         model: Prepared network.
         plan: Plan of the network.
-        calls: Arguments of the network for each batch.
+        calls: For each batch, the arguments of the network.
         members: Quantizers to observe, by id of the module and attribute.
 
     Raises:
@@ -205,11 +206,11 @@ def _collect_statistics(
 def _select_quantizers(model: nn.Module, plan: Plan) -> dict[tuple[int, str], QuantizerReference]:
     """Return the activation quantizers to observe, by id of the module and attribute.
 
-    If several attributes hold one quantizer for the same tensor, only the first is returned, so
-    that the tensor is counted once.
+    If several attributes hold the same quantizer for the same tensor, only the first is returned.
+    The tensor is then counted once.
     """
     tensors = {a.site: a.tensor for a in plan.activations}
-    members: dict[tuple[int, str], QuantizerReference] = {}  # by id of the quantizer, and tensor
+    members: dict[tuple[int, str], QuantizerReference] = {}  # by quantizer and tensor
     for q in find_quantizers(model):
         if q.is_weight:
             continue
@@ -231,15 +232,15 @@ def _collect_in_all_processes(collect: Callable[[], DataStatistics]) -> DataStat
     """Collect statistics in every process of torch.distributed, and merge them.
 
     Raises:
-        DataError: Collecting failed in one of the processes. If the user's code raised another
-            exception, the process of that code raises the exception unchanged.
+        DataError: A process failed. If the code of the user raised another exception, the process
+            of this code raises the exception unchanged.
     """
     own, failure, message = DataStatistics(), None, ""
     try:
         own = collect()
     except QdqtoolError as error:
         message = str(error)
-    except Exception as error:  # raised by the user's code; all other processes must not wait
+    except Exception as error:  # by the user's code; no other process may wait
         failure, message = error, f"{type(error).__name__}: {error}"
     everywhere: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(everywhere, (own, message))

@@ -1,7 +1,7 @@
-"""Sites: the module inputs and function calls of a network where quantizers can go.
+"""Sites: the inputs of modules and function calls where quantizers can be inserted.
 
 A site is the data input of a convolution or linear module, or an input of a function call inside a
-module. Such calls are the Add of a residual, an average pool, and a projection of
+module. Such calls are a residual Add, an average pool, and a projection of
 ``nn.MultiheadAttention`` (which passes its weights to a function). Calls have no names, so they are
 numbered: the n-th Add of a module is the n-th Add that runs during the module's ``forward``,
 including the Adds of its children.
@@ -30,7 +30,7 @@ WEIGHTED_MODULES = (
     nn.ConvTranspose3d,
     nn.Linear,
 )
-# Containers cannot hold quantizers: they would run a quantizer as one of their layers.
+# Containers cannot hold quantizers, because they would run a quantizer as one of their layers.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 ADD = "add"
@@ -39,20 +39,20 @@ LINEAR = "linear"
 _ADDS = frozenset({"add", "add_", "__add__", "__iadd__", "__radd__"})
 _POOLS = frozenset(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3))
 
-# Function that receives the kind and the arguments of a call. It returns replaced arguments, or
-# None to keep the arguments.
+# Function that receives the kind and the arguments of a call, and returns new arguments or None. If
+# it returns None, the arguments stay the same.
 CallObserver = Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None]
 
 
 @dataclass(frozen=True, order=True)
 class QuantizerSite:
-    """Input of a module or function call where a quantizer can go; equal in every run.
+    """Input of a module or function call where a quantizer can be inserted.
 
     Attributes:
         module: Qualified name of the module; an empty string for the network itself.
         kind: ``input`` (of a convolution or linear module), ``add``, ``pool`` or ``linear`` (a
             projection of attention).
-        call: Number of the call among the module's calls of this kind, from 0.
+        call: Number of the call among the module's calls of this kind, starting at 0.
         position: Position of the input, 0 or 1. The inputs of a projection are data and weights.
     """
 
@@ -62,7 +62,7 @@ class QuantizerSite:
     position: int = 0
 
 
-Site = QuantizerSite  # pickles of version 0.2 contain this name
+Site = QuantizerSite  # name in pickles of version 0.2
 
 
 def call_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
@@ -76,9 +76,10 @@ def call_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None
 def call_out_of_place(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a function, but compute ``x + y`` for ``x += y``.
+    """Call a function, but compute ``x + y`` instead of ``x += y``.
 
-    `x` may be a quantized copy of a tensor, so adding in place would not change the tensor itself.
+    `x` may be a quantized copy of a tensor. An addition in place would not change the tensor
+    itself.
     """
     if getattr(function, "__name__", "") in ("add_", "__iadd__"):
         return torch.add(*args, **kwargs)
@@ -90,8 +91,9 @@ class _ThreadState(threading.local):
 
     Attributes:
         paused: Whether watchers ignore calls.
-        projection_observer: Observer of the projections while attention runs; else None.
-        packed: Packed weights and biases of the running attention's projections.
+        projection_observer: Observer of the projections while nn.MultiheadAttention runs; else
+            None.
+        packed: Packed weights and biases of the projections of the running nn.MultiheadAttention.
     """
 
     paused: bool = False
@@ -113,7 +115,7 @@ def pause_watchers() -> Iterator[None]:
 
 
 def _project_quantized(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Replace ``functional.linear`` in attention: quantize the inputs with the observer first."""
+    """Compute a projection of attention, after the observer has quantized its inputs."""
     if torch.onnx.is_in_onnx_export():
         weight, bias = _constant_rows(weight), _constant_rows(bias)
     assert _state.projection_observer is not None
@@ -122,17 +124,17 @@ def _project_quantized(x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 
 def _constant_rows(part: Any) -> Any:
-    """Return the rows of a packed parameter as a slice with constant bounds.
+    """Return a slice of a packed parameter as a slice with constant bounds.
 
-    Otherwise torch's exporter writes nodes that compute the bounds at run time. Other tensors are
-    returned unchanged.
+    If the bounds are not constant, torch's exporter writes nodes that compute them at run time.
+    Other tensors are returned unchanged.
     """
     for whole in _state.packed:
         if not isinstance(part, Tensor) or not isinstance(whole, Tensor) or part is whole:
             continue
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's tracer warns that bounds are constants
+                warnings.simplefilter("ignore")  # torch warns of constant bounds
                 first = part.storage_offset() // int(part.stride(0))
                 return whole[first : first + int(part.shape[0])]
     return part
@@ -141,8 +143,8 @@ def _constant_rows(part: Any) -> Any:
 def _copy_attention() -> Callable[..., Any]:
     """Return a copy of torch's attention function whose projections call `_project_quantized`.
 
-    For a function mode of torch, the original function is a single call without visible
-    projections. The copy has the same code with other globals.
+    The copy is needed because a function mode of torch sees the original function as a single call,
+    not its projections. The copy has the same code with other globals.
     """
     names: dict[str, Any] = {
         **vars(functional),
@@ -160,12 +162,11 @@ _watched_attention = _copy_attention()
 
 
 class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
-    """Context that intercepts Adds, average pools, and projections of attention.
+    """Context that intercepts the calls of Adds, average pools and projections of attention.
 
     Args:
-        observer: Function that receives the kind and the arguments of each call. It returns
-            replaced arguments, or None to keep the arguments.
-        kinds: Kinds of calls that matter to the observer.
+        observer: See :data:`CallObserver`.
+        kinds: Kinds of calls to intercept.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``qat.disable``, ``enable`` and ``sensitivity``: switch quantizers off and on."""
+"""``qat.disable``, ``enable`` and ``sensitivity``: disable and enable quantizers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,43 +24,43 @@ from qdqtool.util.progress import track_progress
 
 
 def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
-    """Switch quantizers off, so that they pass values unchanged and are not exported.
+    """Disable quantizers. A disabled quantizer passes values unchanged and is not exported.
 
     Args:
         model: A prepared network, or its wrapper.
-        patterns: Regular expressions (``re.search``) on ``<module>.<quantizer>``. Empty for all
+        patterns: Regular expressions (``re.search``) on ``<module>.<quantizer>``. Empty: all
             quantizers.
 
     Returns:
-        Names of all quantizers that are off after the call.
+        Names of all quantizers that are disabled after the call.
 
     Raises:
-        QdqtoolError: The network was not prepared, or a pattern matches nothing.
+        QdqtoolError: The network was not prepared, or a pattern matches no quantizer.
     """
     return _switch_quantizers(model, patterns, off=True)
 
 
 def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
-    """Switch quantizers on again; see :func:`disable`.
+    """Enable disabled quantizers; see :func:`disable`.
 
     Returns:
-        Names of the quantizers that are still off.
+        Names of the quantizers that are still disabled.
 
     Raises:
-        QdqtoolError: The network was not prepared, or a pattern matches nothing.
+        QdqtoolError: The network was not prepared, or a pattern matches no quantizer.
     """
     return _switch_quantizers(model, patterns, off=False)
 
 
 @contextmanager
 def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iterator[None]:
-    """Switch quantizers off until the context ends; see :func:`disable`.
+    """Disable quantizers until the context ends; see :func:`disable`.
 
-    Inside of ``with qat.disabled(model): ...`` the network is float. At the end, each quantizer is
-    off or on as it was before.
+    Inside ``with qat.disabled(model): ...`` the network is float. The end of the context restores
+    the state of each quantizer.
 
     Raises:
-        QdqtoolError: The network was not prepared, or a pattern matches nothing.
+        QdqtoolError: The network was not prepared, or a pattern matches no quantizer.
     """
     model = unwrap_network(model)
     before = [(m, m.qdq_off) for m in model.modules() if isinstance(m, QuantizedModule)]
@@ -104,13 +104,13 @@ def _switch_quantizers(model: nn.Module, patterns: str | Sequence[str], off: boo
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Accuracy loss if a single layer is quantized.
+    """Accuracy loss of a network in which a single layer is quantized.
 
     Attributes:
         module: Name of the layer.
-        loss: Decrease of ``metric`` against the float network. Without a metric, the root mean
-            square of the change of an output, divided by its standard deviation; the largest over
-            all outputs and batches.
+        loss: Decrease of ``metric`` from that of the float network. Without a metric, the largest
+            change of an output in a batch: the root mean square of the change, divided by the
+            standard deviation of the output.
     """
 
     module: str
@@ -125,23 +125,25 @@ def sensitivity(
     metric: Callable[[nn.Module], float] | None = None,
     max_batches: int | None = 4,
 ) -> list[Sensitivity]:
-    """Measure the accuracy loss of each layer, quantized alone; return the worst layers first.
+    """Measure the accuracy loss of each layer if only this layer is quantized.
 
-    The worst layers can then be left float with ``exclude`` of :func:`qdqtool.qat.prepare`, or
-    switched off with :func:`disable`.
+    The list has the layers with the largest losses first. ``exclude`` of
+    :func:`qdqtool.qat.prepare` leaves such layers float, and :func:`disable` disables their
+    quantizers.
 
     Args:
         model: A calibrated network, or its wrapper.
-        data: A few batches, as for :func:`qdqtool.qat.calibrate`, which are kept in memory; not
-            used with a metric.
+        data: A few batches, as for :func:`qdqtool.qat.calibrate`. They are kept in memory. If
+            `metric` is given, `data` is not used.
         fn: As for :func:`qdqtool.qat.calibrate`.
-        metric: Function that evaluates the network, such as mAP (higher is better). It is called
-            once for each layer and once for the float network.
-        max_batches: Maximum number of batches that are compared without a metric; None for all.
+        metric: Function that evaluates the network and returns a number such as the mAP (higher is
+            better). It is called once for each layer and once for the float network.
+        max_batches: Maximum number of batches that are compared if there is no metric; None for
+            all.
 
     Raises:
         QdqtoolError: The network was not prepared, or ``max_batches`` is below 1.
-        DataError: The data is empty, or the network cannot be called with it.
+        DataError: The data is empty, or the network cannot be called with the data.
     """
     network = unwrap_network(model)
     plan = read_plan(network)

@@ -1,10 +1,10 @@
-"""Export a torch network to ONNX with a map of node inputs to module calls.
+"""Export of a torch network to ONNX, with the site of each node input.
 
-A *site* is a module input or a function call where a quantizer can go (see
+A *site* is an input of a module or function call where a quantizer can be inserted (see
 :mod:`qdqtool.qat.sites`). The network is exported with a mark (a custom operator) at every site. A
-node that reads a mark belongs to the mark's site. Then the marks are removed from the graph. Node
-names are not used. This works for every network that torch.onnx.export can trace, even if torch.fx
-cannot.
+node input that reads a mark belongs to the site of the mark. The marks are then removed from the
+graph. This works for every network that torch.onnx.export can trace, even if torch.fx cannot, and
+does not depend on the names of nodes.
 """
 
 import io
@@ -38,13 +38,14 @@ class NetworkTrace:
 
     Attributes:
         proto: The graph, without marks.
-        sites: Site of a node's input, by name of the node and position of the input.
-        norms: Name of the convolution module whose output only the BatchNormalization reads, by
-            name of the BatchNormalization.
-        calls: Number of Adds, pools and projections that ran inside a module, by module and kind;
-            the largest number if it differs between runs.
+        sites: Sites, by name of the node and position of the input.
+        norms: By name of a BatchNormalization, the name of the convolution module before it. The
+            BatchNormalization is the only consumer of the convolution.
+        calls: By module and kind of call, the number of Adds, pools and projections that ran inside
+            the module. If the number differs between runs of the module, the largest number.
         runs: Number of runs of each module.
-        varied: Different numbers of calls in the runs of a module, by module and kind.
+        varied: By module and kind of call, the numbers of calls if they differ between runs of the
+            module.
     """
 
     proto: onnx.ModelProto
@@ -56,7 +57,7 @@ class NetworkTrace:
 
 
 def mark_tensor(value: Tensor, number: int) -> Any:
-    """Return a copy of a tensor, which an export to ONNX writes as a mark with a number."""
+    """Return a copy of a tensor. An export to ONNX writes the copy as a mark with a number."""
     return _MarkOperator.apply(value, str(number))
 
 
@@ -80,16 +81,16 @@ def export_proto(
     """
     file = io.BytesIO()
     args = call.args
-    # torch takes a dict at the end for keyword arguments, even if the dict is the last positional
-    # argument. An empty dict after it prevents that.
+    # torch takes a dict at the end of `args` as the keyword arguments, even if it is the last
+    # positional argument. An empty dict after it prevents this.
     if call.kwargs or (args and isinstance(args[-1], dict)):
         args = (*args, call.kwargs)
     try:
         with warnings.catch_warnings():
-            # These warnings of torch's tracer concern the user's code, not the quantizers.
+            # The warnings of torch's tracer are about the user's code, not about the quantizers.
             warnings.simplefilter("ignore")
             torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
-    except Exception as error:  # torch's passes and the network's own code may raise any class
+    except Exception as error:  # torch and the code of the network may raise any class of exception
         reason = format_reason(error, first_line=True)
         raise ModelError(
             f"{type(model).__name__}: torch cannot export this network to ONNX with the sample "
@@ -123,7 +124,7 @@ def trace_network(model: nn.Module, sample: Any) -> NetworkTrace:
     traced = NetworkTrace(proto, runs=recorder.runs)
     for (module, kind), counts in recorder.calls.items():
         traced.calls[module, kind] = max(counts)
-        # A run without any call of the kind has no entry.
+        # A run without calls of this kind has no entry.
         different = {*counts, *([0] if len(counts) < recorder.runs[module] else [])}
         if len(different) > 1:
             traced.varied[module, kind] = sorted(different)
@@ -132,12 +133,12 @@ def trace_network(model: nn.Module, sample: Any) -> NetworkTrace:
 
 
 class _SiteRecorder:
-    """Inserts marks at the sites of a network while it runs, and counts runs and calls.
+    """Inserts marks at the sites of a network while the network runs, and counts runs and calls.
 
     Attributes:
-        sites: Site of each mark, in the order of the marks' numbers.
+        sites: Site of each mark, by the number of the mark.
         runs: Number of runs of each module.
-        calls: Number of calls of a kind in each run of a module, by module and kind.
+        calls: By module and kind of call, the number of calls in each run of the module.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -205,7 +206,7 @@ def _assign_sites(traced: NetworkTrace, sites: dict[tuple[str, int], QuantizerSi
     uses = Counter(t for n in graph.node for t in n.input)
     uses.update(o.name for o in graph.output)
     inputs = {n.name: n.input for n in graph.node}
-    modules: dict[str, str] = {}  # name of the module by name of its node
+    modules: dict[str, str] = {}  # names of modules, by name of the node
     for (name, position), site in sites.items():
         if site.kind != _BATCH_NORM:
             traced.sites[name, position] = site
@@ -224,7 +225,7 @@ def export_without_marks(
     """Export a network that inserts marks while it runs, and remove the marks.
 
     Returns:
-        The graph without marks; and the number of each mark, by name of the node that reads the
+        The graph without marks; and the numbers of the marks, by name of the node that reads the
         mark and position of the input.
     """
     proto = export_proto(model, call, opset, custom_opsets={_DOMAIN: 1}, **options)
@@ -246,11 +247,11 @@ def export_without_marks(
 
 
 def remove_marks(proto: onnx.ModelProto, sources: dict[str, str]) -> None:
-    """Remove all marks from a graph, in place, and connect their consumers to their inputs.
+    """Remove all marks from a graph, in place. Consumers of a mark then read its input.
 
     Args:
         proto: Exported graph.
-        sources: Input of each mark, by the mark's output.
+        sources: Inputs of marks, by the output of the mark.
 
     Raises:
         ModelError: The network returns one of its inputs as an output.
@@ -269,7 +270,7 @@ def remove_marks(proto: onnx.ModelProto, sources: dict[str, str]) -> None:
     copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
     graph.node.extend(copies)
-    del graph.value_info[:]  # the shapes after marks are unknown; shape inference adds them later
+    del graph.value_info[:]  # shapes after marks are unknown; a later shape inference adds them
     for index in reversed(range(len(proto.opset_import))):
         if proto.opset_import[index].domain == _DOMAIN:
             del proto.opset_import[index]

@@ -9,13 +9,13 @@
     result = qat.export(yolo, "yolov8n_qdq.onnx")          # checked and predicted
     YOLO("yolov8n_qdq.onnx").predict("photo.jpg")
 
-The trainer is a subclass of Ultralytics' trainer, with Ultralytics' data, losses, EMA, checkpoints,
-resume and validation. Before the first step, it inserts quantizers into the network and calibrates
-them on training images without augmentation.
+The trainer is a subclass of Ultralytics' trainer, and uses Ultralytics' data, losses, EMA,
+checkpoints, resume and validation. Before the first step, the trainer inserts quantizers into the
+network and calibrates them on training images without augmentation.
 
 This module imports ``ultralytics``, which is under the AGPL-3.0. qdqtool contains no code of
 Ultralytics and does not depend on it. The license of Ultralytics (AGPL-3.0 or commercial) applies
-to the models that you train and deploy with Ultralytics, also if you use this trainer.
+to the models that you train and deploy with Ultralytics, also with this trainer.
 """
 
 import math
@@ -40,10 +40,11 @@ from qdqtool.qat.preparation import insert_quantizers, is_prepared
 from qdqtool.qat.ranges import calibrate
 from qdqtool.qat.ultralytics_guard import guard_ultralytics
 
-# Arguments for fine-tuning a trained network. The learning rate is a twentieth of the rate for
-# training from scratch. A warm-up would start the biases' learning rate at 0.1. Without mosaic, the
-# statistics are those of inference. Training is in float32, because the steps of the quantizers are
-# finer than bfloat16.
+# Arguments to fine-tune a trained network. The learning rate is a twentieth of that for a training
+# from scratch. There is no warm-up, because it would start the learning rate of biases at 0.1.
+# There is no mosaic, because with it the statistics of BatchNormalization would differ from those
+# of inference. The training is in float32, because the steps of the quantizers are finer than those
+# of bfloat16.
 RECIPE: dict[str, Any] = {
     "epochs": 10,
     "optimizer": "AdamW",
@@ -58,11 +59,11 @@ RECIPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Options(QatOptions):
-    """Options of the trainer: those of :func:`qdqtool.qat.prepare`, and of the calibration.
+    """Options of the trainer: those of :func:`qdqtool.qat.prepare`, and those of the calibration.
 
     Attributes:
         method: Method that chooses ranges, as for :func:`qdqtool.qat.calibrate`.
-        images: Number of training images for the calibration.
+        images: Number of training images on which the quantizers are calibrated.
         freeze_norms: Whether BatchNormalization keeps its statistics, see
             :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
     """
@@ -108,13 +109,14 @@ class QuantizedTrainerMixin:
         return ConfiguredTrainer
 
     def get_model(self, cfg: Any = None, weights: Any = None, verbose: bool = True) -> Any:
-        """Return the network to train; overrides Ultralytics' method.
+        """Return the network to train.
 
-        Ultralytics builds a new network without quantizers. If the given network already has
-        quantizers, that network itself is returned.
+        This overrides Ultralytics' method, which always builds a new network without quantizers. If
+        `weights` is a network with quantizers, `weights` itself is returned.
 
         Raises:
-            QdqtoolError: The data has another number of classes than the network with quantizers.
+            QdqtoolError: The number of classes in the data is not that of the network with
+                quantizers.
         """
         if not isinstance(weights, nn.Module) or not is_prepared(weights):
             build = super().get_model  # type: ignore[misc]
@@ -132,13 +134,13 @@ class QuantizedTrainerMixin:
         return model
 
     def set_model_attributes(self) -> None:
-        """Insert quantizers and calibrate them; overrides Ultralytics' method.
+        """Insert and calibrate quantizers.
 
-        Ultralytics calls this method just before the network is copied for EMA, compiled, and
-        wrapped in DistributedDataParallel.
+        This overrides a method that Ultralytics calls just before the network is copied for EMA,
+        compiled, and wrapped in DistributedDataParallel.
 
         Raises:
-            QdqtoolError: Ultralytics' own quantization-aware training (quantize=8) is on.
+            QdqtoolError: Ultralytics' own quantization-aware training (quantize=8) is enabled.
         """
         super().set_model_attributes()  # type: ignore[misc]
         if getattr(self.args, "quantize", None) == 8:
@@ -183,7 +185,7 @@ class QuantizedTrainerMixin:
     def calibration_batches(self, count: int) -> Iterator[Tensor]:
         """Yield batches with ``count`` training images in total, without augmentation.
 
-        All images are squares of the training size, because engines have square inputs too.
+        All images are squares of the training size, as for engines.
         """
         trainer: Any = self
         size = max(self._image_size(unwrap_network(trainer.model)))
@@ -215,8 +217,8 @@ class QuantizedTrainerMixin:
 def spread_batches(images: int, per_batch: int, count: int) -> list[list[int]]:
     """Return the image indices of batches that are evenly spread over a data set.
 
-    Ultralytics sorts images by shape and gives all images of a batch one shape, so each batch is a
-    range of indices that starts at a multiple of ``per_batch``.
+    Ultralytics sorts images by shape, and all images of a batch have the same shape. Each batch is
+    therefore a range of indices that starts at a multiple of ``per_batch``.
 
     Args:
         images: Number of images in the data set.
@@ -301,16 +303,16 @@ _TRAINERS: dict[type, type[Any]] = {
 
 
 class Trainer(QuantizedDetectionTrainer):
-    """Ultralytics' trainer for the task of the training, with quantizers.
+    """Ultralytics' trainer with quantizers, for the task of the model.
 
-    Train with ``yolo.train(trainer=Trainer, ...)``. ``Trainer.with_options(...)`` changes
-    :class:`Options`. For YOLO-World and YOLOE use :func:`trainer_for`.
+    Pass the class to ``yolo.train(trainer=Trainer, ...)``. ``Trainer.with_options(...)`` changes
+    :class:`Options`. For YOLO-World and YOLOE, use :func:`trainer_for`.
     """
 
     def __new__(
         cls, cfg: Any = DEFAULT_CFG, overrides: dict[str, Any] | None = None, _callbacks: Any = None
     ) -> Any:
-        """Return a trainer for the task in ``overrides``: an instance of another class."""
+        """Return an instance of the trainer class for the task in ``overrides``."""
         arguments = overrides or {}
         trainer = _TASK_TRAINERS.get(str(arguments.get("task") or "detect"))
         if trainer is None and "rtdetr" in str(arguments.get("model", "")).lower():
@@ -334,7 +336,7 @@ def trainer_for(model: Any, **options: Any) -> type[Any]:
 
 
 def find_quantized_trainer(base: type) -> type[Any]:
-    """Return a class with quantizers that derives from a trainer class of Ultralytics."""
+    """Return a subclass, with quantizers, of a trainer class of Ultralytics."""
     if base in _TRAINERS:
         return _TRAINERS[base]
 
@@ -345,17 +347,17 @@ def find_quantized_trainer(base: type) -> type[Any]:
 
 
 def find_output_names(network: nn.Module) -> list[str] | None:
-    """Return the output names that Ultralytics' own export uses; None for default names."""
+    """Return the output names of Ultralytics' export; None if they are the default names."""
     return ["output0", "output1"] if getattr(network, "task", "") == "segment" else None
 
 
 def make_metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str]:
-    """Return the ONNX metadata that Ultralytics reads when it runs a model.
+    """Return the metadata that Ultralytics needs in an ONNX model.
 
     Args:
         network: Network of Ultralytics.
-        image: Sample [n, c, h, w], whose shape is stored.
-        dynamic: Whether the batch is dynamic.
+        image: Sample of shape [n, c, h, w]. The metadata contain this shape.
+        dynamic: Whether the batch size is dynamic.
     """
     values = {
         "description": f"Quantized {type(network).__name__}",

@@ -1,4 +1,4 @@
-"""Errors for calls of Ultralytics that would silently drop quantizers."""
+"""Errors for calls of Ultralytics that would drop quantizers without a warning."""
 
 import functools
 import sys
@@ -13,11 +13,11 @@ _MARK = "_qdqtool_guarded"
 
 
 def guard_ultralytics() -> None:
-    """Let methods of Ultralytics raise an error where they would drop quantizers.
+    """Make methods of Ultralytics raise an error if they would drop quantizers.
 
-    ``yolo.train()`` builds a new network and copies only the float weights. Exports to other
-    formats than ONNX ignore quantizers. If Ultralytics is not imported, nothing happens. Networks
-    without quantizers are not affected.
+    ``yolo.train()`` builds a new network and copies only the float weights. Exports to formats
+    other than ONNX ignore quantizers. If Ultralytics is not imported, this function does nothing.
+    Networks without quantizers are not affected.
     """
     tasks = sys.modules.get("ultralytics.nn.tasks")
     if tasks is not None:

@@ -141,38 +141,38 @@ def insert(
         max_images: Maximum number of samples, spread evenly over the data.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
-            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
-            (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if they are dynamic in the model. Default: its ``imgsz``
-            metadata.
+            of Pillow to the input. Default: the preprocessing in the model's metadata, else
+            ``yolo`` (letterbox, RGB, divided by 255).
+        size: Height and width in pixels if they are dynamic in the model. Default: ``imgsz`` in the
+            model's metadata.
         calib_cache: File that keeps the statistics, so that another run needs no inference.
         overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
             such a cache is an error.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         precision: ``int8``, or ``fp8`` (E4M3) for GPUs from compute capability 8.9 on and
-            TensorRT 10.3 or newer, strongly typed. FP8 ranges are the largest magnitudes, and
-            more nodes remain float (:mod:`qdqtool.insertion.placement`). ``auto`` measures the
-            output error of both on 8 samples, and chooses by error and estimated time
-            (:func:`qdqtool.insertion.format_choice.choose_number_format`). If neither suits, the
-            result is the float model: unchanged, or in FP16 if the target is strongly typed, that
-            is, computes in the types of the ONNX file.
-        head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, and the layers of a
-            DETR that compute boxes, reference points and sampling offsets. ``float`` also leaves
-            every last convolution float, and the scores by which a DETR selects queries.
-            ``none`` leaves nothing float.
+            TensorRT 10.3 or newer, strongly typed. With FP8, the range of a tensor is its largest
+            magnitude, and more nodes remain float (:mod:`qdqtool.insertion.placement`). ``auto``
+            measures the output error of both formats on 8 samples, and chooses by error and time
+            (:func:`qdqtool.insertion.format_choice.choose_number_format`). If neither format suits,
+            the result is the float model: in FP16 if the target is strongly typed (it computes in
+            the types of the ONNX file), else unchanged.
+        head: ``box`` leaves the layers float that compute boxes: DFL and box outputs of a
+            YOLOv8-style head; boxes, reference points and sampling offsets of a DETR. ``float``
+            also leaves every last convolution float, and the scores by which a DETR selects
+            queries. ``none`` leaves nothing float.
         residual: ``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are
             quantized.
-        attention: ``auto`` is ``float`` for INT8, and quantizes attentions that TensorRT fuses for
-            FP8. ``float`` leaves the products of attention (queries with keys, Softmax with
-            values) float. ``int8`` and ``fp8`` quantize the inputs of the products, the Softmax's
-            result with the range 0 to 1. Users measured INT8 attention to be slower: 800 us instead
-            of 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms instead of 43 for a UNet
-            of Stable Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each
-            attention of ViT-B/16 and Swin-T in either type, and several kernels of each attention
-            of YOLO11.
-        unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share
-            one scale.
+        attention: ``float`` leaves the products of attention (queries with keys, Softmax with
+            values) float. ``int8`` and ``fp8`` quantize the inputs of the products. The range of
+            the Softmax's result is then 0 to 1. ``auto``: with INT8, the same as ``float``; with
+            FP8, attentions that TensorRT fuses are quantized. Users measured INT8 attention to be
+            slower: 800 us instead of 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms
+            instead of 43 for a UNet of Stable Diffusion on an A10 (issue 2905). In both types,
+            TensorRT-RTX 1.7 builds each attention of ViT-B/16 and Swin-T as one kernel, and each
+            attention of YOLO11 as several kernels.
+        unify: Whether tensors that Concat, Split, Slice, MaxPool, Resize or a similar operator
+            connects share one scale.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize although a preset would leave
             them float.
@@ -183,22 +183,24 @@ def insert(
             converts them, except inputs, outputs, and tensors near the largest FP16 number.
             Default: ``fp16`` if the target computes in the types of the file (FP8, TensorRT 11,
             TensorRT-RTX), else ``fp32``.
-        smooth: Strength of SmoothQuant from 0 to 1, usually 0.5; None: no SmoothQuant. It helps
-            networks with outlier channels (finding ACT-OUTLIER). Before the calibration, scales of
-            the Linears' inputs move into the Linears' weights, and the inverse scales into the
-            LayerNormalization, Linear or Mul before. The float result does not change.
+        smooth: Strength of SmoothQuant from 0 to 1, usually 0.5; None: no SmoothQuant. SmoothQuant
+            helps networks with outlier channels (ACT-OUTLIER). Before the calibration, each
+            channel of a Linear's input is divided by a factor in the LayerNormalization, Linear or
+            Mul before, and the Linear's weights are multiplied by this factor. The outputs of the
+            float model do not change.
         input_type: ``float`` leaves the network's inputs as they are. ``int8`` and ``uint8``: see
             :mod:`qdqtool.insertion.input_types`.
         cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
             N processes on this machine, or a ``distributed.Client``. Default: this process. The
-            result does not depend on the workers, bit for bit.
+            result is the same with and without workers, bit for bit.
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
         calib_table: Table with the ranges, instead of `data`: a TensorRT calibration table, AIMET
             encodings, JSON of PPQ or onnxruntime, or lines of Paddle; see
             :mod:`calibration.range_tables`.
-        losses: Number of samples for measuring the output error, the activations that cause most
-            of it (:mod:`qdqtool.insertion.losses`), and the difference of an FP16 model from the
-            float model. The network runs up to ten times for each sample. 0 measures nothing.
+        losses: Number of samples for three measurements: the output error, the activations that
+            cause most of it (:mod:`qdqtool.insertion.losses`), and the difference between an FP16
+            model and the float model. The network runs up to ten times for each sample. 0 measures
+            nothing.
             None: 8 samples for the error. If the error is 10 % or more, single activations are also
             left float on 2 of the samples, and the largest gains are confirmed on the other 6. None
             is the default of the command.
@@ -267,7 +269,7 @@ def _insert_best_format(
     same calibration, unless SmoothQuant changes the networks.
 
     Raises:
-        QdqtoolError: The data cannot be read twice, or a table replaces it.
+        QdqtoolError: The data cannot be read twice, or a table replaces the data.
     """
     if options.calib_table is not None or isinstance(data, Iterator):
         raise QdqtoolError(
@@ -400,13 +402,11 @@ class _Inserter:
         )
 
     def quantize(self) -> None:
-        """Choose placement and scales, and insert the pairs."""
         placement = self.choose_placement()
         self._scales = self.choose_scales(placement)
         self.insert_pairs(placement, self._scales)
 
     def finish(self) -> Insertion:
-        """Measure losses, convert to FP16, change inputs, predict, and return the result."""
         self.check_outliers(self._scales)
         self.measure_losses(self._scales)
         self.convert_to_fp16()
@@ -416,7 +416,7 @@ class _Inserter:
         return self.result
 
     def collect_shared_statistics(self, other: _Inserter) -> None:
-        """Calibrate the tensors of this and another insertion in one run, for both to use."""
+        """Calibrate the tensors of this insertion and of another one in a single run."""
         groups = [*self._find_groups(), *other._find_groups()]
         self._shared = other._shared = self._collect_statistics(
             self._model, groups, self._options.cache
@@ -444,14 +444,13 @@ class _Inserter:
         return result
 
     def copy_final_model(self) -> Model:
-        """Return a copy of the Q/DQ model, in FP16 if the result will be in FP16."""
         model = self._model.copy()
         if self._network.fp16:
             fp16.convert_to_fp16(model, self.find_wide_tensors())
         return model
 
     def measure_errors(self, models: Sequence[Model]) -> npt.NDArray[np.float64]:
-        """Return output errors of models against the float model, of shape [samples, models]."""
+        """Return the output errors relative to the float model, of shape [samples, models]."""
         return measure_sample_errors(
             self._network.load_float_model(),
             models,
@@ -493,7 +492,6 @@ class _Inserter:
         return placement
 
     def choose_scales(self, placement: Placement) -> list[GroupScale]:
-        """Choose a scale for each group of quantized activations."""
         options, result = self._options, self.result
         groups = self._find_groups()
         methods = MethodChoice.from_options(options.ranges, self._format)
@@ -659,7 +657,7 @@ class _Inserter:
                 images=self._options.images,
                 samples=self._options.losses,
             )
-        except ModelError as error:  # operators after the last convolutions may be TensorRT's own
+        except ModelError as error:  # for example, TensorRT's own operators cannot run here
             self._add_warning(
                 "losses-not-measured", "the causes of accuracy loss were not measured", error
             )
@@ -679,7 +677,6 @@ class _Inserter:
         return self._wide
 
     def convert_to_fp16(self) -> None:
-        """Convert layers without Q/DQ to FP16 if requested, and compare the outputs."""
         if not self._network.fp16:
             return
         options, result = self._options, self.result
@@ -720,7 +717,6 @@ class _Inserter:
             )
 
     def _measure_or_reuse_agreement(self, model: Model) -> Fp16Agreement | None:
-        """Return the agreement with the float model, measured for the format choice or now."""
         choice = self.result.choice
         if choice is not None and self.result.precision in choice.errors:
             return Fp16Agreement(choice.errors[self.result.precision], choice.samples)
@@ -758,7 +754,7 @@ class _Inserter:
             self.result.warnings.append(_note_finding(findings[0], f"{others} {findings[0].fix}"))
 
     def predict(self) -> None:
-        """Predict the engine, and its changes if single activations were left float.
+        """Predict the engine, and how it would change if single activations were left float.
 
         A failure becomes a warning.
         """

@@ -20,7 +20,7 @@ class AttentionHead(Reason):
     """A quantized matrix product of an attention that TensorRT does not fuse into one kernel.
 
     Attributes:
-        size: Head size, the number of values that a score sums.
+        size: Head size: the number of products that are summed for one score.
         precision: Type of the product, INT8 or FP8.
     """
 

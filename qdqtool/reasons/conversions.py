@@ -138,7 +138,7 @@ class RemainingConversion(Reason, key="stays"):
         origin: Producer of the tensor before the conversion.
         siblings: Consumers of the tensor before the conversion.
         consumers: Consumers of the converted tensor.
-        path: Operators that the Q or DQ moved past, in the order of its moves.
+        path: Operators that the Q or DQ moved past, in the order of the moves.
         blocked: Reason why the Q or DQ did not move farther; None if unknown.
         elements: Size of the converted tensor; None if unknown.
         convolutions: Layers with weights that have the converted tensor as their data.

@@ -48,7 +48,7 @@ class Deconvolution3D(Reason, key="convtranspose-3d"):
 
 
 class FloatDeconvolution(Reason):
-    """A quantized ConvTranspose on a target that computes it in float."""
+    """A quantized ConvTranspose on a target that computes every ConvTranspose in float."""
 
     rules = (FindingRule("CT-FLOAT"),)
 

@@ -41,8 +41,8 @@ class FindingRule(NamedTuple):
         when: Condition on the reason; None if the rule always applies. The first rule that applies
             counts.
         is_attempted: Whether ``fix`` tries to remove the finding.
-        is_promised: Whether findings say that ``fix`` can remove them. Otherwise ``fix`` keeps
-            its change only if the simulation shows a gain.
+        is_promised: Whether findings say that ``fix`` can remove them. Otherwise ``fix`` keeps the
+            change only if the simulation shows a gain.
         is_on_request: Whether ``fix`` tries the fix only if the user names the code, or if the
             finding is an error. The fix may cost speed or accuracy.
     """
@@ -101,8 +101,8 @@ class Reason:
 
     def __init_subclass__(cls, key: str = "") -> None:
         cls.key = key
-        # Not frozen, and with the comparison of this class: the commands import a hundred classes,
-        # and each generated method takes .1 ms.
+        # Subclasses are not frozen and inherit the comparison of this class. The commands import a
+        # hundred subclasses, and each method that `dataclass` generates takes 0.1 ms.
         dataclass(eq=False, repr=False)(cls)
 
     def __eq__(self, other: object) -> bool:

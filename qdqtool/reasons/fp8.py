@@ -26,7 +26,7 @@ class LargeFp8Kernel(Reason, key="fp8-kernel"):
 
 
 class FloatFp8Column(Reason, key="fp8-column"):
-    """A Conv of one column with few channels, which TensorRT-RTX computes in float."""
+    """A 1x1 convolution of data of width 1 and few channels, which runs in float in FP8."""
 
     rules = (FindingRule("FP8-COLUMN"),)
 

@@ -45,7 +45,7 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
 
 
 class PointwiseReadsOtherTensors(Reason, key="activation-joined"):
-    """A convolution cannot fuse the pointwise kernel after it, which also reads other tensors.
+    """A convolution cannot fuse the pointwise kernel after it, which reads other tensors.
 
     Attributes:
         pointwise: Nodes of the kernel.
@@ -134,7 +134,7 @@ class StemBeforePool(Reason, key="stem-before-pool"):
 
 
 class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
-    """A BatchNormalization was decomposed: its parameters are not plain constants."""
+    """A BatchNormalization that is not folded, because its parameters are not constants."""
 
     rules = (fixable_rule("BN-UNFOLDED"),)
 

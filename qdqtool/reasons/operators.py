@@ -74,7 +74,7 @@ class UnanalyzedSubgraphs(Reason):
 
 
 class RuntimeOperators(Reason):
-    """Operators that onnxruntime's optimizer or quantizer writes; the node has the first one.
+    """Operators of onnxruntime's optimizer or quantization tool; the node is the first.
 
     Attributes:
         ops: Types of the operators.

@@ -153,9 +153,9 @@ def quantizers_after_pooling(r: OutputMixedConsumers) -> list[TensorConsumer]:
 
 
 class OutputNotQuantized(Reason, key="output-not-quantized"):
-    """A quantized layer writes float, because it cannot absorb a Q after it.
+    """A quantized layer writes float, because no Q after the layer can be absorbed.
 
-    Its result has no Q as consumer, or the Q is after an operator past which it cannot move up.
+    No Q reads the result, or an operator between the layer and the Q keeps the Q from moving up.
 
     Attributes:
         tensor: ONNX tensor of the result.

@@ -15,7 +15,7 @@ _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
 class SkipCause(StrEnum):
-    """Cause that keeps a node float. Each value is the message, which needs no further values."""
+    """Cause that keeps a node float. The value of each member is its message."""
 
     ACCURACY = "left float for accuracy"
     # Inputs that make Q/DQ useless.

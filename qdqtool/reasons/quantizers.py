@@ -119,7 +119,7 @@ class AxisOpset(Reason):
         is_explicit: Whether the node has the axis attribute, although the opset does not allow it.
     """
 
-    rules = (FindingRule("OPSET-AXIS"),)
+    rules = (fixable_rule("OPSET-AXIS"),)
 
     opset: int
     is_explicit: bool

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from qdqtool.ir.operators import CUTS, JOINS
 from qdqtool.ir.qdq import PerChannel
-from qdqtool.util.records import cache_shared
+from qdqtool.util.records import SharedTuple
 
 Scale = float | PerChannel | None
-"""One scale, one for each channel, or None if unknown."""
+"""One scale, the scales of all channels, or None if unknown."""
 
 STEPS = 100  # maximum number of listed steps of a path; real networks have about a dozen
 
@@ -101,7 +103,7 @@ class TensorConsumer:
         node: The ONNX node; the tensor's name for a network output.
         op: Operator of the node.
         path: Operators between the tensor and the consumer, the nearest to the tensor first. For
-            a Q, this includes operators that it moved up past.
+            a Q, this includes operators that the Q moved up past.
         scale: Scale of a Q; None for other consumers.
         feeds_weighted: Whether a convolution (or other layer with weights) follows.
         gains: Whether Q/DQ before the consumer makes the engine faster: the consumer has INT8
@@ -149,13 +151,27 @@ class TensorOrigin:
     scale: Scale = None
 
 
-@cache_shared
+_R = TypeVar("_R")
+
+
+def _cache_shared(
+    function: Callable[[Sequence[TensorConsumer]], _R],
+) -> Callable[[Sequence[TensorConsumer]], _R]:
+    """Decorate a function of a sequence: cache its result if the sequence is a `SharedTuple`."""
+    return functools.wraps(function)(
+        lambda items: (
+            items.compute_once(function) if type(items) is SharedTuple else function(items)
+        )
+    )
+
+
+@_cache_shared
 def float_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
     """Return the consumers that are not Qs."""
     return [r for r in consumers if r.kind is not ConsumerKind.Q]
 
 
-@cache_shared
+@_cache_shared
 def quantizer_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
     """Return the consumers that are Qs."""
     return [r for r in consumers if r.kind is ConsumerKind.Q]
@@ -180,7 +196,7 @@ def find_operator_between_scales(steps: Sequence[PathStep]) -> PathStep | None:
     return next(joins, None) or next(cuts, None) or (steps[0] if steps else None)
 
 
-@cache_shared
+@_cache_shared
 def find_operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
     """Return :func:`find_operator_between_scales` for the paths of all Qs that read a tensor."""
     return find_operator_between_scales([s for q in quantizer_consumers(consumers) for s in q.path])

@@ -24,7 +24,7 @@ An empty fix stands for the general advice of the finding code, `NO_ACTION` for 
 
 NO_ACTION = "no action needed"
 
-# Smallest scale divided by the largest scale. At this ratio, a common scale costs two bits.
+# Ratio of the smallest to the largest scale at which a common scale costs two bits.
 _MIN_SCALE_RATIO = 0.25
 
 
@@ -85,8 +85,8 @@ def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
 def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " the result") -> str:
     """Return a clause such as ``/add (Add) reads the result as float`` about a tensor's consumers.
 
-    If only Qs read the tensor, the clause names them. ``it`` is the object of the verb; it is
-    empty for a clause that begins with ``which``.
+    If only Qs read the tensor, the clause names them. ``it`` is the object of the verb. For a
+    clause that begins with ``which``, ``it`` is empty.
     """
     if not consumers:
         return f"nothing reads{it}"
@@ -117,8 +117,8 @@ def describe_unanalyzed_consumers(consumers: Sequence[TensorConsumer]) -> str:
 def describe_origin(origin: TensorOrigin, tensor: str = "") -> str:
     """Describe the producer of a tensor, such as ``the result of /conv1/Conv``.
 
-    ``tensor`` is the tensor's name, which is included if the producer directly writes the tensor
-    and is not a convolution or sum. Empty to leave it out.
+    ``tensor`` is the name of the tensor. The text includes the name if the producer directly writes
+    the tensor and is not a convolution or sum. An empty name is left out.
     """
     if origin.convolution:
         return f"the result of {origin.convolution}"
@@ -135,7 +135,7 @@ def _select_positive(scales: Sequence[Scale]) -> list[float]:
 
 
 def differ_by_over_two_bits(smallest: float, largest: float) -> bool:
-    """Return whether the largest scale would cost the range of the smallest more than two bits."""
+    """Return whether using the largest scale for the smallest range costs over two bits."""
     return smallest < largest * _MIN_SCALE_RATIO
 
 

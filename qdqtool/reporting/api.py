@@ -22,9 +22,8 @@ from qdqtool.timing.on_gpu import check_image_size
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
-from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
+from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs, write_text
 from qdqtool.util.json_text import Json
-from qdqtool.util.outputs import write_text
 from qdqtool.verification.api import load_build
 from qdqtool.version import TOOL_VERSION
 
@@ -65,7 +64,7 @@ class Report:
         """Write the page, atomically.
 
         Raises:
-            QdqtoolError: ``path`` is an input, its folder is missing, or it cannot be written.
+            QdqtoolError: ``path`` is an input or cannot be written, for example without its folder.
         """
         with forbid_overwrite(self.read):
             write_text(path, self.html)
@@ -215,7 +214,7 @@ def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
 
 
 def _add_earlier_outcomes(model: data.ModelContents, before: data.ModelContents) -> None:
-    """Copy outcomes of convolutions and times of layers from the model to compare with.
+    """Copy the outcomes of convolutions and the times of their layers from another model.
 
     Convolutions are matched by name.
     """

@@ -67,7 +67,7 @@ class NodeEntry:
 class ConvolutionEntry:
     """Predicted data types and layer of a convolution or matrix product.
 
-    ``before`` is the outcome in the model to compare with.
+    ``before`` is the outcome of the same node in the model to compare with.
     """
 
     node: int
@@ -198,7 +198,7 @@ class Edge(LayoutEdge):
 class GraphDrawing:
     """A graph with the positions of its boxes and edges.
 
-    The overview of modules has no positions, because the page arranges its boxes. ``why`` is the
+    The overview of modules has no positions, because the page arranges the boxes. ``why`` is the
     reason why a drawing is missing, else empty.
     """
 
@@ -228,7 +228,8 @@ class ConversionEntry:
 class ScaleGroupEntry:
     """Quantized tensors that share a scale.
 
-    ``tied`` says why: operators such as Concat require one scale, or the scales happen to be equal.
+    ``tied`` is the reason: operators such as Concat require one scale, or the scales are equal by
+    chance.
     """
 
     scale: float | None
@@ -302,7 +303,7 @@ class ValueHistogram:
 
 @dataclass(slots=True)
 class TimePart:
-    """Time of one kind of layers; ``layers`` is their number, ``what`` describes the kind."""
+    """Time of one kind of layers; ``layers`` is the number of layers, ``what`` their kind."""
 
     kind: str
     name: str
@@ -440,7 +441,7 @@ class ModelContents:
 
 @dataclass(slots=True)
 class PageContents:
-    """The whole page: the model, the model to compare with, and sections on further files."""
+    """The whole page: a model, another model for comparison, and sections on further files."""
 
     tool: str
     model: ModelContents

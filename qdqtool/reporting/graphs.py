@@ -39,7 +39,10 @@ _TABLES = "The tables below list every node."
 
 
 def add_drawings(collector: ModelCollector) -> None:
-    """Add the three drawings of a model to the page; a drawing may be too large."""
+    """Add the three drawings of a model to the page.
+
+    A drawing that is too large has no boxes, but a reason.
+    """
     model = collector.model
     boxes, edges = _OnnxDrawing(collector).build()
     model.onnx = _lay_out_drawing(boxes, edges)
@@ -78,8 +81,7 @@ def _lay_out_drawing(boxes: list[data.Box], edges: list[data.Edge]) -> data.Grap
     return data.GraphDrawing(boxes, edges, width, height)
 
 
-def _create_end_box(role: str, tensor: str, precision: Precision) -> data.Box:
-    """Return the box of a network input or output."""
+def _create_binding_box(role: str, tensor: str, precision: Precision) -> data.Box:
     title = shorten_name(tensor, NAME_WIDTH)
     return data.Box(role, title, str(precision), choose_paint(precision), -1, [])
 
@@ -141,7 +143,7 @@ class _OnnxDrawing:
         numbers: dict[str | int, int] = {}
         for name in filter(self._has_consumer, self.index.inputs):
             numbers[name] = len(boxes)
-            boxes.append(_create_end_box("input", name, self._tensor_precision(name)))
+            boxes.append(_create_binding_box("input", name, self._tensor_precision(name)))
         for first in order:
             numbers[first] = len(boxes)
             boxes.append(self._create_node_box(members[first]))
@@ -242,18 +244,17 @@ class _OnnxDrawing:
         return numbers.get(self.first_nodes[origin.producer])
 
     def _add_outputs(self, boxes: list[data.Box], numbers: dict[str | int, int]) -> list[data.Edge]:
-        """Add boxes for the outputs of the network, and return the edges to them."""
         edges = []
         for name in self.index.outputs:
             origin = self._find_origin(name)
             source = None if origin.producer is None else self._find_box(origin, numbers)
             if source is not None:
                 edges.append(self._create_edge(source, len(boxes), origin.tensor, origin.marks))
-                boxes.append(_create_end_box("output", name, self._tensor_precision(name)))
+                boxes.append(_create_binding_box("output", name, self._tensor_precision(name)))
         return edges
 
     def _set_precisions(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
-        """Set the data type that each edge has in the engine, and the colors."""
+        """Set type and color of each edge, and the color of boxes with the type of their input."""
         incoming: dict[int, list[data.Edge]] = defaultdict(list)
         for edge in edges:
             incoming[edge.target].append(edge)
@@ -356,7 +357,7 @@ def _create_module_box(
 
 
 def _join_edges(edges: Sequence[data.Edge], numbers: dict[int, int]) -> list[data.Edge]:
-    """Join all edges between two modules to one, and keep only marks of conversions."""
+    """Join all edges between two modules into one edge; keep only the marks of conversions."""
     joined: dict[tuple[int, int], data.Edge] = {}
     for edge in edges:
         source, target = numbers[edge.source], numbers[edge.target]
@@ -407,7 +408,7 @@ def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, l
 
     Args:
         paths: Path of each box, in topological order.
-        limit: Paths are shortened as long as at most this number of boxes share a path.
+        limit: Maximum number of boxes of a run, as far as the paths allow.
     """
     depth = _choose_depths(paths, limit)
     runs: list[tuple[str, list[int]]] = []
@@ -493,7 +494,7 @@ class _EngineDrawing:
         for name in dict.fromkeys([*network_outputs, *unused]):
             box = len(self.boxes)
             precision = Precision(self.sources[name][-1].precision)
-            self.boxes.append(_create_end_box("output", name, precision))
+            self.boxes.append(_create_binding_box("output", name, precision))
             for source in self.sources[name]:
                 self._add_edge(box, name, source)
         return True
@@ -533,7 +534,7 @@ class _EngineDrawing:
             return self.sources[tensor]
         if tensor not in self.inputs:
             self.inputs[tensor] = _TensorSource(len(self.boxes), precision)
-            self.boxes.append(_create_end_box("input", tensor, Precision(precision)))
+            self.boxes.append(_create_binding_box("input", tensor, Precision(precision)))
         return [dataclasses.replace(self.inputs[tensor], precision=precision)]
 
     def _add_edge(self, box: int, tensor: str, source: _TensorSource) -> None:
@@ -551,7 +552,10 @@ class _EngineDrawing:
 
 
 def _inherit_precision(box: data.Box, incoming: Sequence[data.Edge]) -> str:
-    """Return the precision of a box that has the type of its input, such as a view."""
+    """Return the precision of a box that has the type of its input, such as a view.
+
+    A box of one node also gets the color of the precision.
+    """
     inputs = [edge.precision for edge in incoming if edge.precision != "UNKNOWN"]
     if not inputs:
         return "UNKNOWN"

@@ -236,11 +236,11 @@ class ModelCollector:
         )
 
     def _original_name(self, name: str) -> str:
-        """Return the name of an ONNX node, given its name or that of TensorRT's copy."""
+        """Return the name of an ONNX node, given its own name or the name of TensorRT's copy."""
         return name if name in self._by_name else base_name(name)
 
     def _is_conversion(self, quantizer: OnnxNode) -> bool:
-        """Return whether a quantizer, or a DQ that consumes it, is a conversion at run time."""
+        """Return whether a quantizer, or a DQ after it, is a conversion at run time."""
         return quantizer.name in self.conversion_names or any(
             is_dq(consumer) and consumer.name in self.conversion_names
             for consumer in self.subject.model.consumers(quantizer.output)
@@ -329,12 +329,11 @@ class ModelCollector:
         ]
 
     def _set_layer(self, position: int, layer: int) -> None:
-        """Assign a layer to a node, unless the node already has a layer."""
         if self.model.nodes[position].layer < 0:
             self.model.nodes[position].layer = layer
 
     def _find_main_node(self, nodes: list[int]) -> int:
-        """Return the node after which a layer is named: its first convolution, else its last."""
+        """Return the node after which a layer is named: the first with weights, else the last."""
         return next((n for n in nodes if self.model.nodes[n].op in WEIGHTED), nodes[-1])
 
     def _layer_title(self, layer: EngineLayer, nodes: list[int]) -> str:
@@ -468,11 +467,14 @@ class ModelCollector:
         layers = enumerate(self.subject.prediction.layers)
         conversions = [(i, layer) for i, layer in layers if layer.type == "Conversion"]
         by_node = {name: i for i, layer in conversions for name in layer.nodes}
-        # Quantizers that TensorRT copied exist only as layer names.
+        # TensorRT's copies of quantizers exist only as layer names.
         return by_node | {layer.name: i for i, layer in conversions}
 
     def _add_trace_lines(self) -> None:
-        """Add each simulated log line to the nodes that the line, or a quantizer in it, names."""
+        """Add each simulated log line to the nodes that the line names.
+
+        A line that names a Q, a DQ or weights is added to their consumers.
+        """
         by_trt_name = {trt_name(n): n.name for n in self.subject.model.nodes}
         consumers = self._find_weight_consumers()
         for event in self.subject.prediction.trace:
@@ -497,7 +499,6 @@ class ModelCollector:
         self.model.lines.append(data.TraceLine(display_name(text, 700), case))
 
     def _find_weight_consumers(self) -> dict[str, list[int]]:
-        """Return the drawn nodes that use each weights tensor."""
         consumers: dict[str, list[int]] = defaultdict(list)
         for node in self.subject.model.nodes:
             if node.op in WEIGHTED and node.index in self.positions:
@@ -515,7 +516,7 @@ def _number_layers(layers: Sequence[EngineLayer]) -> dict[str, int]:
 
 
 def _parse_event_names(event: Event) -> dict[str, None]:
-    """Return TensorRT's names of the nodes that the two layer names of a log line contain."""
+    """Return the node names in the two layer names of a log line, as TensorRT writes them."""
     parsed = [parse_layer_name(name) for name in (event.subject, event.object)]
     return dict.fromkeys(name for fused in parsed for name in fused.bases)
 
@@ -608,12 +609,14 @@ def analyze_model(
         source: Path or contents of the model.
         inputs: Options of the user.
         gpu: GPU to estimate the time for; None for no estimate.
-        build: Build to compare with. The version of the build replaces `target`.
-        target: TensorRT version, restricted to the GPU. None: the version in `inputs`.
+        build: Build to compare with; None for no comparison.
+        target: TensorRT version, restricted to the GPU. None: the version in `inputs`. With a
+            build, `target` is ignored, and the version in `inputs` or else of the build is used.
 
     Raises:
         ModelError: The model cannot be read.
         BuildLogError: The build belongs to another model.
+        QdqtoolError: The version in `inputs` is unknown.
     """
     model = load(source)
     verification = None

@@ -167,7 +167,6 @@ def _read_tuning_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _check_tuned_model(model: Model, result: dict[str, Any], path: str) -> None:
-    """Raise an error if the model lacks more than half of the nodes that a result names."""
     names = {str(node) for site in result["sites"] for node in site.get("nodes", ())}
     common = sum(node.name in names for node in model.nodes)
     if 2 * common < len(names):
@@ -279,7 +278,7 @@ def read_histograms(
 
     Raises:
         DataError: The cache is missing or damaged, or belongs to another model: the model lacks
-            most of its tensors.
+            most tensors of the cache, or quantizes none of these tensors.
     """
     from calibration.cache import load_statistics
 
@@ -405,9 +404,8 @@ def _is_drawable(shape: Sequence[int], axis: int, scales: int) -> bool:
 def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
     """Return the weight ranges of a node by output channel; None if they cannot be shown.
 
-    They cannot be shown if the weights are not quantized or not constant, if nodes between weights
-    and quantizer change them, if scales are not finite, or if there are too many channels or
-    values.
+    Weights cannot be shown if they are not quantized or not constant, if a node between weights and
+    quantizer changes them, if a scale is not finite, or if there are too many channels or values.
     """
     weights = view.weights(node)
     quantizer = weights.first_quantizer
@@ -651,7 +649,6 @@ def collect_scale_groups(
 
 
 def _collect_scale_group(collector: ModelCollector, nodes: list[Node]) -> data.ScaleGroupEntry:
-    """Describe the group of quantizers that share a scale."""
     params = [collector.subject.view.params(q) for q in nodes]
     scale = params[0].scale
     channels = 0 if scale is None else int(scale.size)

@@ -35,7 +35,7 @@ class RunCost:
 def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> RunCost:
     """Estimate memory and work of a run.
 
-    Shapes that the file declares are not trusted: all shapes are inferred from the input shapes.
+    The shapes in the file are not trusted. All shapes are inferred from the input shapes.
 
     Args:
         proto: The network.
@@ -49,9 +49,9 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 
 
 def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
-    """Return a copy of a network with other input shapes, from which all shapes are inferred.
+    """Return a copy of a network with the given input shapes.
 
-    The copy has no data of large weights, and declares no other shapes.
+    All other shapes are inferred from the input shapes. The copy has no data of large weights.
     """
     slim = strip_large_weights(proto)
     set_input_shapes(slim, shapes)

@@ -74,9 +74,9 @@ def open_session(
         fold_qdq: Whether onnxruntime may replace Q/DQ pairs by integer kernels. Must be False for
             models with FP8.
         values: OrtValues of weights that the model declares as external, by name.
-        one_arena: Whether the session uses the memory arena of the process, which has a limit and
-            is held until the process ends. Otherwise the session holds the memory of its
-            largest run until it is closed.
+        one_arena: Whether the session uses the memory arena that the sessions of this process
+            share. The size of the arena is limited. Its memory is held until the process ends.
+            Otherwise the session keeps the memory of its largest run until it is closed.
 
     Raises:
         Exception: onnxruntime rejects the model. Its exceptions share no narrower base class.
@@ -111,7 +111,7 @@ def open_session(
             disabled_optimizers=None if fold_qdq else _INTEGER_OPTIMIZERS,
             enable_fallback=0,
         )
-        # onnxruntime keeps a copy of the model for other providers, which is not needed.
+        # onnxruntime keeps a copy of the model for other providers. None of them is used here.
         if getattr(session, "_model_bytes", None) is not None:
             session._model_bytes = None
         return session
@@ -170,7 +170,7 @@ def silence_output() -> Iterator[None]:
 class SharedWeights:
     """Weights in memory that several sessions share.
 
-    A session on a part of YOLOv8s opens in a tenth of the time of a session with its own weights.
+    Opening a session on a part of YOLOv8s is ten times faster than with a copy of the weights.
     """
 
     def __init__(self) -> None:
@@ -220,12 +220,13 @@ def open_proto(
 ) -> Any:
     """Open an onnxruntime session for a model in memory.
 
-    Large weights and models over 2 GB are written to a temporary file first: onnxruntime reads one
-    weight at a time from a file, but holds all weights of a serialized model twice.
+    A model of which `weights` has the data, or a model over 2 GB, is written to a temporary file
+    first. From a file, onnxruntime reads one weight at a time. Of a serialized model, onnxruntime
+    holds all weights twice.
 
     Args:
-        proto: The model, which is changed: placeholders receive their data, and a model over 2 GB
-            is cleared.
+        proto: The model, which may be changed: initializers without data receive their data, and a
+            model over 2 GB is cleared.
         threads: Number of threads for one operator.
         weights: Weights for initializers without data, by name.
         options: Options of :func:`open_session`.

@@ -29,8 +29,9 @@ def add_alternative_times(
 ) -> None:
     """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``.
 
-    FP8 is the only reason for a strongly typed network on TensorRT 10, so the other times of an FP8
-    model are those of weakly typed networks, as for its float model.
+    For TensorRT 10, only a network with FP8 is strongly typed. If the model has FP8, the added
+    times are therefore times of weakly typed builds, because the other networks have no FP8. If the
+    model is float, and GPU and target have FP8, a time with FP8 Q/DQ is added as well.
     """
     float_model: Model | None = model
     resolved_float = resolved_model
@@ -41,7 +42,7 @@ def add_alternative_times(
             target = weakly_typed(target)
         is_fp16 = file_float_type(resolved_float) == Precision.FP16
         if is_fp16 and float_model is not None:
-            float_model = model_variants.fp32_variant(float_model)  # as the network was before
+            float_model = model_variants.fp32_variant(float_model)  # `insert` gets the FP32 network
             if not target.strongly_typed:  # the builder does not need the Casts of the file
                 batch = result.requested_batch or 1
                 resolved_float, _ = model_variants.resolve_inputs(float_model, batch)
@@ -60,9 +61,10 @@ def add_alternative_times(
 def _float_time(
     result: TimeEstimate, resolved_model: Model, model: Model | None, target: Target
 ) -> FloatTime:
-    """Return the time of a float network, in FP16 where the GPU prefers FP16.
+    """Return the time of a float network, in FP16 if the GPU computes FP16 faster than FP32.
 
-    If FP16 with its casts is slower than the float type of the file, the time is for that type.
+    If FP16 with its casts is slower than the float type of the file, the time is for the type
+    of the file.
 
     Args:
         result: Estimate of the network with Q/DQ, or of the float network itself.
@@ -97,8 +99,7 @@ def _best_time(
 ) -> BestTime | None:
     """Return the time of the network with the Q/DQ that ``insert`` would write.
 
-    None if quantizing or simulating fails. For a float network, a note is then added with the
-    reason.
+    None if quantizing or simulating fails. For a float network, a note then states the reason.
     """
     assert result.float_time is not None
     try:
@@ -133,7 +134,6 @@ def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
 def _simulate_variant(
     time: TimeEstimate, resolved_model: Model, target: Target
 ) -> tuple[Prediction, float]:
-    """Return the prediction and the milliseconds of another model, with fixed input shapes."""
     resolved_model = fold_constants(resolved_model)
     simulated = simulate_without_alternatives(resolved_model, target_with_layers(target))
     float_types = list_float_types(resolved_model, target, time.float_type)

@@ -26,16 +26,16 @@ _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
 _MEMORY = re.compile(r"\b(\d{1,4})GB\b")
 # Memory sizes of boards in GB. Devices report slightly less.
 _MEMORY_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
-# If the bandwidths of log and table differ by more than this factor, the bandwidth of the table is
-# used.
+# If the bandwidths in the log and in the table differ by more than this factor, the bandwidth in
+# the table is used.
 _MAX_BANDWIDTH_FACTOR = 2.0
 _TRANSFERS_PER_CLOCK = 2  # the memory transfers twice per printed clock
-_CLOCK_TOLERANCE = 0.97
+_CLOCK_TOLERANCE = 0.97  # clocks whose ratio is above this count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """Device information of a log; None for facts that it lacks.
+    """Device information of a log; None for facts that the log lacks.
 
     Attributes:
         name: Name of the GPU according to the driver.
@@ -92,7 +92,7 @@ def find_device_gpu(device: DeviceFacts, clock: float | None = None) -> Gpu:
 
     Args:
         device: Facts of the log.
-        clock: SM clock in MHz instead of the log's.
+        clock: SM clock in MHz that replaces the clock in the log.
 
     Raises:
         QdqtoolError: Neither the name nor the figures identify a GPU.
@@ -112,7 +112,7 @@ def find_device_gpu(device: DeviceFacts, clock: float | None = None) -> Gpu:
 
 
 def _board_distance(board: Gpu, device: DeviceFacts) -> tuple[bool, bool, int, float]:
-    """Return a key for sorting boards by how well they fit the log, the best first.
+    """Return a key that sorts boards by their fit to the log, the best first.
 
     A device may have fewer SMs than the board in the table (disabled SMs), but not more.
     """
@@ -123,7 +123,6 @@ def _board_distance(board: Gpu, device: DeviceFacts) -> tuple[bool, bool, int, f
 
 
 def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
-    """Return the board with SMs, clock and bandwidth of the log."""
     notes = list(board.notes)
     sms = device.sms or board.sms
     if sms != board.sms:
@@ -169,10 +168,13 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
 
 
 def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
-    """Return a GPU that is not in the table.
+    """Return an approximate GPU for a log whose GPU is not in the table.
 
     The GPU has the rates of its compute capability, and the L2 of the board with the most similar
     number of SMs.
+
+    Raises:
+        QdqtoolError: The log does not state the clock, or no bandwidth is known.
     """
     rates, notes = gpus.find_rates(device.cc or "")
     actual_clock, bandwidth = clock or device.clock, device.bandwidth
@@ -299,13 +301,11 @@ def _read_groups(layer: BuiltLayer) -> int:
 
 
 def _count_output_channels(layer: BuiltLayer, default: int) -> int:
-    """Return the channels of all outputs together; `default` if there are none."""
     shapes = (_first_shape([tensor]) for tensor in layer.outputs)
     return sum(shape[1] for shape in shapes if shape is not None and len(shape) > 1) or default
 
 
 def _convolution_work(cost: LayerCost, base: LayerWork) -> LayerWork | None:
-    """Return the work of a convolution or matrix product; None if its shapes are unknown."""
     layer = cost.layer
     source, target = _first_shape(layer.inputs), _first_shape(layer.outputs)
     if source is None or target is None or len(target) < 2 or not cost.macs:
@@ -355,13 +355,13 @@ _MIN_KERNEL_MS = 1e-3  # about a microsecond, the time of the shortest kernels
 
 
 def find_build_gpu(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
-    """Return the GPU of a build, as the log describes the GPU; None if unknown.
+    """Return the GPU of a build, with the figures of its log; None if unknown.
 
     Args:
         build: The build.
         name: GPU that the user names. If the figures in the log fit this GPU, they are used;
             otherwise, the figures in the table are used.
-        clock: SM clock in MHz, instead of the log's.
+        clock: SM clock in MHz that replaces the clock in the log.
 
     Raises:
         QdqtoolError: No GPU has this name, or ``clock`` is set for an unknown GPU.
@@ -385,7 +385,6 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
 
 
 def _can_be_board(device: DeviceFacts, board: Gpu) -> bool:
-    """Return whether the log's compute capability and number of SMs fit a board."""
     if not device.sms or device.cc not in (None, board.cc):
         return False
     return device.sms == board.sms or (board.is_jetson and device.sms < board.sms)
@@ -456,9 +455,9 @@ def _profile_overhead_ms(report: EngineReport) -> float:
 def _peak_ms(w: LayerWork, gpu: Gpu) -> float:
     """Return the milliseconds that a layer takes at the peak rates of the GPU.
 
-    This is the largest of: multiplications at the dense rate (convolutions only), bytes at the
-    memory bandwidth, bytes at the L2 bandwidth, and the shortest time of a kernel. Bytes that fit
-    into the L2 do not count for the memory.
+    This is the largest of four times: multiply-accumulates at the peak rate (0 for depthwise
+    convolutions and other layers), bytes at the memory bandwidth, bytes at the L2 bandwidth, and
+    the shortest time of a kernel. Bytes that fit into the L2 do not count for the memory.
     """
     compute = w.macs / gpu.mac_rate(w.precision) if w.kind in (work.CONV, work.DECONV) else 0.0
     memory = max(0.0, w.bytes_moved - gpu.l2 * 1e6) / (gpu.bandwidth * 1e9)

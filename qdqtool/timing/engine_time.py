@@ -54,8 +54,8 @@ class TimedEngine:
     ) -> Array:
         """Return the milliseconds of each entry in a running engine, of shape [entries].
 
-        A correction from a profile adds no gaps between kernels, because a profile measures
-        kernels alone.
+        If `correction` comes from a profile, no gaps between kernels are added, because a profile
+        measures kernels alone.
 
         Args:
             correction: Correction of the times.
@@ -75,7 +75,10 @@ class TimedEngine:
         return replace(self, kernel_ms=estimate_seconds(idle, self.gpu) * 1e3)
 
     def profile_ms(self, correction: TimeCalibration | None) -> Array:
-        """Return milliseconds with the overhead of profiling, of shape [entries]."""
+        """Return the milliseconds of each entry in a profile, of shape [entries].
+
+        The milliseconds include the overhead of profiling.
+        """
         overhead_us = load_constants().overhead_us
         if correction and correction.profiled:
             overhead_us = correction.overhead_us
@@ -83,7 +86,7 @@ class TimedEngine:
 
 
 def target_with_layers(target: Target) -> Target:
-    """Return the target, or a strongly typed classic TensorRT for TensorRT-RTX."""
+    """Return the target; for TensorRT-RTX, a strongly typed target of classic TensorRT."""
     if not target.is_rtx:
         return target
     return replace(strongly_typed(WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
@@ -96,7 +99,15 @@ def time_engine(
     float_types: Sequence[Precision],
     batch: float = 1.0,
 ) -> TimedEngine:
-    """Return a simulated engine with the float type that makes it fastest."""
+    """Return a simulated engine with the float type that makes it fastest.
+
+    Args:
+        model: Model without symbolic dimensions.
+        simulated: Prediction with engine layers.
+        gpu: GPU that runs the engine.
+        float_types: Float types to choose from.
+        batch: Batch size to estimate for, divided by the batch size of `model`.
+    """
     engines = []
     for float_type in float_types:
         workload = predict_workload(model, simulated, float_type, batch, gpu)
@@ -120,7 +131,7 @@ def list_float_types(model: Model, target: Target, float_type: Precision) -> tup
 
 
 def file_float_type(model: Model) -> Precision:
-    """Return the type that most operators with weights write in the file: FP16 or FP32."""
+    """Return FP16 if most operators with weights write FP16 or BF16 in the file, else FP32."""
     types = [model.elem_type(node.output) for node in model.nodes if node.op in WEIGHTED]
     halves = sum(t in (TensorProto.FLOAT16, TensorProto.BFLOAT16) for t in types)
     return Precision.FP16 if 2 * halves > len(types) else Precision.FP32

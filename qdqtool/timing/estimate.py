@@ -81,8 +81,8 @@ def estimate_time(
         float_type: Type of floats: FP16 (``--fp16`` given to the builder) or FP32.
         batch: Batch size to estimate for. None for the batch size of the model.
         calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
-        compare: Whether to simulate the network without Q/DQ; a float model is simulated with the
-            Q/DQ that ``insert`` would write.
+        compare: Whether to estimate also the network without Q/DQ, and the network with the Q/DQ
+            that ``insert`` would write.
         cuda_graph: Whether the engine runs as a CUDA graph, which has no gaps between kernels.
 
     Raises:
@@ -176,8 +176,8 @@ def _choose_simulation(
         f"that {named.name} would build"
     )
     if conversions:
-        # Q/DQ on residuals changes no kernel of TensorRT-RTX 1.7.1 in FP8, and one of a ResNet-18
-        # in INT8.
+        # On TensorRT-RTX 1.7.1, Q/DQ on residuals changes no kernel in FP8, and one kernel of a
+        # ResNet-18 in INT8.
         text += (
             f", with {format_count(conversions, 'Q/DQ layer')}. {target.display_name} quantizes "
             "inside its kernels: other places of Q/DQ that save such layers are hardly faster there"
@@ -195,7 +195,6 @@ def _main_precision(model: Model, simulated: Prediction) -> Precision:
 
 
 def _slow_int8_note(gpu: Gpu) -> Note:
-    """Return the note about a GPU on which INT8 is not faster than FP16 or FP32."""
     types = (Precision.INT8, gpu.float_type, Precision.FP8)
     int8, half, fp8 = (2e-12 * gpu.mac_rate(p) for p in types)
     if gpu.int8_rate_over_fp16 < 1:
@@ -212,7 +211,9 @@ def _slow_int8_note(gpu: Gpu) -> Note:
 
 
 def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
-    """Return the requested batch size divided by the model's; add a note if they differ.
+    """Return the requested batch size / the model's batch size; add a note if they differ.
+
+    1 if no batch size is requested.
 
     Raises:
         QdqtoolError: The inputs have no common batch dimension.
@@ -240,7 +241,6 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
 
 
 def _write_layer_times(prediction: Prediction, workload: EngineWorkload, profile_ms: Array) -> None:
-    """Set the milliseconds of each predicted layer, and the layout changes before it."""
     times = [round(ms, 5) for ms in profile_ms.tolist()]
     layers = {}
     for layer, ms in zip(prediction.layers, times, strict=False):
@@ -259,7 +259,6 @@ def _write_layer_times(prediction: Prediction, workload: EngineWorkload, profile
 
 
 def _list_kernels(engine: TimedEngine, profile_ms: Array) -> list[KernelTime]:
-    """Return every kernel that takes time, the slowest first."""
     prediction, workload = engine.prediction, engine.workload
     titles = {c.layer: c.name for c in prediction.convolutions}
     names = [layer.name for layer in prediction.layers] + [e.name for e in workload.extras]

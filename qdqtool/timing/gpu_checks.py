@@ -16,18 +16,22 @@ from qdqtool.trt.gpu_support import GpuSupport, find_gpu_support
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import Target, target_named
 
-FIRST_BF16 = 8.0
-_OPEN_CAPABILITIES = 10.0  # from here on, unknown compute capabilities may be future GPUs
+FIRST_BF16 = 8.0  # first compute capability with BF16
+_OPEN_CAPABILITIES = 10.0  # unknown compute capabilities from here on may belong to future GPUs
 
 
 def gpu_from_capability(sm: str) -> Gpu:
-    """Return a GPU for findings from a compute capability such as ``8.6``.
+    """Return a GPU that has a compute capability, to check what it supports.
 
-    A GPU's name (``GTX 1660``) is accepted as well. An unknown capability from 10.0 on has
-    the rates of the next lower known capability, with a note.
+    The GPU is not for times: its SMs, clock and memory are placeholders. An unknown compute
+    capability from 10.0 on has the rates of the next lower known capability, with a note.
+
+    Args:
+        sm: Compute capability such as ``8.6``, or a GPU's name (``GTX 1660``).
 
     Raises:
-        QdqtoolError: The text is not a compute capability, or no GPU has it.
+        QdqtoolError: The text is neither a compute capability nor a GPU's name, or no GPU has the
+            compute capability.
     """
     if any(c.isalpha() for c in sm.strip().lower().removeprefix("sm").strip("_")):
         return find_gpu(sm)
@@ -57,14 +61,13 @@ def gpu_from_capability(sm: str) -> Gpu:
 def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -> list[Finding]:
     """Return findings about running a predicted engine on a GPU.
 
-    The ids continue those of the prediction's findings. Empty for TensorRT-RTX, whose prediction
+    The ids continue the ids of the prediction's findings. Empty for TensorRT-RTX, whose prediction
     already considers its GPUs.
 
     Args:
         prediction: The prediction.
         gpu: The GPU.
-        model: The model, to find depthwise convolutions. None: no findings about depthwise
-            convolutions.
+        model: The model. None: no findings about depthwise convolutions.
     """
     if target_named(prediction.target).is_rtx:
         return []
@@ -139,7 +142,6 @@ def _type_and_support_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]
 
 
 def _requested_target(prediction: Prediction) -> Target:
-    """Return the target of a prediction, with the version that the user named."""
     return target_named(prediction.requested_target or prediction.target)
 
 

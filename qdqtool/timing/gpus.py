@@ -1,4 +1,4 @@
-"""Table of NVIDIA GPUs with their rates and sizes, and the search by any usual name.
+"""Table of NVIDIA GPUs with rates and sizes, and the search for a GPU by any usual name.
 
 ``gpus.tsv`` has one line for each GPU, ``rates.tsv`` the rates of one SM for each compute
 capability, both with evidence and source.
@@ -168,7 +168,7 @@ _MIN_WATTS = 5.0  # lowest power mode of a Jetson (Nano)
 _CLOCK_OF_POWER = 0.4
 # SMs and SM clock in MHz of a Jetson's power mode (Jetson Linux developer guide). In this mode, the
 # estimated FP32 times of six networks are 1.0 to 1.4 times the published times. With the clock of
-# MAXN, they would be a quarter of the published times.
+# MAXN, the estimated times would be a quarter of the published times.
 _POWER_MODES = {("Jetson AGX Orin 64GB", 30.0): (8, 612.0)}
 _FEW_WATTS = 0.5
 _POWER_WITHOUT_PRODUCTS = 0.3  # share of a board's power under load if no tensor core multiplies
@@ -282,10 +282,7 @@ class Gpu:
 
     @property
     def int8_rate_over_fp16(self) -> float:
-        """Rate of INT8 divided by the rate of FP16, or of FP32 if FP16 is not faster.
-
-        The ratio is at most 1 if INT8 is not faster.
-        """
+        """Rate of INT8 divided by the rate of the faster float type (FP16 or FP32)."""
         return self.mac_rate(Precision.INT8) / self.mac_rate(self.float_type)
 
     @property
@@ -327,9 +324,9 @@ class Gpu:
     def clock_share_under_load(self) -> float:
         """Share of the boost clock that the board's power limit allows under load, at most 1.
 
-        The share is below 1 on boards with less than half the usual watts per SM and clock of their
-        compute capability (T4, L4, A10). The clock is about proportional to the power limit raised
-        to the power of 0.4 (MLPerf ResNet-50 on A100: 175 W against 300 W).
+        The share is below 1 on boards with few watts per SM and clock: less than half of what is
+        usual for the compute capability (T4, L4, A10). The clock is about proportional to the power
+        limit raised to 0.4 (MLPerf ResNet-50 on A100: 175 W against 300 W).
         """
         if not self.power or self.is_jetson or self.is_laptop:
             return 1.0
@@ -339,7 +336,7 @@ class Gpu:
     def clock_share_at(self, utilization: float) -> float:
         """Return the share of the boost clock at a utilization of the tensor cores.
 
-        Without products, the board takes a part of its power under load (assumed).
+        A board whose tensor cores do not multiply is assumed to take 30 % of its power under load.
 
         Args:
             utilization: Share of the time in which the tensor cores multiply at their usual rate.
@@ -408,7 +405,6 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 @functools.cache
 def _median_watts_per_clock(cc: str) -> float:
-    """Return the median of watts per SM and clock over the boards of a compute capability."""
     shares = [
         gpu.power / gpu.clocks_per_second
         for gpu in all_gpus()
@@ -445,7 +441,7 @@ def _parse_row(row: dict[str, str]) -> Gpu:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of a name, in any case and with or without NVIDIA's brand words.
+    """Return the GPU with a name, in upper or lower case, with or without brand words.
 
     The name need not contain the memory size and form factor (``A100``). A memory size or form
     factor that the table lacks is ignored (``RTX 2060 6GB``).
@@ -479,7 +475,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def suggest_names(name: str) -> list[str]:
-    """Return names of GPUs that an unknown name could mean, the most likely first."""
+    """Return the names of GPUs that an unknown name could stand for, the most likely first."""
     normalized = normalize_name(name)
     longer = [gpu.name for gpu in _find_longer_names(name, normalized)[:_MAX_SUGGESTIONS]]
     names = {key: gpus[0].name for key, gpus in _gpus_by_name().items()}
@@ -717,8 +713,8 @@ def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
 def _estimate_clock(gpu: Gpu, limit: float) -> float:
     """Return the clock in MHz of a GPU with a power limit in watts.
 
-    Power is proportional to f V^2. The voltage V depends on the clock f, so that f grows between
-    the cube root and the first power of the limit.
+    Power is proportional to f V^2. The voltage V depends on the clock f, so f is proportional to
+    the limit raised to a power between 1/3 and 1.
     """
     exponent = 0.6 if gpu.is_jetson else _CLOCK_OF_POWER
     share: float = (limit / gpu.power) ** exponent

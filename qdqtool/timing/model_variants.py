@@ -27,7 +27,7 @@ from qdqtool.reasons.placement import create_nothing_to_quantize_error
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 
-_MAX_SMALL = 256  # maximum size of a small constant, such as the bins of a DFL
+_MAX_SMALL = 256  # maximum number of elements of a small constant, such as the bins of a DFL
 _MAX_FILLED = 1 << 28  # maximum number of bytes of ones that stand in for missing weights
 
 
@@ -37,9 +37,9 @@ def has_qdq(model: Model) -> bool:
 
 
 def float_variant(model: Model) -> Model:
-    """Return a copy without Q and DQ, whose large constants have no data.
+    """Return a copy without Q and DQ, and without the data of large constants.
 
-    Inputs that the model takes as integers and dequantizes are float inputs of the copy.
+    If all consumers of an input are DQs, the input is float in the copy.
     """
     proto = strip_large_constants(model)
     for value in proto.graph.input:
@@ -58,7 +58,7 @@ def float_variant(model: Model) -> Model:
 
 
 def _dequantize_small_constants(view: View) -> dict[str, TensorProto]:
-    """Return small integer constants as floats, by the name of their DQ's output.
+    """Return small quantized constants as floats, by the name of their DQ's output.
 
     Only constants with one scale are converted. The code that recognizes detection heads reads
     these constants.
@@ -81,7 +81,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
     """Return a ModelProto whose large constants are placeholders without data.
 
     Args:
-        model: The model; it is not changed.
+        model: The model, which is not changed.
         only: Names of the constants to replace. Default: all.
     """
     proto = strip_large_weights(model.proto, only=only)
@@ -93,7 +93,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
 
 
 def fill_missing_weights(model: Model) -> Model | None:
-    """Return a copy with ones in place of missing weights; None above the memory limit."""
+    """Return a copy with ones in place of missing float weights; None if too many are missing."""
     missing = [t for t in model.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     if sum(4 * math.prod(t.dims) for t in missing) > _MAX_FILLED:
         return None
@@ -138,7 +138,10 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
 
 
 def _with_metadata(variant: Model, model: Model) -> Model:
-    """Copy the model's metadata, which may name the image size, to a variant without metadata."""
+    """Return `variant`, to which the model's metadata is copied if `variant` has none.
+
+    The metadata may name the image size.
+    """
     if not variant.metadata:
         variant.proto.metadata_props.extend(model.proto.metadata_props)
     return variant
@@ -272,7 +275,10 @@ class TensorShapes:
         return shapes
 
     def _compute_small_value(self, node: Node) -> Array | None:
-        """Return the value of a shape, or of a small tensor that small constants determine."""
+        """Return the output of a Shape, or of a node whose inputs are small known constants.
+
+        None for other nodes.
+        """
         if node.op == "Shape" and not node.attributes:
             shape = self._current_shape(node.input(0))
             return None if shape is None else np.asarray(shape, np.int64)

@@ -21,8 +21,8 @@ from qdqtool.timing.results import TimeEstimate
 from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
+from qdqtool.util.files import write_text
 from qdqtool.util.json_text import json_text
-from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc
 
 # Codes of findings about a GPU for which no engine can be built.
@@ -33,7 +33,8 @@ def check_image_size(size: tuple[int, int] | None, *models: Model) -> None:
     """Check the image size that the user gives for an estimate; None needs no check.
 
     Raises:
-        DataError: A model has another fixed size, or the size is not a multiple of its stride.
+        DataError: A model has another fixed size, or the size is not a multiple of the
+            model's stride.
     """
     if size is None:
         return
@@ -65,7 +66,7 @@ def predict_on_gpu(
         extend: Function that is called with the estimate before the prediction receives it.
 
     Raises:
-        QdqtoolError: The GPU is unknown, the target does not build for it, or the calibration
+        QdqtoolError: The GPU is unknown, the target does not support the GPU, or the calibration
             cannot be used.
         ModelError: The model cannot be read.
     """
@@ -113,7 +114,6 @@ def predict_on_gpu(
 
 
 def _find_unsupported_code(findings: Iterable[Finding]) -> str | None:
-    """Return the code of the first error that prevents an engine for the GPU."""
     errors = (finding.code for finding in findings if finding.severity == Severity.ERROR)
     return next((code for code in errors if code in UNSUPPORTED_GPU), None)
 

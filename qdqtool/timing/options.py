@@ -12,7 +12,7 @@ class GpuOptions:
     Attributes:
         gpu: Name as in ``qdqtool gpus``. None: no times, or the GPU that a build names.
         clock: SM clock in MHz under load. None: the boost clock.
-        power: Power mode of a Jetson, or a power limit, from which the clock is estimated.
+        power: Power mode of a Jetson: ``MAXN``, or a limit in watts (``15W``).
     """
 
     gpu: str | None = None
@@ -34,7 +34,7 @@ class TimingOptions(GpuOptions):
         no_fp16: Whether floats are FP32.
         calibrate: A measured time, a profile or a calibration file.
         save_calibration: File to which the correction is written.
-        size: Height and width in pixels to estimate for if they are dynamic in the model. None: the
+        size: Height and width in pixels to estimate for, if the model does not fix them. None: the
             size in the model's metadata, else 640x640.
     """
 

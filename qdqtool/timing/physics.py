@@ -228,7 +228,8 @@ def _padding_factor(channels: float, w: LayerWork) -> float:
     """Return the ratio of padded to actual channels of an INT8 convolution.
 
     The layout has blocks of 32 channels. The factor is 1 for few channels, which have a layout of
-    groups of four, and for other layers. Both bytes and products are multiplied by the factor.
+    groups of four, and for layers that are not INT8 convolutions. Both bytes and products are
+    multiplied by the factor.
     """
     if not _is_padded(w) or channels < work.FEW_CHANNELS:
         return 1.0
@@ -304,9 +305,9 @@ def kernel_seconds(
     compute = np.where(depthwise, by_cores, f.rows * columns * depth * f.groups / (f.clocks * rate))
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
-    # Layers with few bytes per position use neither memory nor L2 efficiently. HBM is the worst:
-    # conversions of images reach 0.14 to 0.22 of the bandwidth on an A100, but 0.57 to 0.73 on an
-    # Orin Nano, an AGX Orin, an RTX 3080 Ti and an RTX 2000 Ada.
+    # Layers with few bytes per position use neither memory nor L2 efficiently, least of all with
+    # HBM: conversions of images reach 0.14 to 0.22 of the bandwidth on an A100, but 0.57 to 0.73
+    # on an Orin Nano, an AGX Orin, an RTX 3080 Ti and an RTX 2000 Ada.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
     copy_share = np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])
     few_copy = np.where(f.has_hbm, c["few_copy_hbm"], c["few_copy"])
@@ -328,7 +329,7 @@ def kernel_seconds(
 
 
 def product_seconds(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
-    """Return the seconds that the products of each layer take at the usual rate of their unit."""
+    """Return the seconds that each layer's products take at the fitted rate; 0 without products."""
     computing = np.isin(f.kind, work.COMPUTING)
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path]
     seconds: Array = f.rows * f.columns * f.depth * f.groups / (f.clocks * rate)
@@ -336,7 +337,7 @@ def product_seconds(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
 
 
 def scale_clock(f: SimpleNamespace, shares: Array) -> SimpleNamespace:
-    """Return the features of layers at a share of the GPU's clock, of shape [layers]."""
+    """Return the features of layers whose GPUs run at `shares` [layers] of their clocks."""
     return SimpleNamespace(**(vars(f) | {"clocks": f.clocks * shares}))
 
 
@@ -350,8 +351,9 @@ def sustained_shares(
 ) -> Array:
     """Return the share of the boost clock at which each engine runs, of shape [engines].
 
-    It is below 1 on boards with a low power limit (``Gpu.clock_share_at``). The utilization follows
-    from the times at this clock.
+    The share is below 1 on boards with a low power limit (``Gpu.clock_share_at``). The share
+    depends on the utilization of the tensor cores, and the utilization depends on the clock, so
+    both are computed in turn.
 
     Args:
         f: Features of the layers of all engines, one engine after the other.
@@ -376,9 +378,9 @@ def sustained_shares(
 def l2_miss_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
     """Return the share of a kernel's bytes that miss the L2 and move through memory.
 
-    The share depends on the number of elements, not on their type. If the type mattered, INT8
-    would gain more than the ratio of the rates where only INT8 tensors fit into the L2. No such
-    gain was measured.
+    The share depends on the number of elements, not on their type. If the type mattered, INT8 would
+    gain more than the ratio of the rates in layers whose tensors fit into the L2 only in INT8. No
+    such gain was measured.
     """
     share: Array = np.clip(1.0 - f.l2 * c["l2_share"] / np.maximum(f.in_fp16, 1.0), 0.0, 1.0)
     return share
@@ -400,7 +402,7 @@ def estimate_seconds(works: Sequence[LayerWork], gpu: Gpu) -> Array:
 
 
 def estimate_engine(works: Sequence[LayerWork], gpu: Gpu) -> tuple[Array, float]:
-    """Return the seconds of each kernel of one engine, and the share of the boost clock."""
+    """Return the seconds of each kernel of one engine, and its share of the boost clock."""
     if not works:
         return np.zeros(0), 1.0
     constants, cold = load_constants(), [has_cold_weights(works, gpu)] * len(works)

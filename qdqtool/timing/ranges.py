@@ -8,11 +8,16 @@ from qdqtool.timing.results import UNKNOWN_SPREAD, UNMEASURED_SPREAD, TimeEstima
 from qdqtool.util.notes import Note
 
 _NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are assumed
-_REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured; runs vary
+_REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured: runs differ
 
 
 def set_time_range(time: TimeEstimate, kernels: float) -> None:
-    """Set the range that contains 80 % of measured times, and add notes about the range."""
+    """Set the range that contains 80 % of measured times, and add notes about the range.
+
+    Args:
+        time: Estimate, which is changed.
+        kernels: Number of kernels of the engine.
+    """
     gpu, correction = time.gpu, time.calibration
     spread, slowdown = _REPEATED_SPREAD, 1.0
     if correction is None:
@@ -39,9 +44,10 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
 
 
 def _gpu_spread(gpu: Gpu, notes: list[Note], clock_share: float) -> tuple[float, float]:
-    """Return the factor of the uncalibrated range, and the largest power-limit slowdown.
+    """Return the factor of an uncalibrated range, and the slowdown by the power limit.
 
-    Notes about both are added to `notes`.
+    The slowdown is the estimated clock divided by the clock of a GPU under full load. Notes about
+    both numbers are added to `notes`.
     """
     constants, slowdown = load_constants(), 1.0
     spread = constants.spreads["total"]

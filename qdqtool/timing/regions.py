@@ -37,7 +37,7 @@ _OUTSIDE = (
 def find_region_nodes(model: Model) -> frozenset[str]:
     """Return the names of the nodes in Myelin's regions.
 
-    A region holds the paths from one attention or normalization to the next.
+    A region contains the paths from one attention or normalization to the next.
     """
     seeds = {
         node.name
@@ -84,9 +84,9 @@ class RegionNodes:
     float_type: Precision
 
     def node_work(self, node: Node) -> LayerWork:
-        """Return the kernel of a node without weights.
+        """Return the work of the kernel that computes a node without weights.
 
-        Its kind is ``nothing`` if the node is part of another kernel.
+        The kind of the work is ``nothing`` if the node is part of another kernel.
         """
         nothing = LayerWork(NOTHING, self.float_type, self.float_type)
         if is_computed_product(self.model, node):
@@ -100,7 +100,7 @@ class RegionNodes:
         if node.op == "Softmax" and not self._is_fused_softmax(node):
             return self._moving_work(POINTWISE, sum(sizes), written)
         if node.op == "Add" and len(sizes) > 1 and min(sizes) == written:
-            # The kernel also reads and writes the tensor of a residual connection.
+            # Another kernel computes the Add, and also reads and writes the residual.
             return self._moving_work(POINTWISE, written, written, steps=0.0)
         return nothing
 
@@ -152,7 +152,7 @@ class RegionNodes:
             return None
         depth, columns = float(shape[-1]), float(target[-1]) if target else 1.0
         out = float(math.prod(target))
-        is_first = self._is_first_product(node)
+        is_first = self._computes_attention_scores(node)
         is_fused = self._is_fused_product(node)
         precision = self._quantized_type(node) or self.float_type
         read, written = sum(sizes), out
@@ -172,8 +172,7 @@ class RegionNodes:
             is_matrix_product=True,
         )
 
-    def _is_first_product(self, node: Node) -> bool:
-        """Return whether a product computes the scores of an attention."""
+    def _computes_attention_scores(self, node: Node) -> bool:
         consumers = self.model.consumers(node.output)
         return any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers)
 
@@ -188,7 +187,7 @@ class RegionNodes:
             return False
         if quantized is None:
             return True
-        tensor = node.input(0) if self._is_first_product(node) else node.output
+        tensor = node.input(0) if self._computes_attention_scores(node) else node.output
         shape = self.lookup_shape(tensor)
         return shape is not None and bool(shape) and shape[-1] in INT8_HEAD_SIZES
 
@@ -215,7 +214,10 @@ class RegionNodes:
         return None
 
     def _quantized_type(self, node: Node) -> Precision | None:
-        """Return INT8 or FP8 if both inputs come from DQs of that type, else None."""
+        """Return the type of a product whose inputs come from DQs; None for other products.
+
+        FP8 if all DQs are FP8, else INT8.
+        """
         dqs = [self.model.producer(tensor) for tensor in node.inputs]
         if not all(map(is_dq, dqs)):
             return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qdqtool.timing.time_calibration import TimeCalibration
     from qdqtool.timing.workload import EngineWorkload
 
-# The range is widened by 1 + this number x the share of layers whose shapes are unknown.
+# The factor of a range is multiplied by 1 + this number x the share of layers of unknown shapes.
 UNKNOWN_SPREAD = 1.5
 # Assumed factor that widens the range if no GPU of the architecture was measured.
 UNMEASURED_SPREAD = 1.15
@@ -167,7 +167,7 @@ class TimeEstimate:
     """Time of an engine on a GPU.
 
     Attributes:
-        gpu: The GPU, as the user runs it.
+        gpu: The GPU, with the user's clock or power mode.
         total_ms: Milliseconds of one run, end to end on the GPU (trtexec's GPU Compute Time).
         low_ms: Lower end of the range that contains 80 % of measured times.
         high_ms: Upper end of the range.
@@ -180,7 +180,7 @@ class TimeEstimate:
         best_fp8: Time with the FP8 Q/DQ that ``insert`` would write. None unless the network is
             float and the GPU has FP8.
         batch: Requested batch size divided by the batch size of the model.
-        calibration: Measurement by which the times are corrected. None for uncorrected times.
+        calibration: Correction of the times by a measurement. None for uncorrected times.
         unknown: Names of layers whose shapes are unknown.
         notes: Notes about the figures.
         float_type: Type of floats: FP16 or FP32.
@@ -195,8 +195,8 @@ class TimeEstimate:
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
-        obstacle: Code of the finding because of which no engine can be built for the GPU. None if
-            an engine can be built.
+        obstacle: Code of the finding that prevents an engine for the GPU. None if an engine can be
+            built.
         clock_share: Share of the GPU's boost clock at which the engine was estimated.
     """
 
@@ -307,7 +307,10 @@ class TimeEstimate:
         )
 
     def as_json(self) -> Json:
-        """Return the fields of the JSON output: without times if no engine can be built."""
+        """Return the fields of the JSON output.
+
+        Times are None if no engine can be built.
+        """
         fields = self._to_json()
         if not self.is_supported:
             fields |= dict.fromkeys(_TIME_FIELDS)
@@ -339,7 +342,6 @@ class TimeEstimate:
 
 
 def _best_json(best: BestTime | None, gain: SpeedGain | None) -> Json | None:
-    """Return the JSON fields of a time with the Q/DQ of ``insert``, and of the gain's range."""
     if best is None:
         return None
     bounds = (None, None) if gain is None else (round(gain.low, 3), round(gain.high, 3))

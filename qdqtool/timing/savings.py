@@ -1,4 +1,4 @@
-"""Estimate how much time the fix of each finding saves at most."""
+"""Estimate the largest time that the fix of each finding can save."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def add_savings(
 
 
 def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
-    """Raise ``saves_ms`` of findings about layers without Q/DQ by what ``insert`` would save.
+    """Distribute the saving of ``insert`` to the findings about layers without Q/DQ.
 
-    One layer without Q/DQ can cost more than its own kernels, because its neighbors then also
-    compute or copy float. NO-QDQ gets the saving of the whole network. From this saving, the
-    savings of ``fix`` and of the layers themselves are subtracted. The rest is distributed to the
+    A layer without Q/DQ can cost more than its own kernels, because its neighbors then also compute
+    or copy float. NO-QDQ gets the saving of the whole network. From this saving, the savings of
+    ``fix`` and of the layers themselves are subtracted. The rest is distributed to the
     NOT-QUANTIZED findings, in proportion to the savings of their layers. In a network without Q/DQ,
     the sum over these findings is the saving of the network.
 
@@ -100,7 +100,7 @@ def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
 
 
 class _SavingFinder:
-    """Finder of the milliseconds saved if layers read and write INT8.
+    """Estimates the milliseconds that are saved if layers read and write INT8.
 
     Attributes:
         positions: Position of each engine layer by its name.
@@ -119,7 +119,7 @@ class _SavingFinder:
         self.producers = {
             edge.tensor: i for i, layer in enumerate(self.layers) for edge in layer.outputs
         }
-        self.extras: dict[str, set[int]] = defaultdict(set)  # one name can have several kernels
+        self.extras: dict[str, set[int]] = defaultdict(set)  # positions of kernels by name
         for i, extra in enumerate(workload.extras, len(workload.layers)):
             self.extras[extra.name].add(i)
         # Cached, because findings often share layers.
@@ -128,8 +128,8 @@ class _SavingFinder:
     def find_saving(self, names: Iterable[str | None]) -> float:
         """Return the milliseconds saved if the named convolutions read and write INT8.
 
-        Names of other layers are ignored. INT8 convolutions that write float for a named one are
-        included.
+        INT8 convolutions that write float because a named convolution reads float are included.
+        Names of other layers are ignored.
         """
         positions = [self.positions[name] for name in names if name in self.positions]
         named = [i for i in positions if self.workload.layers[i].kind in work.COMPUTING]
@@ -148,7 +148,10 @@ class _SavingFinder:
         )
 
     def _find_float_writers(self, convolutions: Iterable[int]) -> list[int]:
-        """Return the INT8 convolutions that write float because a given one reads float."""
+        """Return the positions of INT8 convolutions whose float outputs `convolutions` read.
+
+        Layers that the INT8 convolution could fuse may be between the two.
+        """
         writers = []
         pending = [
             edge.tensor
@@ -169,7 +172,6 @@ class _SavingFinder:
         return writers
 
     def _find_extras(self, *names: str) -> set[int]:
-        """Return the positions of the kernels with these names outside the listed layers."""
         return set().union(*(self.extras.get(name, ()) for name in names))
 
     def _find_changes(self, tensor: str) -> set[int]:
@@ -205,7 +207,10 @@ class _SavingFinder:
 
 
 def _as_int8(w: LayerWork) -> LayerWork:
-    """Return the work of a convolution if it ran from INT8 to INT8."""
+    """Return the work that a convolution has if it reads and writes INT8.
+
+    The work of other layers is returned unchanged.
+    """
     is_int8 = not w.precision.is_float and w.written_as == Precision.INT8
     if w.kind not in work.COMPUTING or is_int8:
         return w

@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-_FACTORS = (0.1, 20.0)  # range of accepted factors; others mean that another model was measured
+_FACTORS = (0.1, 20.0)  # other factors mean that another model was measured
 # Smallest and largest overhead per layer in microseconds of nine profiles of GPUs with their own
 # memory (docs/timing.md).
 _OVERHEADS = (0.5, 7.5)
@@ -68,7 +68,9 @@ class TimeCalibration:
         }
 
     def apply(self, ms: Array, kernels: Array) -> Array:
-        """Return corrected milliseconds of layers, of shape [layers].
+        """Return the corrected milliseconds of layers, of shape [layers].
+
+        A corrected time is at least 20 % of the estimate.
 
         Args:
             ms: Estimated milliseconds, of shape [layers].
@@ -100,7 +102,7 @@ def parse_time(text: str) -> float | None:
 
 
 def calibrate_by_time(gpu: str, measured_ms: float, estimated_ms: float) -> TimeCalibration:
-    """Return the correction by a factor from one end-to-end time.
+    """Return the correction, which is a factor, from one end-to-end time.
 
     Raises:
         QdqtoolError: The time is too far from the estimate to be of the same network.
@@ -115,8 +117,9 @@ def calibrate_by_layers(
 ) -> TimeCalibration:
     """Return the correction from the layers that both a profile and an estimate contain.
 
-    The correction is a factor and a constant time per layer. The constant time counts as overhead
-    of profiling, within the limits of known profiles (:func:`overhead_limits`).
+    The correction is a factor and a constant time per layer. As much of the constant time as known
+    profiles show (:func:`overhead_limits`) counts as overhead of profiling. The rest is added to
+    each kernel.
 
     Args:
         gpu: GPU of the profile.
@@ -153,7 +156,8 @@ def calibrate_by_layers(
 def overhead_limits(gpu: str) -> tuple[float, float]:
     """Return the smallest and largest overhead of profiles, in microseconds for each layer.
 
-    On an Orin, the layers of four profiles add up to less than the time without a profiler.
+    Both limits are 0 for a Jetson: on an Orin, the sum over the layers of a profile was less than
+    the time without a profiler (four profiles).
 
     Args:
         gpu: Name of the GPU.

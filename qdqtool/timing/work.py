@@ -1,4 +1,4 @@
-"""Work of an engine layer (products and bytes), which is the input of the time model.
+"""Work of an engine layer (multiply-accumulates and bytes), the input of the time model.
 
 The module also determines the memory layouts of an engine's tensors.
 """
@@ -80,7 +80,7 @@ class LayerWork:
 
 
 def count_read_elements(source: float, rows: float, depth: float, groups: float) -> float:
-    """Return the number of elements of its input that a convolution reads.
+    """Return how many elements of the input a convolution reads.
 
     A 1x1 kernel of stride 2 skips three of four positions.
     """
@@ -185,7 +185,7 @@ def product_work(node: Node, lookup_shape: ShapeLookup) -> LayerWork | None:
 
 
 class Layout(StrEnum):
-    """Memory layout of a tensor, as TensorRT writes it."""
+    """Memory layout of a tensor, in the spelling of TensorRT."""
 
     LINEAR = "linear"
     PAIRS = "NC/2HW2"
@@ -245,8 +245,6 @@ def find_layout_changes(
 
 
 class _LayoutTracker:
-    """Tracker of the layouts of tensors, which visits the layers in topological order."""
-
     def __init__(
         self, engine: Sequence[tuple[EngineLayer, LayerWork]], lookup_shape: ShapeLookup
     ) -> None:
@@ -284,7 +282,7 @@ class _LayoutTracker:
     def _record_input_changes(self, i: int) -> None:
         (layer, work), accepted = self.engine[i], self.accepted[i]
         if len(accepted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
-            # All inputs get the same layout: the layout of the first input if it is accepted.
+            # All inputs get the same layout: the first of their layouts that the layer accepts.
             current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
             accepted = (next((c for c in current if c in accepted), accepted[0]),)
         for position, edge in enumerate(layer.inputs):
@@ -302,8 +300,8 @@ class _LayoutTracker:
     ) -> None:
         """Record a layout change if the tensor's current layout is not accepted.
 
-        Nothing happens if the layout is unknown, or if the tensor is not an image of more than
-        one position.
+        Nothing happens if the layout is unknown, or if the tensor's shape is not [N, C, H, W] with
+        more than one pixel.
         """
         current = self.layouts.get(tensor)
         if current is None or not accepted or current in accepted:
@@ -330,7 +328,7 @@ class _LayoutTracker:
         if layer.type in _LINEAR_TYPES:
             return () if self._is_noop_of_equal_shape(layer) else _LINEAR
         if work.kind in COMPUTING:
-            return _computing_layouts(work)
+            return _convolution_input_layouts(work)
         if work.kind in (COPY, RESIZE):
             return ()
         if work.precision == Precision.INT8:
@@ -340,7 +338,6 @@ class _LayoutTracker:
         return (Layout.LINEAR, Layout.CHANNELS_LAST)
 
     def _is_noop_of_equal_shape(self, layer: EngineLayer) -> bool:
-        """Return whether a layer is a NoOp whose input and output have the same shape."""
         if layer.type != "NoOp" or not layer.inputs or not layer.outputs:
             return False
         before = self.lookup_shape(layer.inputs[0].tensor)
@@ -350,7 +347,7 @@ class _LayoutTracker:
         layer, work = self.engine[i]
         if work.kind in COMPUTING:
             if work.precision != Precision.INT8:
-                return _float_layout(work)
+                return _float_convolution_layout(work)
             return Layout.LINEAR if work.written_as == Precision.FP32 else Layout.BLOCKS
         if layer.type == "Conversion":
             return self._conversion_layout(layer, work)
@@ -363,10 +360,9 @@ class _LayoutTracker:
         return next((c for c in current if c is not None and c in accepted), accepted[0])
 
     def _conversion_layout(self, layer: EngineLayer, work: LayerWork) -> Layout:
-        """Return the layout that a Q or DQ writes.
+        """Return the layout that a Q or DQ writes: the layout that its consumer prefers.
 
-        This is the layout that is preferred by the first consumer that does not accept every
-        layout.
+        Consumers that accept every layout do not count. Of the others, the first one decides.
         """
         for edge in layer.outputs:
             for consumer in self.consumers.get(edge.tensor, ()):
@@ -375,16 +371,14 @@ class _LayoutTracker:
         return Layout.BLOCKS if work.written_as == Precision.INT8 else Layout.LINEAR
 
 
-def _float_layout(work: LayerWork) -> Layout:
-    """Return the layout that a float convolution reads and writes."""
+def _float_convolution_layout(work: LayerWork) -> Layout:
     is_starved = work.precision not in _HALVES and work.channels < FEW_CHANNELS
     return Layout.LINEAR if is_starved else Layout.CHANNELS_LAST
 
 
-def _computing_layouts(work: LayerWork) -> tuple[Layout, ...]:
-    """Return the input layouts that a convolution or product accepts."""
+def _convolution_input_layouts(work: LayerWork) -> tuple[Layout, ...]:
     if work.precision != Precision.INT8:
-        return (_float_layout(work),)
+        return (_float_convolution_layout(work),)
     if work.channels < FEW_CHANNELS and work.kind != DEPTHWISE:
         return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS)
     return (Layout.BLOCKS,)

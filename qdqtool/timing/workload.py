@@ -59,7 +59,7 @@ class EngineWorkload:
     Attributes:
         layers: Work of each predicted layer, in the prediction's order.
         extras: Kernels that the prediction does not list.
-        unknown: Names of layers with unknown shapes. Each counts as one minimal kernel.
+        unknown: Names of layers with unknown shapes. Each such layer counts as one minimal kernel.
     """
 
     layers: list[LayerWork] = field(default_factory=list)
@@ -91,7 +91,7 @@ def predict_workload(
         prediction: Prediction for the model.
         float_type: Type of float layers if the builder chooses: FP16 (``--fp16``) or FP32.
         batch: Batch size to estimate for, divided by the model's batch size.
-        gpu: GPU, on which layout changes depend. None: a GPU with TF32 before Blackwell.
+        gpu: GPU, on which layout changes depend. None: some GPU with TF32, older than Blackwell.
     """
     return _WorkloadBuilder(model, prediction, float_type, batch, gpu).run()
 
@@ -117,10 +117,10 @@ class _WorkloadBuilder:
         for layer in prediction.layers:
             for edge in layer.inputs:
                 self.consumers[edge.tensor].append(layer)
-        self.engine_elements: dict[str, float] = {}  # elements of tensors that only the engine has
+        self.engine_elements: dict[str, float] = {}  # number of elements, by tensor of the engine
         self.fp32_tensors: set[str] = set()  # tensors that are FP32 although floats are FP16
-        self.narrowed: dict[str, float] = {}  # elements of FP32 tensors with a reformat to FP16
-        # Output of a convolution with a separate activation kernel: output of that kernel.
+        self.narrowed: dict[str, float] = {}  # number of elements, by tensor reformatted to FP16
+        # Output of a separate activation kernel, by the tensor that its convolution writes.
         self.activated: dict[str, str] = {}
         # Inputs that a product in a region already reads, with the type of that product.
         self.read_by_products: set[tuple[str, Precision]] = set()
@@ -153,9 +153,10 @@ class _WorkloadBuilder:
         return self.result
 
     def _write_outputs_in_fp32(self) -> None:
-        """Record the network outputs that INT8 convolutions write in FP32, and need no reformat.
+        """Record the network outputs that INT8 convolutions write in FP32.
 
-        Seen for a U-Net on 10.16.2 and in all recorded logs of classifiers.
+        These outputs need no reformat. Seen for a U-Net on 10.16.2 and in all recorded logs of
+        classifiers.
         """
         for layer, layer_work in zip(self.prediction.layers, self.result.layers, strict=True):
             if layer_work.kind in work.COMPUTING and not layer_work.precision.is_float:
@@ -167,7 +168,10 @@ class _WorkloadBuilder:
         return LayerWork(work.NOTHING, self.float_type, self.float_type)
 
     def _region_work(self, layer: EngineLayer) -> LayerWork | None:
-        """Return the work of a layer without weights in a Myelin region; None for other layers."""
+        """Return the work of a fused attention, or of a layer without weights in a region.
+
+        None for other layers.
+        """
         if layer.type == "Reformat" and self._is_concat_copy_in_region(layer):
             return self._empty_work()
         nodes = self._layer_nodes(layer)
@@ -193,11 +197,11 @@ class _WorkloadBuilder:
         return concat is not None and concat.name in self.regions
 
     def _merge_product(self, tensor: str, name: str, product: LayerWork) -> LayerWork:
-        """Return the work of a product, without kernel and input if an earlier kernel computes it.
+        """Return the work of a product; no kernel and no input if it is part of an earlier kernel.
 
         In a region, one kernel of Myelin computes all products that read one tensor, such as query,
-        key and value, or the experts of a mixture. Evidence: a ViTPose with 24 blocks has 324 to
-        348 layers on 11.3.
+        key and value, or the experts of a mixture. Evidence: on 11.3, a ViTPose with 24 blocks has
+        324 to 348 layers.
         """
         if name not in self.regions or product.kind != work.CONV:
             return product
@@ -208,7 +212,7 @@ class _WorkloadBuilder:
         return product
 
     def _separate_activations(self) -> tuple[list[tuple[EngineLayer, LayerWork]], set[str]]:
-        """Add kernels for activations that their convolution's kernel does not fuse.
+        """Add kernels for the activations that TensorRT does not fuse into their convolution.
 
         An INT8 convolution that writes float does not fuse SiLU. Evidence: YOLOv8n has 93 computing
         layers on 8.6.1 and on 10.14.1. Of these layers, 44 (8.6.1) and 49 (10.14.1) write float,
@@ -219,7 +223,8 @@ class _WorkloadBuilder:
         layers write FP32, and 25 reformats do not change the type.
 
         Returns:
-            The engine's layers with their work, and the tensors of kernels that map values.
+            The engine's layers with their work, and the tensors next to pointwise, copy, pooling,
+            resize and softmax kernels.
         """
         engine: list[tuple[EngineLayer, LayerWork]] = []
         mapped: set[str] = set()
@@ -298,7 +303,7 @@ class _WorkloadBuilder:
                 self.result.extras.append(ExtraKernel(f"reshape before {layer.name}", reshape))
 
     def _add_copies_for_quantizers(self) -> None:
-        """Add a copy of each convolution's float output that at least three Qs read.
+        """Add a copy kernel for each float output of a convolution with at least three Qs.
 
         In a U-Net on 10.16.2, the first Q reads such a tensor in the convolution's layout, and the
         other Qs read a copy.
@@ -338,13 +343,13 @@ class _WorkloadBuilder:
         )
 
     def _fuse_conversions(self, mapped: set[str]) -> None:
-        """Remove the work of conversions next to kernels that map or copy values, on Blackwell.
+        """Remove the work of conversions that Blackwell fuses into neighboring kernels.
 
-        On Blackwell, Myelin compiles the whole network and fuses such conversions. For example, one
-        kernel contains DQ, DQ, Add, ReLU and Q, without layout changes (bev-blackwell-trt10).
+        On Blackwell, Myelin compiles the whole network. For example, one kernel contains DQ, DQ,
+        Add, ReLU and Q, without layout changes (bev-blackwell-trt10).
 
         Args:
-            mapped: Tensors of kernels that map or copy values.
+            mapped: Tensors next to pointwise, copy, pooling, resize and softmax kernels.
         """
         for i, layer in enumerate(self.prediction.layers):
             tensors = {edge.tensor for edge in (*layer.inputs, *layer.outputs)}
@@ -379,8 +384,9 @@ class _WorkloadBuilder:
         Convolutions of few channels read INT8 in groups of four channels. Kernels for this layout
         write INT8 or FP32, never FP16. Evidence: every autotuned combination in the logs of
         yolo-resnet18-orin-trt8502, resnet18-qat-rtx2000-trt8510 and
-        bevfusion-camera-rtx3080ti-trt8600. Layers that only map or pool values then compute in
-        FP32. Other consumers get a reformat to FP16, as in the engine of resnet18-a100-qat.
+        bevfusion-camera-rtx3080ti-trt8600. Pointwise and pooling layers that read such an output
+        compute in FP32. Other consumers get a reformat to FP16, as in the engine of
+        resnet18-a100-qat.
         """
         if layer_work is None or not self._is_written_in_fp32(layer, layer_work):
             return layer_work
@@ -402,7 +408,11 @@ class _WorkloadBuilder:
         return reads_fp32 and _has_any_float_kernel(layer)
 
     def _resolve_type(self, precision: Precision, tensor: str = "") -> Precision:
-        """Return the type of a tensor; the builder chooses the width of a float of open width."""
+        """Return the type of a tensor in the engine.
+
+        A float input or output of the network has its type in the file. Any other tensor whose
+        float type is unknown has the float type of the engine.
+        """
         is_edge = tensor and (tensor in self.model.inputs or self.model.is_output(tensor))
         if precision.is_float and is_edge:
             stored = precision_of(self.model.elem_type(tensor))
@@ -420,7 +430,7 @@ class _WorkloadBuilder:
         return None if shape is None else float(math.prod(shape))
 
     def _layer_nodes(self, layer: EngineLayer) -> list[Node]:
-        """Return the nodes of a layer without Q and DQ."""
+        """Return the nodes of a layer, except Q and DQ."""
         nodes = (self.nodes.get(name) for name in layer.nodes)
         return [node for node in nodes if node is not None and not is_qdq(node)]
 
@@ -489,7 +499,6 @@ class _WorkloadBuilder:
         return (0.0, 0.0) if is_free else (None, None)
 
     def _sum_elements(self, tensors: Iterable[str]) -> float | None:
-        """Return the total number of elements of tensors; None if a shape is unknown."""
         total = 0.0
         for tensor in tensors:
             size = self._count_elements(tensor)
@@ -499,7 +508,7 @@ class _WorkloadBuilder:
         return total
 
     def _outside_inputs(self, nodes: list[Node]) -> list[str]:
-        """Return the inputs that a group of nodes reads from outside, without constants."""
+        """Return the tensors that a group of nodes reads and does not produce, except constants."""
         inside = {tensor for node in nodes for tensor in node.outputs}
         return [
             tensor
@@ -567,8 +576,8 @@ class _WorkloadBuilder:
     def _add_unlisted_nodes(self, covered: set[str]) -> None:
         """Add kernels for the nodes that no predicted layer contains.
 
-        These nodes are in Myelin's regions. If the target does not name layers, no node is in a
-        predicted layer.
+        If the target names layers, these nodes are in Myelin's regions. Otherwise, these are all
+        nodes.
         """
         chain: list[Node] = []  # nodes that share a pointwise kernel
         outputs: set[str] = set()  # outputs of the nodes in `chain`
@@ -629,7 +638,6 @@ class _WorkloadBuilder:
         self._add_extra(node.name, self._merge_product(node.input(0), node.name, product))
 
     def _is_computed_in_each_run(self, node: Node) -> bool:
-        """Return whether a node computes something in each run of the network."""
         return (
             not all(self._is_fixed(tensor) for tensor in node.inputs if tensor)
             and self._count_elements(node.output) != 0
@@ -652,7 +660,6 @@ class _WorkloadBuilder:
         return frozenset(fixed)
 
     def _add_chain(self, chain: list[Node]) -> None:
-        """Add one kernel for a chain of pointwise nodes, and clear the chain."""
         if chain:
             self._add_kernel(chain, work.POINTWISE)
             chain.clear()
@@ -671,9 +678,10 @@ class _WorkloadBuilder:
         self._add_extra(name, kernel)
 
     def _add_edge_reformats(self) -> None:
-        """Add reformats between FP32 inputs and outputs of the network and FP16 inside.
+        """Add reformats of FP32 inputs and outputs of a network that is FP16 inside.
 
-        FP16 engines have such a reformat at each input and output.
+        An input that a Q reads, and an output that its layer writes in FP32, need no reformat. FP32
+        tensors inside the network with FP16 consumers get a reformat as well.
         """
         if self.float_type == Precision.FP32:
             return

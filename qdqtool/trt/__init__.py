@@ -5,7 +5,7 @@ layers as TensorRT does, and ``outcome`` reads the engine layers and their data 
 edited network.
 
 Example: a convolution ``Q -> DQ -> Conv -> BatchNormalization -> Relu -> MaxPool -> Q -> DQ``,
-whose weights also have a Q and a DQ. The passes that change it are, in this order:
+whose weights also have a Q and a DQ. These passes change it, in this order:
 
 1. ConstQDQInitializersFusion stores the constant scales and zero points in each Q and DQ.
 2. ScaleActivationFusion fuses the Relu into the BatchNormalization (a layer of kind SCALE).

@@ -69,11 +69,11 @@ def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -
     return _FP16_HEAD < head <= max_head and sequence <= _MAX_FP8_SEQUENCE
 
 
-LARGEST_SCALE = 1024.0  # largest plausible scale: twice the largest FP16 number, divided by 127
+LARGEST_SCALE = 1024.0  # largest plausible scale: about twice the largest FP16 number over 127
 _INT8_MAX = 127.0
 # A scale is too small if the largest weight is more than this many times 127 times the scale.
 _MAX_WEIGHT_RATIO = 1000.0
-_MIN_WEIGHT_RATIO = 30.0  # replaces _MAX_WEIGHT_RATIO if a channel exceeds _MAX_WEIGHT_RATIO
+_MIN_WEIGHT_RATIO = 30.0  # limit for all channels if one channel exceeds _MAX_WEIGHT_RATIO
 # A channel is dead if its largest weight is below this fraction of the median over all channels.
 _MAX_DEAD_RANGE = 0.02
 _MAX_DEAD_WEIGHT = 1e-5  # weights up to this magnitude may have the minimum scale of a tool
@@ -100,7 +100,7 @@ def check_zero_points(
 def check_zero_point_count(
     pass_name: str, node: str, scales: int, zeros: int
 ) -> ZeroPointCount | None:
-    """Return a fault if the numbers of scales and zero points differ."""
+    """Return a reason if the numbers of scales and zero points differ."""
     return ZeroPointCount(pass_name, node, scales, zeros) if scales != zeros else None
 
 
@@ -118,7 +118,7 @@ def check_scale_positive(
     scales: ParameterValues | None,
     allow_infinite: bool = False,
 ) -> ScaleNotPositive | None:
-    """Return a fault if a scale is zero, negative, not a number, or infinite.
+    """Return a reason if a scale is zero, negative, not a number, or infinite.
 
     Args:
         pass_name: Name of the calling pass or check.
@@ -174,10 +174,9 @@ def check_scale_plausible(
     includes_infinity: bool = False,
     limit: float = SMALLEST_SCALE,
 ) -> ScaleImplausible | None:
-    """Return a fault if a positive scale is too large or too small for any calibration.
+    """Return a reason if a positive scale is too large or too small for any calibration.
 
-    A scale of weights is judged relative to its weights, because a channel of zeros may have any
-    scale.
+    A scale of weights is compared with the weights, because a channel of zeros may have any scale.
 
     Args:
         pass_name: Name of the calling pass or check.
@@ -239,7 +238,7 @@ def create_weight_scale_fault(
     largest: npt.NDArray[np.float64],
     count: int,
 ) -> ScaleImplausible:
-    """Return the fault of extreme scales of weights.
+    """Return the reason for extreme scales of weights.
 
     Args:
         pass_name: Name of the calling pass or check.
@@ -266,9 +265,9 @@ def _create_scale_fault(
 def find_extreme_scales(
     scales: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the scales that clip or round to 0 nearly all of their weights.
+    """Return a mask of the scales for which nearly all weights are clipped or rounded to 0.
 
-    Weights that are nearly zero themselves may have any scale.
+    Weights that are nearly zero may have any scale.
 
     Args:
         scales: Positive scales, [channels].
@@ -321,7 +320,7 @@ def _has_tiny_scales(model: Model, node: Node, scales: npt.NDArray[np.float64]) 
 def check_scale_rank(
     pass_name: str, node: str, shape: Sequence[int], blocked: bool, is_accepted: bool
 ) -> ScaleRank | None:
-    """Return a fault if a scale has two or more dimensions and the target rejects it.
+    """Return a reason if a scale has two or more dimensions and the target rejects it.
 
     Args:
         pass_name: Name of the calling pass or check.
@@ -343,7 +342,7 @@ def check_scale_count(
     shape: Sequence[int | None],
     strict: bool = False,
 ) -> ScaleCount | None:
-    """Return a fault if the number of scales differs from the length of the axis.
+    """Return a reason if the number of scales differs from the length of the axis.
 
     Args:
         pass_name: Name of the calling pass or check.
@@ -442,7 +441,7 @@ def check_weights_axis(
 def check_misread_constants(
     pass_name: str, model: Model, folds_identities: bool = False
 ) -> Iterator[MisreadConstant]:
-    """Yield a fault for each node other than a DQ that reads stored integers.
+    """Yield a reason for each node other than a DQ that reads stored integers.
 
     Args:
         pass_name: Name of the calling pass or check.
@@ -459,7 +458,7 @@ def check_misread_constants(
 def check_bias(
     pass_name: str, node: str, convolution: str, precision: Precision, is_bias: bool = False
 ) -> BiasQuantized | None:
-    """Return a fault if the DQ before a convolution is on its bias.
+    """Return a reason if the DQ before a convolution is on its bias.
 
     ``precision`` is the type of the DQ's input. A DQ with INT32 input is always on the bias; for
     other types, ``is_bias`` is whether the DQ is on the bias.
@@ -486,7 +485,7 @@ def check_float_types(
 
 
 def check_integer_operator(pass_name: str, node: Node) -> IntegerOperator | None:
-    """Return a fault if a node has an integer operator of onnxruntime, such as QLinearConv."""
+    """Return a reason if a node has an integer operator of onnxruntime, such as QLinearConv."""
     return IntegerOperator(pass_name, node.name, node.op) if computes_integers(node) else None
 
 
@@ -500,7 +499,7 @@ def computes_integers(node: Node) -> bool:
 
 
 def check_deconvolution(pass_name: str, node: Node) -> FloatDeconvolution | None:
-    """Return a fault if a node is a ConvTranspose.
+    """Return a reason if a node is a ConvTranspose.
 
     Call this function only for a target that computes every ConvTranspose in float.
     """
@@ -521,7 +520,7 @@ def check_fp8_kernel_size(
 def check_fp8_zero_point(
     pass_name: str, node: str, zeros: ParameterValues | None
 ) -> fp8.NonzeroFp8ZeroPoint | None:
-    """Return a fault if the zero point of an FP8 quantizer is not 0."""
+    """Return a reason if the zero point of an FP8 quantizer is not 0."""
     if zeros is None or zeros.is_zero:
         return None
     limits = float(np.nanmin(zeros.values)), float(np.nanmax(zeros.values))

@@ -188,8 +188,8 @@ class Importer:
             return
         operator = operators.operator_of(node)
         if operator.kind is _SHAPE or self._computes_on_shapes(node):
-            # Shape arithmetic is folded while parsing, or runs on the host. The optimizer does not
-            # count it as a consumer when it moves or fuses a Q or DQ.
+            # Shape arithmetic is folded while parsing, or runs on the host. It does not count as a
+            # consumer when the optimizer moves or fuses a Q or DQ.
             self._shape_tensors.update(name for name in node.outputs if name)
             return
         _HANDLERS.get(operator.kind, Importer._import_other)(self, node)
@@ -221,7 +221,7 @@ class Importer:
         self._add_layer(LayerKind.OTHER, name, inputs, outputs, node)
 
     def _import_simple(self, node: Node) -> Layer:
-        """Add a layer that reads only the node's first input, as other inputs are parameters."""
+        """Add a layer that reads only the node's first input; other inputs are parameters."""
         return self._add_node(node, [self._find_input_tensor(node.input(0))])
 
     def _import_resize(self, node: Node) -> None:
@@ -404,9 +404,9 @@ class Importer:
             add.operation = "SUM"
 
     def _import_softmax(self, node: Node) -> None:
-        """Add a softmax and the shuffle that restores its shape.
+        """Add a softmax, and a shuffle that restores the shape of the input.
 
-        Both complete 8.5 logs show this shuffle, which ShuffleErasure removes.
+        Both complete logs of TensorRT 8.5 show this shuffle, which ShuffleErasure removes.
         """
         x, out = self._find_input_tensor(node.input(0)), self._create_tensor(node.output)
         name = self._unique_name(node)

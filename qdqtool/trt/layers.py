@@ -1,8 +1,8 @@
 """Layers and tensors of TensorRT's network, with the state that passes read and change.
 
 A convolution, for instance, is a :class:`Layer` with :class:`LayerWeights`. Passes record in
-:class:`FusedParts` which layers the convolution has fused. They set ``int8`` once it has absorbed
-the DQs of its inputs, and ``int8_out`` once it has absorbed the Q of its output.
+:class:`FusedParts` which layers the convolution has fused. A pass sets ``int8`` when the
+convolution absorbs the DQs of its inputs, and ``int8_out`` when it absorbs the Q of its output.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Tensor:
         return tensor
 
     def single_consumer(self, *kinds: LayerKind) -> Layer | None:
-        """Return the tensor's only consumer, if it reads the tensor at one input only.
+        """Return the tensor's only consumer, if this layer reads the tensor at one input only.
 
         Args:
             kinds: Kinds that the layer may have; any if none is named.
@@ -258,7 +258,7 @@ class Layer:
             is the weights.
         outputs: Output tensors.
         nodes: ONNX nodes that the layer computes: its own node and the nodes of absorbed layers.
-        owner: For a layer to which the parser gives no name: the ONNX node that it belongs to.
+        owner: For a layer to which the parser gives no name: the ONNX node of the layer.
         rank: Position in the optimizer's order of visits.
         cases: Cases of passes (:class:`qdqtool.evidence.Case`) that gave the layer its state, in
             the order in which they applied.
@@ -282,9 +282,9 @@ class Layer:
         has_computed_scale: Whether the scale of a Q or DQ is computed at run time.
         is_clone: Whether a Q is one of the copies before the inputs of a Concat.
         paired_q: ONNX node of the Q before a DQ.
-        path: Operators that a Q has moved up past, or a DQ down, in the order of its moves.
-        merged_quantizers: Qs that were merged into this Q: the ONNX node of each, and the operators
-            that it had moved up past. Only the first 64 are listed. A Q that was merged along
+        path: Operators that a Q has moved up past, or a DQ down past, in the order of the moves.
+        merged_quantizers: ONNX node of each Q that was merged into this Q, with the operators that
+            the merged Q had moved up past. Only the first 64 are listed. A Q that was merged along
             several paths is listed once for each path.
         blocked_by: Reason why a Q could not move farther up; None if no pass recorded a reason.
         stationary_cases: Cases that kept a DQ from moving. They are evidence for the DQ if it
@@ -458,7 +458,7 @@ def is_relu(layer: Layer) -> bool:
 def can_absorb(q: Layer | None) -> bool:
     """Return whether layers can absorb a Q or DQ; False for None.
 
-    They absorb only a Q or DQ with a single scale that is known when the engine is built.
+    Layers absorb only a Q or DQ with a single scale that is known when the engine is built.
     """
     return (
         q is not None

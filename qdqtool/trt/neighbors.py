@@ -69,9 +69,9 @@ _Spans = dict[int, tuple[int, int]]
 
 
 def quantizer_scale(layer: Layer | None) -> Scale:
-    """Return the scale of a Q or DQ, or None if it is unknown or the layer is None.
+    """Return the scale of a Q or DQ: one number, or one number for each channel.
 
-    The scale is one number, or one number for each channel.
+    None if the scale is unknown, or if the layer is None.
     """
     return None if layer is None or layer.quant is None else layer.quant.summary
 
@@ -129,8 +129,8 @@ class _ConsumerSearch:
         self.more = ""
         self.queue: list[tuple[Tensor, _Path]] = [(tensor, ())]
         self.visited = {id(tensor)}
-        # By id of a visited tensor: the spans in which it contains values of the start tensor. None
-        # if it contains none of these values.
+        # By id of a visited tensor: the spans with values of the start tensor. None if the visited
+        # tensor contains no such values.
         self.spans: dict[int, _Spans | None] = {id(tensor): {}}
         # Consumers of tensors that contain no value of the start tensor.
         self.other_consumers: list[TensorConsumer] = []
@@ -173,7 +173,6 @@ class _ConsumerSearch:
         self.consumers = [c for c in self.consumers if id(c) not in others]
 
     def record_omission(self, tensor: Tensor, path: _Path) -> None:
-        """Record the operator or tensor after which consumers are left out of the result."""
         self.more = self.more or (path[-1].node if path else tensor.source)
 
     def visit(self, tensor: Tensor, path: _Path) -> None:
@@ -200,7 +199,6 @@ class _ConsumerSearch:
             )
 
     def follow(self, layer: Layer, tensor: Tensor, path: _Path) -> None:
-        """Continue the search at the outputs of an operator that a Q could pass."""
         if len(self.visited) > MAX_TENSORS or self.path_steps_left <= len(path):
             self.last_operator = self.last_operator or (layer, tensor, path)
             self.more = self.more or node_name(layer)
@@ -537,8 +535,8 @@ def find_int8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
     if data is None:
         return _explain_float_data(layer, pass_name, weights is not None)
     if weights is None:
-        # A DQ directly before a convolution needs no name. Of two computed operands, the name
-        # shows which one is quantized.
+        # Name the DQ only if the DQ has moved, or if both operands of the layer are computed.
+        # Otherwise the DQ is obvious.
         is_named = data.path.ops or not layer.weights.constant
         dq_name = node_name(data) if is_named else ""
         return WeightsNotDequantized(
@@ -671,8 +669,8 @@ def _find_nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
 def _is_dq_barrier(layer: Layer) -> bool:
     """Return whether a DQ cannot move down past a layer.
 
-    This includes any operator directly after a DQ. If such an operator could be passed, the DQ has
-    other consumers or a scale for each channel, which keeps it from moving.
+    This includes every operator directly after a DQ: the DQ would have moved past the operator if
+    neither other consumers nor per-channel scales kept the DQ from moving.
     """
     return (
         layer.passage is None

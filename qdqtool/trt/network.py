@@ -34,7 +34,7 @@ class Network:
             (``Original``, ``After ...``).
         adds_after_activation: ONNX nodes of the Adds whose fusion the target's
             ``residual_through_activation`` decided.
-        regions: Regions of Myelin, on targets where they decide about Q and DQ.
+        regions: Regions of Myelin, on targets whose regions affect Q and DQ.
         focus: Tensors that the previous round of a loop of passes edited. The current round visits
             only these tensors. None for all tensors.
         reports_reasons: Whether passes report reasons. In a loop, only the last round reports
@@ -98,7 +98,8 @@ class Network:
 
         The search goes depth first from the first to the last network output. Each layer comes
         after the producers of its inputs. Among these, the producer of the last input comes first.
-        yolov8-orin-trt8412-excerpts names merged layers in this order. Only names depend on it.
+        yolov8-orin-trt8412-excerpts names merged layers in this order. Only names depend on the
+        order.
         """
         layers: list[Layer] = []
         started: set[int] = set()
@@ -262,7 +263,7 @@ class Network:
     def absorb_consumer(self, layer: Layer, consumer: Layer, name: str) -> None:
         """Fuse the single consumer of a layer's output into the layer.
 
-        The layer receives the consumer's other inputs, its outputs, ONNX nodes and cases.
+        The layer receives the outputs, ONNX nodes and cases of the consumer, and its other inputs.
 
         Args:
             layer: Layer that remains.

@@ -66,7 +66,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
 
     Args:
         model: The model.
-        target: TensorRT version. Its own choice applies unless ``assume`` names another.
+        target: TensorRT version. The choice of the target applies unless ``assume`` has another.
         assume: Choices by name.
 
     Raises:
@@ -215,8 +215,8 @@ class Outcome:
         model: The model after constants were folded.
         network: The optimized network of the model.
         target: TensorRT version.
-        original_model: The model before constants were folded. The convolutions have its node
-            indices.
+        original_model: The model before constants were folded. ``convolutions`` has the node
+            indices of this model.
     """
 
     def __init__(
@@ -386,8 +386,7 @@ class Outcome:
         Args:
             region: The region.
             types: Data type of each matrix product of the model, by node name.
-            squares: Name of the squaring node of each decomposed LayerNorm of the model. The number
-                of these nodes in the region is the number of its decomposed LayerNorms.
+            squares: Name of the squaring node of each decomposed LayerNorm of the model.
         """
         names, quantizers = [], []
         indices: dict[str, int] = {}
@@ -490,7 +489,6 @@ class Outcome:
         return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
 
     def _find_evidence(self, layer: Layer) -> Evidence:
-        """Return the weakest evidence of a layer and of the conversions that produce its inputs."""
         cases = [*layer.cases]
         for producer in layer.producers:
             if producer.kind is _COPY:

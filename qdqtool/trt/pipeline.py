@@ -135,8 +135,9 @@ PIPELINE: tuple[type[Pass] | type[RankLayers] | tuple[type[Pass], ...], ...] = (
 """Stages in the order in which they run.
 
 A tuple of passes is a loop. If a pass other than the first changes the network, the loop restarts
-at the first pass; it ends when no pass changes anything. The complete logs show this order: Qs move
-and merge until no move is possible, then Qs are split across Concats, then DQs and Qs cancel out.
+at the first pass. The loop ends when no pass changes anything. The complete logs show this order:
+Qs move and merge until no move is possible, then Qs are split across Concats, then DQs and Qs
+cancel out.
 """
 
 
@@ -245,7 +246,7 @@ def cases() -> dict[str, Case]:
     """Return all cases (known behaviors) of passes and operators by id.
 
     An id is ``<pass>/<case>``, or ``<operator>/<case>`` for a case of an operator. If a pass and an
-    operator share a case, its id contains the pass.
+    operator share a case, the id contains the pass.
     """
     return {case_id: case for case, case_id in _case_ids().items()}
 

@@ -12,10 +12,9 @@ from qdqtool.evidence import Evidence
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Reason, Severity
 from qdqtool.trt.trace import Event
-from qdqtool.util.files import InputFiles
+from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import SavableResult
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
@@ -383,8 +382,9 @@ class Prediction(SavableResult):
     def conversions_range(self) -> tuple[int, int] | None:
         """Minimum and maximum number of conversions in the engine.
 
-        The number depends on the assumptions that nobody has settled, and on what Myelin fuses.
-        None if the prediction has no number of conversions (see ``conversions``).
+        The number depends on what Myelin fuses, and on the assumptions that neither the user nor a
+        build has settled. None if the prediction has no number of conversions (see
+        ``conversions``).
         """
         open_assumptions = [a for a in self.assumptions if not a.given]
         alternatives = [c for a in open_assumptions for c in a.alternatives.values()]

@@ -141,8 +141,8 @@ def tune(
         metric: ``package.module:function`` or a function ``(reference, outputs, image) -> float``,
             called once for each sample with the outputs of the float and the quantized model
             (dicts of name to array) and the name of the image. Higher is better; the mean over
-            the samples counts. Default: agreement mAP for YOLOv8-style outputs, a relative output
-            error for other models.
+            the samples counts. Default: agreement mAP for YOLOv8-style outputs, one minus the
+            relative output error for other models.
         gpu: GPU to estimate times for; see ``qdqtool gpus``.
         clock: SM clock in MHz under load.
         power: Power mode of a Jetson.
@@ -195,8 +195,8 @@ def tune(
         ModelError: The model cannot be read or run, is quantized already, or has nothing to
             quantize.
         DataError: The data or the state cannot be used.
-        QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not build for
-            it, or the metric failed.
+        QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not support
+            the GPU, or the metric failed.
     """
     options = TuneOptions(
         TuningGoal(evaluation, keep, budget_ms, metric),
@@ -350,7 +350,6 @@ class _TuningRun:
             )
 
     def _record_preprocess(self) -> None:
-        """Add notes on the preprocessing, and record the preprocessing in the model's metadata."""
         used = self.ranges_report["preprocess"]
         if used is None:
             return
@@ -376,7 +375,7 @@ class _TuningRun:
     def _find_wide_tensors(self, planner: Planner) -> dict[str, float]:
         """Return the tensors that may exceed the range of FP16, with their largest magnitudes.
 
-        The tensors are those of the model with every layer in INT8.
+        Only tensors of the model with every layer in INT8 are searched.
         """
         recipe = planner.plan(Configuration()).recipe
         model, quantized = recipe.build(planner.model)
@@ -425,7 +424,10 @@ class _TuningRun:
         )
 
     def compute_deadline(self, fraction: float) -> float | None:
-        """Return the ``time.monotonic()`` after a part of the time limit; None without limit."""
+        """Return the ``time.monotonic()`` at which a part of the time limit has passed.
+
+        None without a time limit.
+        """
         limit = self.options.search.time_limit
         return None if limit is None else self.started + fraction * limit
 
@@ -603,9 +605,9 @@ def _run_search(
 
 
 def _prepare_search(search: PlacementSearch) -> None:
-    """Prepare a search, without a deadline if earlier runs measured placements.
+    """Prepare a search; without a deadline if earlier runs measured placements.
 
-    The preparation only predicts costs. Without it, the earlier measurements could not be used.
+    The preparation only predicts costs. The earlier measurements cannot be used without it.
     """
     evaluator = search.evaluator
     deadline = evaluator.deadline

@@ -29,7 +29,7 @@ from qdqtool.util.progress import track_progress
 
 
 class OutOfTime(Exception):
-    """Error when the time limit is reached. The store contains the measurements so far."""
+    """The time limit was reached. The store contains the measurements so far."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class CandidateEvaluator:
     runs: int = 0
     _values: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
 
-    # Sweeps: output errors of single sites, without the metric -------------------------
+    # Output errors of single sites, without the metric ---------------------------------
 
     def measure_output_errors(
         self,
@@ -85,7 +85,7 @@ class CandidateEvaluator:
         return True
 
     def errors(self, recipe: Recipe) -> npt.NDArray[np.float64]:
-        """Return the output error of a recipe on each sample for single sites, float64.
+        """Return the output error of a recipe on each sample of `sets.swept_on`, float64.
 
         The error is NaN if the sample was not measured or cannot be read.
         """
@@ -93,7 +93,7 @@ class CandidateEvaluator:
         measurements = [rows.get(n) for n in self.sets.swept_on]
         return np.asarray([math.nan if m is None else m.error for m in measurements], np.float64)
 
-    # Whole measurements: the metric ---------------------------------------------------
+    # Metric and output errors of whole placements -------------------------------------
 
     def measure_metric(self, recipes: Iterable[Recipe], samples: Sequence[int], title: str) -> None:
         """Measure the metric and the output error of recipes on samples, and store them.
@@ -163,7 +163,7 @@ class CandidateEvaluator:
     def _list_tasks(
         self, recipes: Sequence[Recipe], samples: Sequence[int], with_metric: bool
     ) -> list[MeasurementTask]:
-        """Return a task for each sample with the recipes that were not measured on the sample."""
+        """Return one task per sample, with the recipes that were not yet measured on it."""
         unique = {r.key: r for r in recipes}.values()
         tasks = []
         for n in samples:

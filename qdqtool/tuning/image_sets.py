@@ -237,5 +237,5 @@ def _split_in_halves(
 
 
 def select_evenly(numbers: Sequence[int], count: int) -> list[int]:
-    """Return `count` evenly spread numbers (at least one) of a sequence; all of a shorter one."""
+    """Return `count` (at least 1) evenly spread numbers, or all of a shorter sequence."""
     return [numbers[i] for i in spread_indices(len(numbers), max(1, count))] if numbers else []

@@ -3,11 +3,11 @@
 A candidate is a recipe: a set of Q/DQ pairs with scales. A measurement depends only on the job and
 the task. Tasks run on threads of this process or on workers elsewhere.
 
-The network runs in parts (:mod:`qdqtool.tuning.partition`). All candidates that quantize the inputs
-of a part's nodes equally share one session of the part. The outputs of a part depend only on the
-quantization of the part and of everything upstream. Candidates that are equal there share these
-outputs, which are computed once. For example, if candidates differ in one branch of the head, all
-other branches run only once.
+The network runs in parts (:mod:`qdqtool.tuning.partition`). Candidates with the same Q/DQ pairs in
+a part share one session of the part. The outputs of a part depend only on the Q/DQ pairs of the
+part and of everything upstream. Candidates with the same pairs there share these outputs, which are
+computed once. For example, if candidates differ in one branch of the head, all other branches run
+only once.
 
 onnxruntime runs each part on one thread and computes Q/DQ in float. The division into parts does
 not depend on the candidates of a task. So the results of a candidate are equal, bit for bit, in any
@@ -166,7 +166,7 @@ def run_task(
 
 
 def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
-    """Measure a task, and yield each measurement (one candidate, one sample) as it is done."""
+    """Measure a task; yield each measurement (one candidate, one sample) when it is complete."""
     network = job.network
     for number in task.images:
         sample = job.images.load(number)
@@ -426,7 +426,10 @@ class PartitionedNetwork:
     def _collect_inputs(
         self, sources: Iterable[PartRun], sample: _Arrays, cache: ActivationCache
     ) -> _Arrays:
-        """Return the tensors of the sample and of some runs; repeat runs that are not cached."""
+        """Return the tensors of the sample and of the runs in `sources`.
+
+        Runs whose outputs are not in the cache run again.
+        """
         tensors = dict(sample)
         for source in sources:
             if source not in cache.outputs:
@@ -435,7 +438,7 @@ class PartitionedNetwork:
         return tensors
 
     def _list_upstream(self, parts: Iterable[int]) -> list[int]:
-        """Return the numbers of some parts and of all parts upstream of them, ascending."""
+        """Return the numbers of `parts` and of all parts upstream of them, ascending."""
         numbers = set(parts)
         for part in reversed(self.parts):
             if part.number in numbers:
@@ -443,7 +446,10 @@ class PartitionedNetwork:
         return sorted(numbers)
 
     def _list_runs(self, recipe: Recipe) -> list[PartRun]:
-        """Return the run of each part with a recipe. Recipes share the objects of equal runs."""
+        """Return the run of each part for a recipe.
+
+        Recipes share the objects of equal runs.
+        """
         if recipe.key not in self._runs_of:
             runs: list[PartRun] = []
             for part in self.parts:
@@ -546,7 +552,7 @@ class ClusterMapper(contextlib.ExitStack):
         self._opened: tuple[ClusterJob, TuningJob] | None = None
 
     def __call__(self, job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
-        """Yield the result of each task once, in the order in which they finish.
+        """Yield the result of each task once, in the order in which the tasks finish.
 
         Raises:
             ClusterError: The cluster is lost, or a worker has other software or other samples.
@@ -565,12 +571,11 @@ class ClusterMapper(contextlib.ExitStack):
 
 
 def create_worker_state(job: TuningJob, threads: int) -> TuningJob:
-    """Return the job as the state of a worker process; the network is parsed on first use."""
+    """Return the job as the state of a worker process, which parses the network on first use."""
     return job
 
 
 def _list_uses(turns: Iterable[Sequence[PartRun]]) -> dict[PartRun, list[int]]:
-    """Return the numbers of the turns that use the outputs of each run."""
     uses: dict[PartRun, list[int]] = defaultdict(list)
     for turn, sources in enumerate(turns):
         for source in sources:

@@ -37,7 +37,7 @@ class TuningGoal:
             :data:`KEEP` without a budget.
         budget_ms: Maximum predicted milliseconds on the GPU; cannot be combined with `keep`.
         metric: Function of the user, or its name ``package.module:function``. None: agreement mAP
-            for YOLOv8-style outputs, else a relative output error.
+            for YOLOv8-style outputs, else one minus the relative output error.
     """
 
     evaluation: object = None
@@ -76,7 +76,7 @@ class TuningGoal:
             seconds: Time limit of the user; None for the default.
 
         Raises:
-            QdqtoolError: `seconds` is not a valid time, or the user has no metric.
+            QdqtoolError: `seconds` is not a valid time, or is given without a metric.
         """
         if seconds is not None and self.metric is None:
             raise QdqtoolError(
@@ -87,7 +87,7 @@ class TuningGoal:
         return limits.check_seconds(seconds, "check_timeout")
 
     def check_budget(self, gpu: str | None) -> None:
-        """Raise an error for a budget without a GPU, or a budget that is not a time above 0.
+        """Check that a budget is a time above 0 and has a GPU.
 
         Raises:
             QdqtoolError: The GPU is missing, or the budget is not a time above 0.

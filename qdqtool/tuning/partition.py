@@ -35,9 +35,9 @@ class NetworkPart:
 
 @dataclass(frozen=True, eq=False)
 class PartRun:
-    """A part of the network with the quantization of the part and of everything upstream.
+    """A part of the network, and the Q/DQ pairs of the part and of everything upstream.
 
-    Candidates that quantize the part and everything upstream equally share one object.
+    Candidates with the same Q/DQ pairs in the part and upstream of it share one object.
 
     Attributes:
         part: Part of the network.
@@ -54,7 +54,7 @@ class NetworkPartition(NetworkCuts):
     """Divides a network into parts between cuts."""
 
     def build_parts(self, extra_cut: int) -> list[NetworkPart]:
-        """Return the parts between cuts before each weighted node and at one more position.
+        """Cut the network before each weighted node and at one more position; return the parts.
 
         Parallel branches between two cuts are separate parts. A cut that a tensor of unknown type
         would cross is left out, because such a tensor cannot be the input of a part.
@@ -63,7 +63,7 @@ class NetworkPartition(NetworkCuts):
             extra_cut: Position of the additional cut in the order of nodes.
         """
         parts: list[NetworkPart] = []
-        producer: dict[str, int] = {}  # number of the producing part by tensor
+        producer: dict[str, int] = {}  # number of the producing part, by tensor
         cuts = self._find_cuts(extra_cut)
         for start, end in itertools.pairwise([0, *cuts]):
             crossing = set(cuts[end])

@@ -53,7 +53,7 @@ class Configuration:
         quantized: Names of nodes that are INT8 although the head preset leaves them float.
         methods: Pairs of a quantized tensor and the calibration method for the tensor's scale
             group.
-        own_scales: Quantized tensors that have a separate scale instead of their group's.
+        own_scales: Quantized tensors with a separate scale instead of the scale of their group.
     """
 
     floats: frozenset[str] = frozenset()
@@ -65,7 +65,7 @@ class Configuration:
         """Return the union of both configurations.
 
         If both have a calibration method for a tensor, the method of `other` counts. A node that is
-        float in one of them is float.
+        float in one configuration is float in the union.
         """
         replaced = {tensor for tensor, _ in other.methods}
         floats = self.floats | other.floats
@@ -112,7 +112,7 @@ class PlacementCost:
     Attributes:
         convolutions: Number of convolutions and matrix products.
         int8: Number of convolutions and matrix products that run in INT8 or FP8.
-        conversions: Number of remaining conversions; 0 if the target's logs do not name them.
+        conversions: Number of remaining conversions; 0 if the prediction has no number.
         ms: Predicted milliseconds; None without a GPU.
     """
 

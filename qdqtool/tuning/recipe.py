@@ -53,7 +53,7 @@ class Recipe:
 
     @staticmethod
     def from_placement(placement: Placement, scales: Iterable[GroupScale]) -> Recipe:
-        """Combine a placement and the scales of its groups to a recipe."""
+        """Return the recipe of a placement with the scales of its groups."""
         group_numbers = itertools.count()
         scale_of: dict[str, tuple[float, str, int | None]] = {}
         for scale in scales:
@@ -69,7 +69,7 @@ class Recipe:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of the pairs, weights and scales; equal for recipes that compute equal results."""
+        """Hash of the pairs, weights and scales; equal recipes compute equal results."""
         content: tuple[object, ...] = (
             [(p.tensor, p.consumers, p.scale.hex()) for p in self.pairs],
             self.weights,

@@ -15,10 +15,9 @@ from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
 from qdqtool.trt.result import Prediction
 from qdqtool.tuning.planner import Configuration, PlacementCost
-from qdqtool.util.files import InputFiles, forbid_overwrite
+from qdqtool.util.files import InputFiles, forbid_overwrite, save_answer
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import save_answer
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class SiteChoice:
     why: str = ""
 
     def as_json(self, base: PlacementCost) -> Json:
-        """Return the fields of the JSON, with costs relative to all-INT8."""
+        """Return the fields of the JSON. Costs are relative to `base`."""
         return {
             "choice": self.choice,
             "measured": self.error is not None,
@@ -81,7 +80,7 @@ class SiteResult:
     choices: list[SiteChoice]
 
     def as_json(self, base: PlacementCost) -> Json:
-        """Return the fields of the JSON, with costs relative to all-INT8."""
+        """Return the fields of the JSON. Costs are relative to `base`."""
         change: Json = {"ms": None, "int8": 0, "conversions": 0}
         if self.choices:
             change = _cost_change(self.choices[0].cost, base)
@@ -205,8 +204,8 @@ class Tuning:
         keep: Fraction of the float model's metric to keep; None with a budget.
         budget_ms: Maximum predicted milliseconds; None without a budget.
         chosen: The chosen placement.
-        bought: Effects of at most six choices of the chosen placement: the choices that removed
-            most output error when measured alone.
+        bought: Effects of at most six choices of the chosen placement. These choices removed most
+            output error when each was measured alone.
         front: Pareto front, evenly thinned: placements that no other placement beats in both cost
             and accuracy on the samples of the search.
         others: All other placements that were measured.

@@ -43,7 +43,7 @@ _REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by 
 _REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
 _POINTS_OVER_BUDGET = 4  # number of placements above the budget that are reduced until they fit
 _STEPS_IN_BUDGET = 3  # number of last steps within the budget that are measured
-_LEAST_GAIN = 1e-9  # minimum gain of a choice in a chain, as a fraction of the squared error
+_LEAST_GAIN = 1e-9  # minimum gain of a choice in a chain, divided by the squared error
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
 _SWEPT_TOGETHER = 8  # number of choices that share a sweep if there is a time limit
 _TIME_LIMIT = "time limit"
@@ -61,8 +61,8 @@ class _MeasuredChain:
         steps: Name and configuration of each step.
         first_sufficient: Position of the first step that is known to be sufficient; None if
             unknown.
-        last_insufficient: Position of the last step before that is known to be insufficient; -1 if
-            unknown.
+        last_insufficient: Position of the last step before `first_sufficient` that is known to be
+            insufficient; -1 if unknown.
     """
 
     steps: list[tuple[str, Configuration]] = field(default_factory=list)
@@ -141,7 +141,7 @@ class PlacementSearch:
         return bool(self.decisions) and self.recipe(self.start).key in self.pool
 
     def _restore_placements(self) -> None:
-        """Add the placements that earlier runs measured on the same samples to the pool.
+        """Add to the pool the placements that earlier runs measured on the same samples.
 
         A run with a shorter time limit then cannot give a worse result than the earlier run.
         """
@@ -262,11 +262,10 @@ class PlacementSearch:
         return self._is_goal_reached(self.start, self.evaluator.sets.judged_on)
 
     def _sweep_choices(self) -> bool:
-        """Measure each choice alone, with a time limit until `_find_sweep_end`.
+        """Measure each choice alone; with a time limit, until `_find_sweep_end`.
 
-        With a time limit, choices whose inputs have the largest quantization error come first. If
-        the order were that of the network, a sweep that ends early would never reach the last
-        layers.
+        With a time limit, choices whose inputs have the largest quantization error come first. In
+        the order of the network, a sweep that ends early would never reach the last layers.
 
         Returns:
             Whether all choices were measured.
@@ -284,7 +283,7 @@ class PlacementSearch:
         return True
 
     def _find_sweep_end(self) -> float | None:
-        """Return the ``time.monotonic()`` at half of the time that is left; None without limit.
+        """Return the ``time.monotonic()`` after half of the remaining time; None without a limit.
 
         The other half is for combinations.
         """
@@ -377,7 +376,7 @@ class PlacementSearch:
             self._bisect_chain(chain, chain.first_sufficient)
 
     def _bisect_chain(self, chain: _MeasuredChain, first_sufficient: int) -> None:
-        """Measure steps of a chain until the last insufficient and the first sufficient meet."""
+        """Measure steps of a chain until the step before the first sufficient step is measured."""
         while first_sufficient - chain.last_insufficient > 1:
             middle = (first_sufficient + chain.last_insufficient) // 2
             self.measure([chain.steps[middle]])
@@ -426,7 +425,7 @@ class PlacementSearch:
                 chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
-        """Measure the last step of equal or lower cost for each placement in the pool."""
+        """For each placement in the pool, measure the last step that costs at most as much."""
         last_steps = []
         for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST
@@ -453,7 +452,6 @@ class PlacementSearch:
         return sorted(measured, key=lambda entry: -entry[1])
 
     def _list_simple_placements(self) -> list[tuple[str, Configuration]]:
-        """Return simple placements: a float head, and the worst convolutions float."""
         ranked = [
             d.candidate.configuration
             for d, _ in self._rank_floats()
@@ -478,7 +476,7 @@ class PlacementSearch:
 
         Args:
             ranked: Configurations with one choice each, in descending order.
-            reason: Reason of the order, which becomes part of the placements' names.
+            reason: Reason for the order, which becomes part of the placements' names.
         """
         return [
             (f"{count} {reason}", functools.reduce(Configuration.merge, ranked[:count], self.start))
@@ -662,7 +660,7 @@ class PlacementSearch:
     def find_front(self) -> list[PlacementResult]:
         """Return the Pareto front: placements more accurate than all placements of lower cost.
 
-        Accuracy is that on the samples of the search. The cheapest placement is first.
+        The accuracy is measured on the samples of the search. The cheapest placement is first.
         """
         front: list[PlacementResult] = []
         for point in self.list_placements():
@@ -721,7 +719,7 @@ class PlacementSearch:
         return self.evaluator.value(recipe, samples)
 
     def is_goal_reached_with(self, metric: float) -> bool:
-        """Return whether a metric on the held-out samples reaches the goal; True with a budget."""
+        """Return whether a metric on the held-out samples reaches the goal; True without a goal."""
         return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
 
     def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:
@@ -774,7 +772,7 @@ class PlacementSearch:
     def _measure_benefits(self, point: PlacementResult) -> list[ChoiceBenefit]:
         """Measure the benefits of at most six choices, by undoing each choice alone.
 
-        The choices are those with the highest gains when measured alone.
+        These choices reduce the error most when each is measured alone.
         """
         gains = {d.candidate.site: gain for d, gain in self._rank_floats()}
         sites = self.list_float_sites(point.configuration) if point.cost.int8 else []

@@ -37,7 +37,7 @@ class SensitivitySweep:
     def isolate_choice(self, candidate: Candidate) -> tuple[Recipe, Recipe]:
         """Return two recipes, without and with a choice, that quantize only the nodes that change.
 
-        All other nodes are float: in a quantized network, every change also changes rounded values
+        All other nodes are float. In a quantized network, a change would also change rounded values
         downstream, which affects the error more than most choices do.
         """
         if candidate not in self._isolated:
@@ -88,7 +88,7 @@ class SensitivitySweep:
         return float(gains.mean()) if len(gains) else math.nan
 
     def gains(self, candidate: Candidate) -> npt.NDArray[np.float64]:
-        """Return the gain of a choice on each sample with a measurement of the choice."""
+        """Return the gain of a choice on each sample on which the choice was measured."""
         before, after = (
             0.0 if r.is_float else self.evaluator.errors(r) ** 2
             for r in self.isolate_choice(candidate)

@@ -8,8 +8,8 @@ because they cannot be worth their cost, however accurate they are:
   the start.
 * :data:`LARGER`: another choice leaves these and more nodes float at the same or lower cost.
 * :data:`BETWEEN`: the nodes would be float, but all their inputs would still be INT8 for other
-  consumers, so conversions are needed before and after the nodes. This removes only the rounding of
-  the weights (the smallest part of the error) at the highest cost.
+  consumers, so conversions are needed before and after the nodes. Such a choice removes only the
+  rounding of the weights (the smallest part of the error) at the highest cost.
 * :data:`NO_GAIN`: quantizing nodes that the preset leaves float is predicted to save no time.
 """
 
@@ -44,8 +44,8 @@ class TuningSite:
     """Nodes that the search quantizes or leaves float together.
 
     Attributes:
-        name: Name of the convolution or residual, first tensor of a scale group, or ``branch of`` a
-            last convolution of the head.
+        name: Name of the convolution or residual, first tensor of a scale group, or ``branch of``
+            and the name of a last convolution of the head.
         kind: ``convolution``, ``group`` (consumers of tensors with one scale), ``residual``,
             ``head`` or ``attention`` (products without weights).
         nodes: Names of the nodes.
@@ -138,7 +138,7 @@ def _add_head_sites(
 
 
 def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
-    """Return the quantized nodes of each branch of the head, by name of the branch.
+    """Return the indices of the quantized nodes of each branch of the head, by branch name.
 
     The nodes of a branch lead to one of the head's last convolutions only.
     """
@@ -160,7 +160,7 @@ def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int
 
 
 def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
-    """Return the indices of nodes that are float only because of the head preset, without DFL."""
+    """Return the indices of nodes that only the head preset makes float, except the DFL."""
     model = planner.model
     head = find_head(model)
     coordinates = find_coordinates(model, head.finals).all
@@ -185,10 +185,10 @@ def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
 
 
 def list_scale_candidates(planner: Planner, sites: Iterable[TuningSite]) -> list[Candidate]:
-    """Return choices of other calibration methods and separate scales for sites' tensors.
+    """Return the choices of another calibration method or a separate scale at the sites.
 
-    Methods that change a scale by at most 5 % are left out. The list is empty for FP8: its ranges
-    are always the largest magnitudes, and a shared scale does not cost precision.
+    Methods that change a scale by at most 5 % are left out. The list is empty for FP8, because FP8
+    ranges are always the largest magnitudes, and a shared scale does not cost precision.
     """
     if planner.methods.number_format == FP8:
         return []
@@ -274,7 +274,7 @@ def select_candidates(
 def _join_free_floats(
     floats: Iterable[tuple[Candidate, PlacementCost]], base: PlacementCost, cost: CostFunction
 ) -> Configuration:
-    """Join the float choices that cost no time, neither alone nor with those joined before."""
+    """Join the float choices that cost no time, both alone and with the choices joined before."""
     free = Configuration()
     for candidate, single in sorted(floats, key=lambda choice: choice[1].value):
         if single.value <= base.value:
@@ -405,7 +405,6 @@ def chain_choices(
 def _list_added_gains(
     gains: Sequence[ChoiceGain], current: Configuration
 ) -> dict[ChoiceGain, float]:
-    """Return the gain that each choice adds to a combination, if it adds any."""
     reached = estimate_gain(gains, current)
     added = {}
     for choice in gains:

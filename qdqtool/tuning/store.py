@@ -15,9 +15,8 @@ from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements, Ta
 from qdqtool.tuning.planner import Configuration
 from qdqtool.util import limits
 from qdqtool.util.compression import HEAD, find_magic, unpack_blocks
-from qdqtool.util.files import check_output, open_input
+from qdqtool.util.files import atomic_write, check_output, open_input
 from qdqtool.util.json_text import Json, parse_json
-from qdqtool.util.outputs import atomic_write
 from qdqtool.version import TOOL_VERSION
 
 SCHEMA = "qdqtool/tuning-state/1"
@@ -47,8 +46,8 @@ class MeasurementStore:
         rows: Measurements by key of the candidate's recipe and number of the sample.
         resumed: Number of measurements that were read from the file.
         placements: Name and configuration of the measured placements, by key of the recipe.
-        samples: Numbers of the samples that the last run used for the search, and of its held-out
-            samples; empty before the first run.
+        samples: Numbers of the samples that the last run used: samples of the search, and held-out
+            samples. Both are empty before the first run.
         seconds_per_run: Seconds of one run on one sample; 0 if unknown.
     """
 
@@ -98,7 +97,7 @@ class MeasurementStore:
     def record_samples(
         self, chosen_on: tuple[int, ...], judged_on: tuple[int, ...], seconds_per_run: float
     ) -> None:
-        """Record the samples of a run, on which all its placements are measured."""
+        """Record the samples on which a run measures all its placements."""
         effort = ((chosen_on, judged_on), seconds_per_run or self.seconds_per_run)
         if effort != (self.samples, self.seconds_per_run):
             self.samples, self.seconds_per_run = effort

@@ -63,7 +63,7 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
 def _collect_choices(
     search: PlacementSearch,
 ) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
-    """Return the choices of each site, and the output error that disappears if it is float."""
+    """Return the choices of each site, and the output error that a float site removes."""
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
@@ -147,7 +147,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
 
 
 def describe_cost(gpu: gpus.Gpu | None) -> Json:
-    """Return the JSON with unit and definition of the cost."""
+    """Return unit and definition of the cost as JSON."""
     if gpu is None:
         sentence = "float convolutions and Q/DQ layers, counted together (no `gpu`)"
         return {"unit": "operations", "sentence": sentence}
@@ -180,7 +180,7 @@ def describe_images(
 
 
 def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float) -> Json:
-    """Return the JSON with counts and times (in seconds) of the measurements."""
+    """Return counts and times (in seconds) of the measurements as JSON."""
     decisions = search.decisions
     return {
         "candidates": len(decisions) + len(search.scale_candidates),
@@ -195,7 +195,7 @@ def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float)
 
 
 def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -> list[Note]:
-    """Return a warning if there are too few images for the search or the final evaluation."""
+    """Return a warning if the search or the final evaluation has too few images, else none."""
     chosen, judged = len(sets.chosen_on), len(sets.judged_on)
     if chosen >= budget.chosen_on and judged >= budget.judged_on:
         return []
@@ -217,7 +217,7 @@ def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -
 
 
 def warn_unread_images(sets: ImageSets) -> list[Note]:
-    """Return a warning if images could not be read."""
+    """Return a warning if images could not be read, else an empty list."""
     skipped = sorted(set(sets.measured.skipped))
     if not skipped:
         return []

@@ -22,7 +22,10 @@ _JUDGING_TIME = 0.1  # maximum fraction of a time limit for evaluating one place
 
 
 def measure_run_seconds(search: PlacementSearch) -> float:
-    """Return the seconds of one run on one sample; 0 if the store has all measurements."""
+    """Return the seconds of one run on one sample.
+
+    0 if the store already has the measurements that would be timed.
+    """
     evaluator = search.evaluator
     recipes = [FLOAT_RECIPE, search.recipe(search.start)]
     samples = evaluator.sets.chosen_on
@@ -42,7 +45,7 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
 
     Args:
         search: The prepared search.
-        seconds_per_run: Seconds of one run on one sample; 0 if the store has most measurements.
+        seconds_per_run: Result of :func:`measure_run_seconds`.
     """
     sets = search.evaluator.sets
     choices = len(search.list_measured_decisions())
@@ -68,12 +71,12 @@ def fit_samples_to_time(search: PlacementSearch, limit: float, seconds_per_run: 
     """Reduce the samples of a search if measuring all of them would take too long.
 
     A note reports the number of remaining samples. If an earlier run used at least as many samples,
-    they are used again, because the store has measurements on them.
+    the earlier samples are used again, because the store has measurements on them.
 
     Args:
         search: The search.
         limit: Time limit of the whole tuning in seconds.
-        seconds_per_run: Seconds of one run on one sample; 0 if the store has all measurements.
+        seconds_per_run: Result of :func:`measure_run_seconds`.
     """
     sets, store = search.evaluator.sets, search.evaluator.store
     runs_per_second = 1 / max(seconds_per_run or store.seconds_per_run, 1e-9)
@@ -99,7 +102,8 @@ def _limit_samples(
         verb: Use of the samples: "chosen" or "judged".
         samples: All samples for this use.
         runs: Number of samples for which there is time.
-        earlier: Samples that an earlier run measured. They are returned if they are not fewer.
+        earlier: Samples that an earlier run measured. They are returned if they are at least as
+            many as there is time for.
     """
     known = [n for n in samples if n in set(earlier)]
     chosen = select_evenly(samples, max(_FEWEST_SAMPLES, runs))

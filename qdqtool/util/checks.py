@@ -1,7 +1,5 @@
 """Checks of arguments: choices, lists of texts, regular expressions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 
@@ -51,8 +49,8 @@ def compile_pattern(pattern: str, argument: str, *, parameter: str = "") -> re.P
     """Compile a regular expression of the user.
 
     Args:
-        pattern: The expression.
-        argument: The parameter and the expression as the user wrote them, for the message.
+        pattern: Regular expression.
+        argument: Parameter and expression as the user wrote them, for the message.
         parameter: Name of the parameter.
 
     Raises:

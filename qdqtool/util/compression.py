@@ -1,7 +1,5 @@
 """Unpack files compressed with gzip, xz or zstd, block by block up to a limit."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import zlib
@@ -13,9 +11,7 @@ from qdqtool.util import limits
 
 BLOCK = 1 << 20
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-HEAD = 6  # number of first bytes that are needed to recognize the format
-
-Read = Callable[[int], bytes]
+HEAD = 6  # number of bytes at the start of a file that are needed to recognize the format
 
 
 def find_magic(head: bytes) -> bytes:
@@ -24,9 +20,9 @@ def find_magic(head: bytes) -> bytes:
 
 
 class _PrefixedStream:
-    """Stream that returns given bytes first, then the rest of a file."""
+    """Stream of bytes that were already read from a file, followed by the rest of the file."""
 
-    def __init__(self, head: bytes, read: Read) -> None:
+    def __init__(self, head: bytes, read: Callable[[int], bytes]) -> None:
         self._head = head
         self._read = read
 
@@ -39,7 +35,7 @@ class _PrefixedStream:
 
 def unpack_blocks(
     head: bytes,
-    read: Read,
+    read: Callable[[int], bytes],
     name: str,
     limit: int,
     *,
@@ -49,12 +45,13 @@ def unpack_blocks(
     """Yield the contents of a compressed file with one or more members.
 
     Args:
-        head: First bytes of the file, which were already read, at least `HEAD`.
-        read: Function that returns the next bytes, at most the given number; empty at the end.
+        head: First bytes of the file, which the caller has already read; at least `HEAD` bytes.
+        read: Function that reads the rest of the file. Its argument is the maximum number of bytes
+            to return. At the end of the file, it returns no bytes.
         name: Name of the file for messages.
         limit: Maximum number of bytes after unpacking.
-        whole: Whether damage after the first block is an error. If False, the contents end at the
-            damage, so that truncated logs can be read.
+        whole: Whether truncation, or damage after the first block, is an error. If False, the
+            contents end there, so that truncated logs can be read.
         error: Class of the errors.
 
     Raises:
@@ -95,7 +92,6 @@ def unpack_blocks(
 def _open_stream(
     magic: bytes, source: _PrefixedStream, name: str, error: type[QdqtoolError]
 ) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a file object that decompresses, and the exceptions that it raises for damage."""
     file = cast(IO[bytes], source)
     if magic == GZIP:
         return gzip.GzipFile(fileobj=file), (gzip.BadGzipFile, zlib.error)
@@ -114,7 +110,6 @@ def _open_stream(
 
 
 def _import_zstd() -> Any:
-    """Return the zstd module of Python 3.14 or its backport; None if neither exists."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(name)

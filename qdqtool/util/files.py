@@ -1,25 +1,25 @@
-"""Open and record input files, limit their size, and never overwrite them.
+"""Open and record input files, limit their size, and write output files atomically.
 
-Every file that a command reads is recorded by device and inode, so a link to a file counts as the
-file itself. :func:`qdqtool.util.outputs.atomic_write` does not write to recorded files.
+The device and inode of each input file are recorded, so a link to a file counts as the file itself.
+:func:`atomic_write` does not write to recorded files.
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.util import limits
+from qdqtool.util.json_text import json_text
+from qdqtool.util.text import escape_hidden, format_list
 
 StrPath = str | os.PathLike[str]
 FileKey = tuple[int | str, ...]
-_MAX_NAMES = 3  # maximum number of file names in a message
 INVALID_NAME = "a file name cannot contain a NUL or an incomplete character"
 
 
@@ -27,10 +27,10 @@ class InputFiles:
     """Record of the files that were read, and of the files that are reserved for outputs.
 
     Args:
-        outer: Record of an enclosing block. Files that are read are added to this record as well.
+        outer: Record of an enclosing block. Each file that is read is added to both records.
     """
 
-    def __init__(self, outer: InputFiles | None = None) -> None:
+    def __init__(self, outer: "InputFiles | None" = None) -> None:
         self._outer = outer
         self._names: dict[FileKey, str] = {}
         self._reserved: dict[FileKey, tuple[str, str]] = {}  # option and path of each output
@@ -48,7 +48,7 @@ class InputFiles:
             self._outer.add(key, name)
 
     def forbid_overwrite(self, path: StrPath, option: str = "") -> None:
-        """Raise an error if an output is a file that was read, even through a link.
+        """Raise an error if an output is a file that was read, or a link to such a file.
 
         Args:
             path: File to write.
@@ -85,18 +85,23 @@ class InputFiles:
             )
 
     def nesting_error(self) -> QdqtoolError:
-        """Return the error for too deeply nested input, which names the files that were read."""
-        names = list(self._names.values())
-        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        """Return the error for input that is nested too deeply.
+
+        The message names the files that were read.
+        """
+        names = format_list(list(self._names.values()), most=3) or "the model in memory"
         return QdqtoolError(
-            f"{', '.join(names[:_MAX_NAMES]) or 'the model in memory'}{more}: nested too deeply "
+            f"{names}: nested too deeply "
             "(functions in functions, graphs in graphs, or lists in JSON); flatten the file",
             code="nested-too-deeply",
         )
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
-        """Use this record inside the block: its files are protected, and new files are added."""
+        """Use this record inside the block.
+
+        The files of the record cannot be overwritten, and files that are read are added to it.
+        """
         token = _current.set(self)
         try:
             yield
@@ -123,16 +128,19 @@ def record_inputs() -> Iterator[InputFiles]:
 
 
 def forbid_overwrite(inputs: InputFiles | None) -> contextlib.AbstractContextManager[None]:
-    """Return a block in which the inputs of a result cannot be overwritten.
+    """Return a context in which the inputs of a result cannot be overwritten.
 
     Args:
-        inputs: Files that were read for the result; None to protect no files.
+        inputs: Files that were read for the result. If None, nothing is protected.
     """
     return contextlib.nullcontext() if inputs is None else inputs.activate()
 
 
 def reserve_output(path: StrPath | None, option: str) -> None:
-    """Reserve a file for the output of an option (:meth:`InputFiles.reserve`); ignore None."""
+    """Reserve a file for the output of an option, unless `path` is None.
+
+    See :meth:`InputFiles.reserve`.
+    """
     if path is not None:
         (_current.get() or InputFiles()).reserve(path, option)
 
@@ -150,7 +158,7 @@ def check_output(path: StrPath) -> None:
 
 
 def record_input(path: StrPath | int) -> None:
-    """Record a file, or an open descriptor, as an input.
+    """Record a file as an input; `path` may be the number of an open descriptor.
 
     Missing files, pipes and devices are ignored.
 
@@ -168,7 +176,6 @@ def record_input(path: StrPath | int) -> None:
 
 
 def _output_error(reason: str, path: StrPath, option: str, code: str) -> QdqtoolError:
-    """Return an error about an output, whose message begins with the option if there is one."""
     if option:
         return QdqtoolError(f"{option} {path}: {reason}", code=code)
     return QdqtoolError(reason, os.fspath(path), code=code)
@@ -213,9 +220,10 @@ def is_same_file(a: StrPath, b: StrPath) -> bool:
 
 
 def find_reading_problem(path: StrPath) -> tuple[str, str]:
-    """Return an error code and the reason why a path cannot be read; both empty if it can.
+    """Return an error code and the reason why a path cannot be read.
 
-    Only regular files are read, because a pipe, a socket or a device may never end.
+    Both are empty for a regular file. All other files are rejected, because a pipe, a socket or a
+    device may never end.
     """
     try:
         mode = os.stat(path).st_mode
@@ -296,7 +304,7 @@ def file_descriptor(target: Path) -> int | None:
 
 
 def is_stream(target: Path) -> bool:
-    """Return whether a path is an open descriptor or a character device such as /dev/null."""
+    """Return whether a path is a descriptor such as /dev/fd/1, or a character device."""
     try:
         return file_descriptor(target) is not None or stat.S_ISCHR(os.stat(target).st_mode)
     except (OSError, ValueError):
@@ -304,7 +312,7 @@ def is_stream(target: Path) -> bool:
 
 
 def forbid_dash(path: StrPath, option: str) -> None:
-    """Raise an error for the output ``-``, which would create a file of this name.
+    """Raise an error for the output ``-``, because it would create a file named ``-``.
 
     Raises:
         QdqtoolError: The path is ``-``.
@@ -358,3 +366,89 @@ def _check_new_file(target: Path, option: str) -> None:
     if not target.parent.is_dir():
         reason = f"the folder {target.parent} does not exist; create it first"
         raise _output_error(reason, target, option, "folder-missing")
+
+
+@contextlib.contextmanager
+def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
+    """Open a temporary file next to `path`, and rename it to `path` when the block ends.
+
+    After an error or Ctrl-C, the temporary file is removed and `path` is unchanged. Devices and
+    open descriptors (/dev/null, /dev/stdout) are written directly.
+
+    Raises:
+        QdqtoolError: The file cannot be written (missing folder, disk full, no permission), or it
+            is an input.
+    """
+    target = Path(path)
+    check_output(target)
+    temporary = None
+    try:
+        if is_stream(target):
+            with _open_stream(target) as file:
+                yield file
+            return
+        name = os.fsdecode(os.fsencode(target.name)[:64])
+        temporary = target.with_name(f".{name}.{os.urandom(4).hex()}.tmp")
+        with temporary.open("xb") as file:
+            yield file
+        temporary.replace(target)
+    except OSError as error:
+        raise QdqtoolError(
+            f"cannot be written: {error.strerror or error}", str(target), code="not-written"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _open_stream(target: Path) -> IO[bytes]:
+    descriptor = file_descriptor(target)
+    if descriptor is None:
+        return target.open("wb")
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return os.fdopen(os.dup(descriptor), "wb")  # closing the duplicate leaves the original open
+
+
+def write_text(path: StrPath, text: str) -> None:
+    """Write text in UTF-8, atomically; see :func:`atomic_write`."""
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))  # some file names are not UTF-8
+
+
+def write_visible(path: StrPath, text: str) -> None:
+    """Write text atomically, with hidden characters escaped (see :mod:`qdqtool.util.text`)."""
+    write_text(path, escape_hidden(text))
+
+
+class SavableResult:
+    """Base class of results that can be saved as JSON, but not over their own inputs.
+
+    Attributes:
+        read: Files that were read for the result; None if they are not protected.
+    """
+
+    __slots__ = ()
+    read: InputFiles | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        raise NotImplementedError
+
+    def save(self, path: StrPath) -> None:
+        """Write the JSON that the command prints with ``--format json``.
+
+        Raises:
+            QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.
+        """
+        save_answer(path, self.as_json(), self.read)
+
+
+def save_answer(path: StrPath, answer: dict[str, Any], inputs: InputFiles | None) -> None:
+    """Write a result as JSON, but not over one of its inputs.
+
+    Raises:
+        QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.
+    """
+    with forbid_overwrite(inputs):
+        write_visible(path, json_text(answer) + "\n")

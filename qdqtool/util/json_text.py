@@ -1,7 +1,5 @@
 """Format results as JSON, and parse untrusted JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +13,7 @@ _MAX_DIGITS = 20  # longer integers exceed 64 bits and become floats
 
 
 def json_text(data: Any, *, compact: bool = False) -> str:
-    """Format values as JSON text; NaN and infinity, which JSON does not have, become ``null``.
+    """Format values as JSON text, with ``null`` for NaN and infinity.
 
     Args:
         data: Values of JSON's types.
@@ -41,19 +39,19 @@ def _replace_non_finite(data: Any) -> Any:
 
 
 class TooManyValues(ValueError):
-    """Error for JSON with more values than fit into memory."""
+    """The JSON has more than `limits.JSON_VALUES` values."""
 
 
 def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = False) -> Any:
     """Parse untrusted JSON with a limit on the number of values.
 
-    Numbers beyond the range of floats become None; so do NaN and infinity, unless ``infinities`` is
-    set. Integers with more than 20 digits become floats.
+    Integers with more than 20 digits become floats. Numbers beyond the range of floats become None.
+    NaN and infinity become None unless `infinities` is True.
 
     Args:
         text: JSON text.
         strict: Whether control characters in strings are an error.
-        infinities: Whether NaN and infinity (as Python writes them) are kept.
+        infinities: Whether ``NaN`` and ``Infinity``, which Python writes, are kept.
 
     Raises:
         ValueError: The text is not JSON, or has too many values (:class:`TooManyValues`).
@@ -61,7 +59,12 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
     """
     import json
 
-    if len(text) > limits.JSON_VALUES and _count_separators(text) > limits.JSON_VALUES:
+    # A JSON text has at most one value more than separators.
+    separators: Iterable[Any] = b",[{" if isinstance(text, bytes) else ",[{"
+    if (
+        len(text) > limits.JSON_VALUES
+        and sum(text.count(separator) for separator in separators) > limits.JSON_VALUES
+    ):
         raise TooManyValues(f"more than {limits.JSON_VALUES:,} values")
     constant = float if infinities else lambda _name: None
     with pause_gc():
@@ -72,12 +75,6 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
             parse_float=_parse_number,
             parse_constant=constant,
         )
-
-
-def _count_separators(text: str | bytes) -> int:
-    """Return the number of separators; JSON has at most one value more."""
-    separators: Iterable[Any] = b",[{" if isinstance(text, bytes) else ",[{"
-    return sum(text.count(separator) for separator in separators)
 
 
 def _parse_integer(text: str) -> int | float | None:

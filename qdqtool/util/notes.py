@@ -1,15 +1,13 @@
 """Notes and warnings of results.
 
-A note is a string that can be printed. Programs and tests use the note's code and values, never the
-text::
+A note is a string that can be printed. Programs and tests read the code and the values of a note
+and never its text::
 
     Note(f"{cache}: resumed after {images} images", code="resumed", cache=cache, images=images)
 
 Parameters of the library are written in backticks (`` `clock` ``, `` `clock=1200` ``). The command
 line prints the option instead (``--clock``).
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -34,6 +32,6 @@ class Note(str):
         return note
 
     @classmethod
-    def from_text(cls, text: str) -> Note:
+    def from_text(cls, text: str) -> "Note":
         """Return a text as a note without code; return a note unchanged."""
         return text if isinstance(text, Note) else cls(text)

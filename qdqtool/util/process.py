@@ -1,7 +1,5 @@
 """Settings of the process: garbage collection, terminal width, standard output."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -15,7 +13,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C: 128 + number of the signal
 def pause_gc() -> Iterator[None]:
     """Pause Python's garbage collection inside the block.
 
-    For example, garbage collection would take half of the time while a large network is indexed.
+    While a large network is indexed, garbage collection would take half of the time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -34,7 +32,7 @@ def terminal_columns() -> int:
 
 
 def silence_stdout() -> None:
-    """Redirect standard output to the null device, which also discards buffered text."""
+    """Redirect standard output to the null device, so that buffered text is discarded as well."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, sys.stdout.fileno())

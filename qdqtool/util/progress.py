@@ -1,7 +1,5 @@
 """Progress of long work on stderr: a bar on a terminal, else one line per minute."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
@@ -34,7 +32,6 @@ def track_progress(items: Iterable[T], description: str, total: int | None = Non
 
 
 def _print_lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
-    """Yield items, and print a line to stderr every minute; none in the first minute."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     start = last_line = time.monotonic()

@@ -1,12 +1,9 @@
-"""Access to dataclasses that record nodes and tensors: their names, field values and JSON."""
+"""Names, field values and JSON of dataclasses that describe nodes and tensors."""
 
-from __future__ import annotations
-
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -15,7 +12,7 @@ _NAMES = "_names"  # key of the cached names in a record's dictionary
 
 
 class SharedTuple(tuple[T, ...]):
-    """Tuple that many records share, with a cache of results computed from its items.
+    """Tuple that many records share, with a cache for results that are computed from its items.
 
     Attributes:
         more: Name of the node at which the search for items stopped; empty if the items are
@@ -24,57 +21,45 @@ class SharedTuple(tuple[T, ...]):
 
     more: str
 
-    def __new__(cls, items: Iterable[T] = (), more: str = "") -> SharedTuple[T]:
+    def __new__(cls, items: Iterable[T] = (), more: str = "") -> Self:
         """Create a tuple of `items`."""
         result = super().__new__(cls, items)
         result.more = more
         return result
 
     def compute_once(self, function: Callable[[Sequence[T]], R]) -> R:
-        """Call a function with the items, or return its cached result.
+        """Return the result of a function of the items, which is called only the first time.
 
-        Callers must not change the result.
+        The result is cached, so callers must not change it.
         """
-        cache: dict[Any, Any] = self.__dict__
+        cache: dict[Any, R] = self.__dict__
         if function not in cache:
             cache[function] = function(tuple(self))
-        result: R = cache[function]
-        return result
+        return cache[function]
 
-    def __reduce__(self) -> tuple[type[SharedTuple[T]], tuple[tuple[T, ...], str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[T, ...], str]]:
         return type(self), (tuple(self), self.more)
 
 
-def cache_shared(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
-    """Decorate a function of a sequence to cache its result per :class:`SharedTuple`."""
-    return functools.wraps(function)(
-        lambda items: (
-            items.compute_once(function) if type(items) is SharedTuple else function(items)
-        )
-    )
-
-
 def collect_names(item: Any) -> tuple[str, ...]:
-    """Return the distinct texts in a record, including nested records and tuples.
+    """Return the distinct texts in the fields of a record and of the records and tuples in it.
 
-    A class attribute ``unnamed_fields`` lists fields to leave out (default: ``op`` and ``shape``).
-    The result is cached in the record.
+    The fields in the class attribute ``unnamed_fields`` are left out (default: ``op`` and
+    ``shape``). The result is cached in the record.
     """
     cache = vars(item)
     if _NAMES not in cache:
         names: dict[str, None] = {}
         _add_names(item, names, set())
         cache[_NAMES] = tuple(names)
-    result: tuple[str, ...] = cache[_NAMES]
-    return result
+    return tuple(cache[_NAMES])
 
 
-# Most fields have these types, which contain no names. Skipping them early saves time.
+# Types without names. Most fields have one of these types, so skipping them early saves time.
 _NAMELESS_TYPES = frozenset((int, float, bool, type(None)))
 
 
 def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
-    """Add the texts in a value to `names`, and the value's id to `visited`."""
     if id(value) in visited:
         return
     kind = type(value)
@@ -110,8 +95,7 @@ def _collect_part_names(parts: Sequence[Any]) -> dict[str, None]:
 
 def field_names(item: Any) -> tuple[str, ...]:
     """Return the names of all fields of a dataclass, in the order of the fields."""
-    names: tuple[str, ...] = item.__match_args__
-    return names
+    return tuple(item.__match_args__)
 
 
 def field_values(item: Any) -> tuple[Any, ...]:
@@ -121,9 +105,10 @@ def field_values(item: Any) -> tuple[Any, ...]:
 
 
 def to_json_fields(item: Any, *names: str) -> dict[str, Any]:
-    """Return fields of a record or dataclass as JSON values, by name; all fields by default.
+    """Return fields of a record or dataclass as JSON values, by name.
 
-    Objects with a method ``as_json`` are converted with this method. Enumerations become texts.
+    Without `names`, all fields of a dataclass are returned. Objects with a method ``as_json`` are
+    converted by this method. Members of enumerations become texts.
     """
     return {name: _to_json(getattr(item, name)) for name in names or item.__dataclass_fields__}
 
@@ -137,5 +122,5 @@ def _to_json(value: Any) -> Any:
 
 
 def find_by_class(table: Mapping[type, T], kind: type) -> T | None:
-    """Return the table entry of a class or of its nearest base class; None without an entry."""
+    """Return the table entry of a class, else of its nearest base class, else None."""
     return next((table[base] for base in kind.__mro__ if base in table), None)

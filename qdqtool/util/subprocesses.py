@@ -1,7 +1,5 @@
 """Child processes and temporary folders."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -39,17 +37,12 @@ def run_command(
     except subprocess.TimeoutExpired:
         return None
     finally:
-        end_process_group(process)
-
-
-def end_process_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that was started with `start_new_session`, and all processes it started."""
-    with contextlib.suppress(OSError):  # raised if all processes have already ended
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-    process.wait()
+        with contextlib.suppress(OSError):  # raised if all processes have already ended
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+        process.wait()
 
 
 def temporary_folder(purpose: str = "") -> tempfile.TemporaryDirectory[str]:

@@ -1,6 +1,4 @@
-"""Read the package's own tables: TOML with a schema, and tab-separated files."""
-
-from __future__ import annotations
+"""Read the tables of this package: TOML with a schema, and tab-separated files."""
 
 import enum
 import functools
@@ -11,12 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
-_VERBATIM_FIELDS = ("pattern",)  # fields whose line breaks and spaces are kept
 _type_hints = functools.cache(get_type_hints)
 
 
 def read_sections(path: Path) -> Mapping[str, Any]:
-    """Return the sections of a TOML file; each section is parsed on first access.
+    """Return the sections of a TOML file. Each section is parsed when it is first accessed.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -42,7 +39,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 class LazyEntries(Mapping[str, T]):
-    """Mapping whose entries are created on first access, because a command needs only a few."""
+    """Mapping that creates each entry on first access, because a command needs only a few."""
 
     def __init__(self, sources: Mapping[str, Any], make: Callable[[str, Any], T]) -> None:
         self._sources, self._make = sources, make
@@ -71,10 +68,10 @@ def join_lines(text: str) -> str:
 def make_entry(kind: Callable[..., T], fields: Mapping[str, Any], entry_name: str) -> T:
     """Create a dataclass or named tuple from the fields of an entry in a table.
 
-    Lists become tuples, and the names of values become members of enumerations.
+    Lists become tuples. A text becomes a member of an enumeration if the class says so.
 
     Args:
-        kind: Class, whose fields are the schema.
+        kind: Class whose fields are the schema.
         fields: Values by field name.
         entry_name: Name of the entry for messages.
 
@@ -93,12 +90,11 @@ def make_entry(kind: Callable[..., T], fields: Mapping[str, Any], entry_name: st
 
 
 def _convert_value(value: Any, hint: Any, name: str, entry_name: str) -> Any:
-    """Convert a value of a table to the type of a field; `hint` is the type of the field."""
     if value == "":
         raise ValueError(f"{entry_name}.{name}: the text is empty; write a text, or leave it out")
     if isinstance(value, list):
         return tuple(value)
-    if isinstance(value, str) and name not in _VERBATIM_FIELDS:
+    if isinstance(value, str) and name != "pattern":  # spaces in patterns are kept
         value = join_lines(value)
     for choice in (hint, *get_args(hint)):  # the arguments of `X | None`
         if isinstance(choice, type) and issubclass(choice, enum.Enum):

@@ -1,22 +1,20 @@
 """Format text for terminals, logs and JSON: short, one line, no control characters.
 
-Names in models, logs, JSON and archives are untrusted. The user's terminal would execute an escape
-sequence in a name, and some JSON readers reject C1 control characters. :func:`escape_hidden`
-escapes such characters. The command line applies it to stdout and stderr; code that writes results
-to files calls it as well.
+Names in models, logs, JSON and archives are untrusted. A terminal would execute an escape sequence
+in a name, and some JSON readers reject C1 control characters. :func:`escape_hidden` escapes these
+characters. The command line escapes everything that it prints to stdout and stderr, and code that
+writes results to files calls the function as well.
 """
-
-from __future__ import annotations
 
 import codecs
 import re
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 # Characters to escape: C0 (except tab and newline), DEL and C1; separators that some terminals
-# treat as newlines; marks that are invisible or change the text direction; single surrogates, which
-# Python uses in file names that are not valid UTF-8; characters that XML forbids; invisible tag
-# characters.
+# treat as newlines; marks that are invisible or change the text direction; unpaired surrogates
+# (Python uses them in file names that are not valid UTF-8); characters that XML forbids; invisible
+# tag characters.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\ufffe\uffff\U000e0000-\U000e007f]"
@@ -42,7 +40,7 @@ def as_line(text: str) -> str:
 
 
 def as_text(lines: Iterable[str]) -> str:
-    """Join lines to one text; line breaks inside a line are escaped."""
+    """Join lines into one text. Tabs, line breaks and hidden characters in a line are escaped."""
     return "".join(f"{as_line(line)}\n" for line in lines)
 
 
@@ -54,14 +52,12 @@ def _escape_characters(text: str) -> str:
 
 
 def escape_unencodable(text: str, stream: TextIO) -> str:
-    """Escape the characters of a text that a stream's encoding does not have."""
+    """Escape the characters of a text that the encoding of a stream does not have."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "escapes").decode(encoding)
 
 
-def _handle_encode_error(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
+def _handle_encode_error(error: Any) -> tuple[str, int]:
     return _escape_characters(error.object[error.start : error.end]), error.end
 
 
@@ -69,12 +65,12 @@ codecs.register_error("escapes", _handle_encode_error)
 
 
 def one_line(text: str) -> str:
-    """Join the lines of a text by spaces, shorten white space, and escape hidden characters."""
+    """Replace each run of white space by one space, and escape hidden characters."""
     return escape_hidden(" ".join(text.split()))
 
 
 def format_reason(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
-    """Return an exception's message on one line, or its class's name if the message is empty.
+    """Return an exception's message on one line, or its class name if the message is empty.
 
     Args:
         error: Exception of another package or of the user.
@@ -91,7 +87,7 @@ def format_reason(error: BaseException, length: int = 200, *, first_line: bool =
 
 
 def brief_repr(value: object) -> str:
-    """Return the first 60 characters of a value's `repr` on one line, for a message."""
+    """Return the `repr` of a value on one line for a message, cut after 60 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # ``repr`` of a user's class or of a huge integer may fail
@@ -100,7 +96,7 @@ def brief_repr(value: object) -> str:
 
 
 def drop_repeated_sentences(texts: Sequence[str]) -> list[str]:
-    """Remove each sentence from a text if an earlier text contains the sentence."""
+    """Remove the sentences of each text that an earlier text already contains."""
     seen: set[str] = set()
     results = []
     for text in texts:
@@ -127,7 +123,7 @@ def format_list(items: Sequence[str], most: int = 4) -> str:
 
 
 def keep_end(name: str, width: int) -> str:
-    """Return the last part of a name in at most `width` characters; names differ at the end."""
+    """Shorten a name to `width` characters by cutting the start; names differ at the end."""
     return name if len(name) <= width else f"...{name[-(width - 3) :]}"
 
 
@@ -153,5 +149,5 @@ def format_layer_counts(convolutions: int, products: int) -> str:
 
 
 def round_significant(value: float) -> float:
-    """Return the value with four significant digits."""
+    """Round a value to four significant digits."""
     return float(f"{value:.4g}")

@@ -1,7 +1,5 @@
 """Process the items of one iterable in several threads, and collect the results."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +14,7 @@ class SharedTasks(Generic[T]):
     """Iterable that several threads can share: each task goes to one thread.
 
     Attributes:
-        stopped: Whether no more tasks are handed out. Long tasks may check this to end early.
+        stopped: Whether iteration has been stopped. Long tasks may check this to end early.
     """
 
     def __init__(self, tasks: Iterable[T]) -> None:
@@ -25,7 +23,6 @@ class SharedTasks(Generic[T]):
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[T]:
-        """Yield tasks that no other thread receives, until all are done or work is stopped."""
         while True:
             with self._lock:
                 if self.stopped:
@@ -47,10 +44,10 @@ def run_threads(
     When the generator ends, all threads have ended.
 
     Args:
-        tasks: Tasks that the workers share, which are stopped if a worker fails or the generator is
-            closed.
+        tasks: Tasks that the workers share. They are stopped when the generator ends: after all
+            results, after an error of a worker, or when the generator is closed.
         workers: Functions that receive a callback and call it with each result.
-        on_stop: Function that is called when the work ends, to wake up waiting workers.
+        on_stop: Function that is called after the tasks are stopped, to wake up waiting workers.
 
     Raises:
         BaseException: A worker raised this exception.

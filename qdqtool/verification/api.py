@@ -91,7 +91,8 @@ def verify(
         clock: SM clock in MHz under load.
 
     Returns:
-        Agreement in counts, and every mismatch. Unknown is not agreement.
+        Counts of agreements, and the mismatches (of pass lines, layers and conversions, the first
+        50 each). A convolution that the build does not show counts as unknown.
 
     Raises:
         ModelError: The model cannot be read.
@@ -202,7 +203,8 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     """Return the target to predict for: `target`, or else the target of the build's version.
 
     A build without a version gets the version that its log format suggests, or the default
-    target. The notes explain such a choice; otherwise they are empty.
+    target. A note explains such a choice, or states that `target` is not the version of the build.
+    Otherwise there are no notes.
     """
     if target is not None:
         resolved = target_named(target)
@@ -313,7 +315,7 @@ def compare_under_assumptions(
 ) -> Verification:
     """Return the verification under the assumed values that fit the build best.
 
-    A note for each assumption says which value the build shows.
+    A note for each assumption states which value the build shows, or that it shows none.
     """
     best = compare_with_build(model, prediction, build)
     for assumption in prediction.assumptions:
@@ -621,7 +623,7 @@ def verify_from_log(
 
 
 def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:
-    """Reject a graph with missing nodes, because each would count as a mismatch."""
+    """Reject a graph with missing nodes, because each missing node would count as a mismatch."""
     if not build.trace and not build.layers:
         return  # The log ends in its parse section, so nothing will be compared.
     gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
@@ -637,7 +639,7 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
 
 
 def _find_missing_tensor(graph: onnx.GraphProto) -> str | None:
-    """Return the first input of a node that no node, input or initializer produces."""
+    """Return the first tensor that a node reads and nothing defines; None if there is none."""
     produced = {tensor.name for tensor in (*graph.input, *graph.initializer)} | {""}
     produced.update(output for node in graph.node for output in node.output)
     inputs = (tensor for node in graph.node for tensor in node.input)

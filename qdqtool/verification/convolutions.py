@@ -137,7 +137,7 @@ class BuiltConvolution:
     """A convolution as a build shows it. Fields that the build does not show are None.
 
     Attributes:
-        contradiction: How the listing and the pass lines contradict each other.
+        contradiction: How the pass lines contradict the listing; None if they agree.
     """
 
     precision: Precision | None = None
@@ -170,7 +170,7 @@ class PassLines:
         self.complete = any("epilogue" in heading for heading, _ in build.headings)
         for event in build.trace:
             if (event.pass_name, event.kind) == ("QuantizeDoubleInputNodes", FUSING_INTO):
-                nodes = map(mapper.find_node, _possible_names(event.object))
+                nodes = map(mapper.find_node, _possible_node_names(event.object))
                 node = next((n for n in nodes if n is not None), None)
                 side = self.inputs if event.subject.startswith("(") else self.outputs
                 if node is not None:
@@ -183,13 +183,12 @@ class PassLines:
     def is_certainly_float(self, name: str) -> bool:
         """Return whether a node that no line mentions is certainly float.
 
-        True if the optimizer finished and the log, if it lists nodes, names this node.
+        True if the optimizer finished, and the log names this node or lists no nodes.
         """
         return self.complete and (not self._build.parse.nodes or name in self._printed_names)
 
 
-def _possible_names(layer: str) -> list[str]:
-    """Return the node names that a layer name may stand for: the whole name, and its parts."""
+def _possible_node_names(layer: str) -> list[str]:
     return [layer, *(part for side in layer.split(" || ") for part in side.split(" + "))]
 
 
@@ -249,7 +248,7 @@ def compare_convolutions(
 def read_built_convolution(
     node: Node, conv: ConvOutcome, build: Build, mapper: NodeMapper, lines: PassLines
 ) -> BuiltConvolution:
-    """Read a convolution from the engine listing, or from the pass lines without a listing.
+    """Read a convolution from the engine listing, or without a listing from the pass lines.
 
     The listing takes precedence. If the lines contradict the listing, the result has a
     ``contradiction``.
@@ -381,6 +380,6 @@ def _list_deciding_passes(prediction: Prediction) -> dict[str, str]:
         rules.setdefault(reason.node, f"by {reason.pass_name}: {reason.key}")
     for event in prediction.trace:
         if event.kind == FUSING_INTO:
-            for name in _possible_names(event.object):
+            for name in _possible_node_names(event.object):
                 rules.setdefault(name, f"by {event.pass_name}")
     return rules

@@ -60,7 +60,7 @@ def none_if_unknown(precision: Precision) -> Precision | None:
 
 
 def output_precision(layer: BuiltLayer) -> Precision:
-    """Return the type that the product of a layer writes; UNKNOWN if later steps hide it."""
+    """Return the type that the product of a layer writes; UNKNOWN if later steps hide the type."""
     if layer.type == "kgen" or _has_cast_after_product(layer):
         return Precision.UNKNOWN
     return layer.output_precision
@@ -140,9 +140,9 @@ def _steps_after_product(layer: BuiltLayer) -> str:
 def _has_integer_operands(name: str, first_input: Precision) -> bool:
     """Return whether the product of a fused kernel multiplies integers.
 
-    The Cast of a Q follows a Round, or is the first step if the previous kernel has rounded. The
-    Cast of a DQ is followed by the Mul with its scale. MulSum and slices stand for
-    products of floats.
+    Operands are integers after the Cast of a Q, and floats after the Cast of a DQ. The Cast of a Q
+    follows a Round, or is the first step if the previous kernel has rounded. After the Cast of a DQ
+    comes the Mul with the scale. MulSum and slices stand for products of floats.
     """
     product = PRODUCT.search(name)
     if product is None or product[1].startswith(("MulSum", "Slic")):

@@ -47,7 +47,7 @@ def plain_name(name: str) -> str:
 def is_auxiliary(layer: BuiltLayer) -> bool:
     """Return whether a layer has no counterpart in a prediction.
 
-    These are layout reformats, constants, shape and host layers, and whole Myelin blocks.
+    Such layers are layout reformats, constants, shape and host layers, and whole Myelin blocks.
     """
     return (
         layer.type in _AUXILIARY_TYPES
@@ -122,7 +122,7 @@ class NodeMapper:
         return self._positions.get(node.index, [])
 
     def find_layer(self, node: Node) -> LayerPosition | None:
-        """Return the layer that computes a convolution; None unless exactly one qualifies.
+        """Return the layer that computes a convolution; None unless exactly one layer qualifies.
 
         Among several layers, those with the best :func:`product_rank` qualify.
         """

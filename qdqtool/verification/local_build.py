@@ -14,8 +14,8 @@ from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.rtx.predict import build_status
+from qdqtool.util.files import write_text
 from qdqtool.util.json_text import Json
-from qdqtool.util.outputs import write_text
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.convolutions import BuiltNode, find_built_nodes
 from qdqtool.version import TOOL_VERSION
@@ -73,7 +73,7 @@ def build_model(
     """Build a model, and map the layers of the build to the model's nodes.
 
     Arguments and errors are those of :func:`qdqtool.builders.build`. With ``output``, the layers
-    and convolutions are written to ``layers.json`` there.
+    and convolutions are written to ``layers.json`` in this folder.
     """
     built = map_build_to_nodes(
         builders.build(
@@ -179,7 +179,10 @@ class ConvolutionPair:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether compute type and output type are as predicted; None if not built."""
+        """Whether compute type and output type are as predicted; None if not built.
+
+        An output type that the build does not show counts as predicted.
+        """
         if self.built is None:
             return None
         output = self.built.output

@@ -50,7 +50,11 @@ C = TypeVar("C")
 
 
 def count_agreement(predicted: Sequence[Hashable], built: Sequence[Hashable]) -> TraceCounts:
-    """Return lengths, common elements (as multisets) and common subsequence length."""
+    """Count the elements of two sequences, and the common elements in any and in the same order.
+
+    A repeated element is common as often as both sequences contain it. The common elements in the
+    same order are the longest common subsequence; their number is None for very long sequences.
+    """
     common = (Counter(predicted) & Counter(built)).total()
     in_order = longest_common_subsequence(predicted, built)
     return TraceCounts(len(predicted), len(built), common, in_order)
@@ -101,8 +105,7 @@ def compare_trace(
     Args:
         prediction: The prediction.
         build: The build.
-        complete: Whether the log contains the passes to their end. If not, a missing line is not a
-            mismatch.
+        complete: Whether the log contains all passes. If not, a missing line is not a mismatch.
         uncertain: Lines that depend on unknown scales and are left out on both sides.
         kind: TRACE compares the lines of the Q/DQ passes, COPY the lines about slices and
             concatenations.
@@ -166,7 +169,7 @@ def compare_conversions(
     Args:
         prediction: The prediction.
         build: The build.
-        complete: Whether the log contains the passes to their end.
+        complete: Whether the log contains all passes.
     """
     built = _built_conversions(build, complete)
     if built is None:
@@ -195,7 +198,7 @@ def compare_conversions(
 
 
 def _built_conversions(build: Build, complete: bool) -> list[str] | None:
-    """Return names of remaining Q and DQ: from the listing, else from QDQToCopy lines.
+    """Return the names of the remaining Q and DQ: from the listing, else from QDQToCopy lines.
 
     None if the log shows neither.
     """

@@ -18,10 +18,9 @@ from qdqtool.buildlog.agreement import (
 from qdqtool.buildlog.types import Build
 from qdqtool.ir.graph import Model
 from qdqtool.trt.result import Prediction
-from qdqtool.util.files import InputFiles
+from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import SavableResult
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.convolutions import find_built_nodes
 from qdqtool.verification.local_build import ConvolutionPair, pair_convolutions
@@ -41,7 +40,7 @@ class Verification(SavableResult):
         trace: Counts of the lines of the Q/DQ passes.
         conversions: Counts of the Q and DQ that remain in the engine.
         copies: Counts of the lines about removed or copied slices and concatenations.
-        mismatches: All differences.
+        mismatches: Differences; of pass lines, layers and conversions, the first 50 each.
         prediction: The prediction that was compared.
         notes: Notes and warnings.
         times: Estimated and measured time, if the build was timed and its GPU is known.

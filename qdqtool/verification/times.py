@@ -116,10 +116,10 @@ def explain_missing_estimate(build: Build) -> list[Note]:
 
 
 def _fit_overhead_us(gpu: str, layers: list[Json]) -> float:
-    """Return the microseconds that profiling adds to each layer.
+    """Return the microseconds that profiling adds to each layer, fitted to the layers.
 
-    The value is fitted to the layers. If the fit fails or shows no overhead, return the usual one,
-    or 0 on GPUs whose profiles have none.
+    If the fit fails or shows no overhead, the usual overhead is returned. 0 for a GPU whose
+    profiles have no overhead.
     """
     lowest, highest = time_calibration.overhead_limits(gpu)
     if not highest:
@@ -148,7 +148,6 @@ def is_timed_as_cuda_graph(build: Build) -> bool:
 
 
 def _layer_times(prediction: Prediction, build: Build, time: TimeEstimate) -> list[Json]:
-    """Return name, estimated and measured milliseconds of the layers in the profile."""
     rows = match_profile_rows(prediction.layers, build.profile_rows)
     return [
         {"name": layer.name, "predicted_ms": value, "built_ms": row.ms}

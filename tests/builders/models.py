@@ -1,5 +1,3 @@
-"""Small models for the tests of the builders."""
-
 from pathlib import Path
 
 import onnx
@@ -10,7 +8,6 @@ NASTY = "/a b/[x], Name: {y}, LayerType: z\n\x1e/Conv"
 
 
 def two_convolutions(*names: str, bad_zero_point: bool = False) -> onnx.ModelProto:
-    """Return a quantized convolution, a Relu and a float convolution; `names` are those of the two."""
     net = Net()
     x = net.input((1, 8, 8, 8))
     zero = 3 if bad_zero_point else 0

@@ -1,5 +1,3 @@
-"""Count work in calls, which are the same on every machine."""
-
 import cProfile
 from collections.abc import Callable
 

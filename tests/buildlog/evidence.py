@@ -17,7 +17,6 @@ def folder() -> Path:
 
 
 def build_file(case: str, name: str = "log.txt") -> Path:
-    """Return the path of a recorded file, or skip the test."""
     path = folder() / case / name
     if not path.exists():
         pytest.skip(f"{case}/{name} is not among the recorded builds")

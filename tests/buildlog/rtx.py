@@ -14,7 +14,6 @@ from tools.fuzz.net import Net
 
 
 def c2f_split() -> onnx.ModelProto:
-    """Return a C2f block of YOLOv8 with Q/DQ; 31 nodes."""
     net = Net()
 
     def conv(x: str, channels: int, k: int, name: str) -> str:
@@ -34,7 +33,6 @@ def c2f_split() -> onnx.ModelProto:
 
 
 def build_log(folder: Path) -> Path:
-    """Return the log of a build of :func:`c2f_split`, or skip the test."""
     if not is_installed("tensorrt_rtx"):
         pytest.skip("TensorRT-RTX is not installed")
     model = folder / "c2f_split.onnx"

@@ -1,5 +1,3 @@
-"""A small build log in the repository, and helpers to read builds from texts."""
-
 import io
 import json
 from pathlib import Path
@@ -16,7 +14,6 @@ BANNER = (
 
 
 def trtexec_log() -> str:
-    """Return the log of a small build with trtexec 8.5; line ends are ``\\n``."""
     return (Path(__file__).parents[1] / "data" / "logs" / "small-trt852.txt").read_text("utf-8")
 
 
@@ -36,6 +33,5 @@ def build_of(*files: str | bytes | list[str] | dict[str, Any]) -> Build:
 
 
 def stamped(level: str, text: str, second: int = 0) -> str:
-    """Return a message with the prefix of trtexec."""
     logger = "[TRT] " if level in ("V", "W") else ""
     return f"{STAMP.format(second)} [{level}] {logger}{text}"

@@ -1,5 +1,3 @@
-"""Gaps and version of a build, commands to build it again, and merged builds."""
-
 import contextlib
 from typing import Any
 
@@ -37,7 +35,6 @@ TENSOR = ParsedTensor("x", (1,), "FLOAT")
 def layer(
     name: str, inputs: str = "", outputs: str = "", kind: str = "CaskConvolution", **more: Any
 ) -> BuiltLayer:
-    """Return a layer; `inputs` and `outputs` are names of tensors."""
     return BuiltLayer(
         name,
         kind,
@@ -497,12 +494,8 @@ def test_merge_rejects_builds_with_few_common_names(first: str, second: str, sam
     def build(names: str, file: str) -> Build:
         return Build(layers=[layer(n) for n in names.split()], files=[file])
 
-    def profile(names: str) -> Build:
-        return Build(
-            profile_rows=[ProfileRow(n, 1, 1, None, 1) for n in names.split()], files=["p"]
-        )
-
-    for other in (build(second, "g"), profile(second)):
+    rows = [ProfileRow(n, 1, 1, None, 1) for n in second.split()]
+    for other in (build(second, "g"), Build(profile_rows=rows, files=["p"])):
         with (
             contextlib.nullcontext()
             if same

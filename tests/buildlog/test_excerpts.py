@@ -1,5 +1,3 @@
-"""Excerpts of logs: single lines, other text, long lines, and the recorded builds."""
-
 import json
 from collections import Counter
 from typing import Any
@@ -21,11 +19,9 @@ from tests.tables import rows
 
 read, LOG = samples.build_of, samples.trtexec_log()
 
+
 # Printed by TensorRT 7 to 10, by trtexec and by programs that log for it. Names and numbers are invented.
-LINES = rows("logs/lines.tsv")
-
-
-@pytest.mark.parametrize(("contents", "line"), LINES)
+@pytest.mark.parametrize(("contents", "line"), rows("logs/lines.tsv"))
 def test_read_build_single_line(line: str, contents: str) -> None:
     build = read(line + "\n")
     assert contents in "; ".join(describe_contents(build))
@@ -41,6 +37,7 @@ def test_read_build_single_line(line: str, contents: str) -> None:
         ("I ran 5 km in 20 seconds.\n", "wrong-format"),
         ("Detected a bird\nWrote a letter\n", "wrong-format"),
         ("Layer cake   1.5   2.5   3.5\n", "wrong-format"),
+        ('[{"Name": "NVIDIA A100", "ComputeCapability": [8, 0]}]', "wrong-format"),  # GPUs
         ("{}\n" * 20, "file-damaged"),
     ],
 )
@@ -62,24 +59,24 @@ def test_lines_without_content_are_read_in_linear_time(line: str) -> None:
     assert growth_factor(read_lines, LINEAR, longest=1 << 14) <= LINEAR
 
 
-LONG_LINES = [  # start, repeated part, end
-    ("", "\x1b]", ""),
-    ("Adding reformat layer: ", " (a) from ", ""),
-    ("Adding network input: ", " with dtype: a, dimensions: (", ""),
-    ("Swapping ", "( with ", ""),
-    ("Running: X on ", "_clone_1", "x"),
-    ("Swap the layer type of ", " from ", ""),
-    ("Layer(a): b, Tactic: 0x1, ", " (A[", ""),
-    ("", "a", " got cached result: "),
-    ("", " [", ""),
-    ("Skipping ", "a", ""),
-    ("Skipping tactic ", " due to ", ""),
-    ("Error ", "Assertion ", ""),
-    ("", "x (y) profiling completed in ", ""),
-]
-
-
-@pytest.mark.parametrize(("start", "part", "end"), LONG_LINES)
+@pytest.mark.parametrize(
+    ("start", "part", "end"),
+    [  # start, repeated part, end
+        ("", "\x1b]", ""),
+        ("Adding reformat layer: ", " (a) from ", ""),
+        ("Adding network input: ", " with dtype: a, dimensions: (", ""),
+        ("Swapping ", "( with ", ""),
+        ("Running: X on ", "_clone_1", "x"),
+        ("Swap the layer type of ", " from ", ""),
+        ("Layer(a): b, Tactic: 0x1, ", " (A[", ""),
+        ("", "a", " got cached result: "),
+        ("", " [", ""),
+        ("Skipping ", "a", ""),
+        ("Skipping tactic ", " due to ", ""),
+        ("Error ", "Assertion ", ""),
+        ("", "x (y) profiling completed in ", ""),
+    ],
+)
 def test_long_line_is_read_in_linear_time(start: str, part: str, end: str) -> None:
     def read_line(length: int) -> None:
         line = f"{start}{part * (length // len(part))}{end}"
@@ -105,14 +102,17 @@ def layer(name: str, source: str, target: str) -> dict[str, Any]:
     }
 
 
-LAYERS = [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")]
-
-
 def test_profile_that_is_cut_off_counts() -> None:
     rows = [
         f'{{ "name" : "{n}", "timeMs" : 1, "averageMs" : 0.3, "percentage" : 33 }}' for n in "abc"
     ]
-    build = read({"Layers": LAYERS, "Bindings": ["x", "y"]}, "[\n" + "\n, ".join(rows))
+    build = read(
+        {
+            "Layers": [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")],
+            "Bindings": ["x", "y"],
+        },
+        "[\n" + "\n, ".join(rows),
+    )
     assert (list(build.profile), build.complete) == (["a", "b", "c"], True)
     assert [(g.section, g.kind) for g in build.gaps] == [(Section.PROFILE, GapKind.CUT_FILE)]
 
@@ -120,11 +120,6 @@ def test_profile_that_is_cut_off_counts() -> None:
 def test_listing_of_an_earlier_build_in_the_log_does_not_count() -> None:
     build = read(LOG + LOG[: LOG.index("Engine Layer Information")])
     assert (build.layers, build.has_gap(Section.LISTING), build.complete) == ([], True, False)
-
-
-def test_list_of_gpus_is_not_a_layer_listing() -> None:
-    with pytest.raises(BuildLogError, check=has("wrong-format")):
-        read(json.dumps([{"Name": "NVIDIA A100", "ComputeCapability": [8, 0]}]))
 
 
 I8, F32, F16 = Precision.INT8, Precision.FP32, Precision.FP16

@@ -1,5 +1,3 @@
-"""Implicit-INT8 builds (with a calibration table) are detected, and verify rejects them."""
-
 from dataclasses import replace
 
 import pytest
@@ -17,15 +15,6 @@ from tests.trt.evidence import HOME
 from tools.fuzz.net import Net
 
 IMPLICIT = [("mobilenet-fpn-implicit-int8", "log.txt"), ("aeb-implicit-int8-layers", "graph.json")]
-EXPLICIT = [
-    ("resnet18-a100-qat", "graph.json"),
-    ("mobilenetv2-titanrtx-qat-residual", "graph.json"),
-    ("centernet-resnet34-qat-trt80", "log.txt"),
-    ("bev-blackwell-trt10", "graph.json"),
-    ("yolov8-orin-trt8412-excerpts", "log.txt"),
-    ("resnet18-a100-fp16", "graph.json"),
-    ("centerpoint-a100-trt823-fp16", "log.txt"),
-]
 
 
 CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)]\n"
@@ -77,7 +66,18 @@ def test_verify_rejects_recorded_implicit_builds(
         assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(("case", "name"), EXPLICIT)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("resnet18-a100-qat", "graph.json"),
+        ("mobilenetv2-titanrtx-qat-residual", "graph.json"),
+        ("centernet-resnet34-qat-trt80", "log.txt"),
+        ("bev-blackwell-trt10", "graph.json"),
+        ("yolov8-orin-trt8412-excerpts", "log.txt"),
+        ("resnet18-a100-fp16", "graph.json"),
+        ("centerpoint-a100-trt823-fp16", "log.txt"),
+    ],
+)
 def test_recorded_explicit_and_float_builds_are_not_implicit(case: str, name: str) -> None:
     assert not is_implicit_int8(read_build(build_file(case, name)))
 

@@ -1,5 +1,3 @@
-"""Layer and profile JSON: dialects and damaged files."""
-
 import json
 from typing import Any
 
@@ -158,8 +156,7 @@ def test_stray_escapes_in_a_listing() -> None:
 
 
 def test_damaged_profile_keeps_the_rows_before_the_damage() -> None:
-    rows = [{"count": 3}, row("a"), row("b", medianMs=0.25), row("c")]
-    text = json.dumps(rows, indent=1)
+    text = json.dumps([{"count": 3}, row("a"), row("b", medianMs=0.25), row("c")], indent=1)
     build = read(text[: text.index('"c"')])
     assert [(r.name, r.median_ms) for r in build.profile_rows] == [("a", None), ("b", 0.25)]
     assert build.missing == ["profile (cut off: the end of f.json)"] and build.iterations == 3

@@ -1,5 +1,3 @@
-"""One engine layer from each of its spellings, and the names in it."""
-
 from string import ascii_letters, digits
 
 import pytest
@@ -232,14 +230,13 @@ def test_json_fields_of_wrong_types() -> None:
 
 
 COPY = "Reformatting CopyNode for Input Tensor 0 to c"
-FOUR = "Four wide channel vectorized row major Int8 format"
 WIDE = "Thirty-two wide channel vectorized row major Int8 format"
 
 
 @pytest.mark.parametrize(
     ("name", "source", "target", "kind"),
     [
-        (COPY, FOUR, WIDE, "reformat"),
+        (COPY, "Four wide channel vectorized row major Int8 format", WIDE, "reformat"),
         (COPY, "Row major linear FP32", WIDE, "conversion"),
         ("x copy", WIDE, WIDE, "reformat"),
     ],
@@ -385,10 +382,19 @@ def test_long_name_is_split_in_linear_time(start: str, part: str, end: str) -> N
 
 
 # A text of any letters makes hypothesis create its table of all characters, which takes 1.5 s.
-_PLAIN = st.text(st.sampled_from(f"{ascii_letters}{digits}/._"), min_size=1, max_size=12)
 
 
-@given(st.lists(st.lists(_PLAIN, min_size=1, max_size=4), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.lists(
+            st.text(st.sampled_from(f"{ascii_letters}{digits}/._"), min_size=1, max_size=12),
+            min_size=1,
+            max_size=4,
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_parse_layer_name_of_joined_names(groups: list[list[str]]) -> None:
     joined = " || ".join(" + ".join(group) for group in groups)
     assert parse_layer_name(joined).alternatives == groups

@@ -1,5 +1,3 @@
-"""Single lines of a log: parse section, tuning, blocks, messages, memory, times."""
-
 from typing import Any
 
 import pytest
@@ -27,7 +25,6 @@ def read(*lines: str) -> Build:
 
 
 def verbose(*lines: str) -> Build:
-    """Return the build of a log with these lines of TensorRT."""
     return read(*(stamped("V", line) for line in ("TensorRT version: 8.5.2", *lines)))
 
 

@@ -1,5 +1,3 @@
-"""The graph that is rebuilt from a parse section."""
-
 import gzip
 from pathlib import Path
 from typing import Any
@@ -60,8 +58,7 @@ def test_graph_from_log_of_a_small_build() -> None:
 
 @pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510"])
 def test_graph_from_log_of_recorded_builds_is_the_graph_that_was_built(case: str) -> None:
-    build = read_build(build_file(case))
-    model, unknown = graph_from_log(build)
+    model, unknown = graph_from_log(read_build(build_file(case)))
     original = onnx.ModelProto.FromString(
         gzip.decompress(build_file(case, "model.onnx.gz").read_bytes())
     )

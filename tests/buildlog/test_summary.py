@@ -1,5 +1,3 @@
-"""Summary of a build: records read, passes, engine, tuning, memory, profile."""
-
 from collections import Counter
 
 import pytest
@@ -100,8 +98,7 @@ def test_summarize_memory_messages_and_milestones() -> None:
 
 def test_summarize_profile() -> None:
     rows = [ProfileRow(f"p{i}", 10.0, float(i), None, 5.0) for i in range(12)]
-    build = Build(profile_rows=rows, profile_total_ms=66.0, iterations=7)
-    profile = summarize(build)["profile"]
+    profile = summarize(Build(profile_rows=rows, profile_total_ms=66.0, iterations=7))["profile"]
     assert (profile["iterations"], profile["layers"], profile["total_ms"]) == (7, 12, 66.0)
     assert [row["name"] for row in profile["slowest"]][:3] == ["p11", "p10", "p9"]
 

@@ -1,5 +1,3 @@
-"""Checks of calibration errors, limits and statistics."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -8,27 +6,8 @@ import pytest
 from calibration import Statistics, TensorStatistics
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from tests.errors import has
 
 Check = Callable[[BaseException], bool]
-
-
-def reports(code: str | None, *values: object, **attributes: str) -> Check:
-    """Return a check for `pytest.raises`: one line with the code, the attributes and the values.
-
-    Args:
-        code: Expected `QdqtoolError.code`; None for an error that another package raises.
-        *values: Texts and numbers that the message contains.
-        **attributes: See `has`.
-    """
-
-    def check(error: BaseException) -> bool:
-        message = str(error)
-        missing = [value for value in values if str(value) not in message]
-        assert not missing and "\n" not in message, (message, missing)
-        return code is None or has(code, **attributes)(error)
-
-    return check
 
 
 def check_limit(name: str, limit: int, call: Callable[[], object], check: Check) -> None:
@@ -42,7 +21,6 @@ def check_limit(name: str, limit: int, call: Callable[[], object], check: Check)
 
 
 def counts_of(part: TensorStatistics | None) -> Any:
-    """Return all counts of a tensor as a tuple, for comparisons."""
     if part is None:
         return None
     return (

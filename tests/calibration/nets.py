@@ -1,12 +1,9 @@
-"""Small networks and pictures for the calibration tests."""
-
 import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
@@ -15,7 +12,6 @@ from PIL import Image
 def conv_net(
     shape: tuple[int | str, ...] = (1, 3, 16, 16), dtype: int = TensorProto.FLOAT, seed: int = 0
 ) -> onnx.ModelProto:
-    """Return images -> Conv -> SiLU (c1) -> Conv (c2) -> Relu (r2) -> Conv (out), of 4 channels each."""
     rng = np.random.default_rng(seed)
     numpy_type = helper.tensor_dtype_to_np_dtype(dtype)
 
@@ -45,8 +41,7 @@ def conv_net(
 
 def run_all(
     model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]
-) -> dict[str, npt.NDArray[Any]]:
-    """Return every value of the named tensors over all feeds, flat, by onnxruntime without optimizations."""
+) -> dict[str, np.ndarray]:
     import onnxruntime
 
     copy = onnx.ModelProto()
@@ -61,7 +56,7 @@ def run_all(
         copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     outputs = [o.name for o in copy.graph.output]
-    values: dict[str, list[npt.NDArray[Any]]] = {n: [] for n in names}
+    values: dict[str, list[np.ndarray]] = {n: [] for n in names}
     for feed in feeds:
         result = dict(zip(outputs, session.run(outputs, feed), strict=True)) | feed
         for name in names:
@@ -72,7 +67,6 @@ def run_all(
 def write_pictures(
     folder: Path, count: int, width: int = 16, height: int = 16, suffix: str = ".png"
 ) -> list[Path]:
-    """Write images of random noise, each different."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for index in range(count):

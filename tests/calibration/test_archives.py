@@ -1,5 +1,3 @@
-"""Hostile and damaged archives of arrays: one-line errors, no pickle, limited memory."""
-
 import contextlib
 import io
 import os
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from calibration.archives import read_arrays
@@ -22,14 +19,13 @@ from tests.errors import has
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def npy(array: npt.NDArray[Any]) -> bytes:
+def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array, allow_pickle=True)
     return file.getvalue()
 
 
 def npy_with_header(header: bytes, values: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
-    """Return an npy file with a header that numpy would not write."""
     size = struct.pack("<H" if version == b"\x01\x00" else "<I", len(header))
     return b"\x93NUMPY" + version + size + header + values
 
@@ -90,10 +86,8 @@ def test_damaged_arrays_are_errors(
     tmp_path: Path, content: bytes, code: str | None, compression: int
 ) -> None:
     path = write_npz(tmp_path / "x.npz", {"a.npy": content}, compression)
-    with pytest.raises(DataError) as caught, contextlib.chdir(tmp_path):
+    with contextlib.chdir(tmp_path), pytest.raises(DataError, check=has(code, path, "'a'")):
         read_arrays(path)
-    assert caught.value.code == code or code is None
-    assert str(path) in str(caught.value) and "'a'" in str(caught.value)
     assert not (tmp_path / "pickle-ran").exists()
 
 
@@ -135,8 +129,11 @@ def test_damaged_compression_is_an_error(tmp_path: Path, place: float) -> None:
 
 @pytest.mark.parametrize(
     ("content", "code"),
-    [(b"", "empty"), (b"no zip", "wrong-format"), (npy(VALUES), "wrong-format")],
-    ids=["empty", "text", "npy"],
+    [
+        pytest.param(b"", "empty", id="empty"),
+        pytest.param(b"no zip", "wrong-format", id="text"),
+        pytest.param(npy(VALUES), "wrong-format", id="npy"),
+    ],
 )
 def test_other_files_are_errors(tmp_path: Path, content: bytes, code: str) -> None:
     path = tmp_path / "x.npz"

@@ -1,5 +1,3 @@
-"""Arrays as calibration data: npz and npy files, folders of them, and arrays in memory."""
-
 import hashlib
 import io
 import resource
@@ -9,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from PIL import Image
 
@@ -23,7 +20,7 @@ from calibration.arrays import (
 from calibration.dataset import Dataset, EndOfSamples, InputSpec
 from calibration.listing import file_digest
 from qdqtool.errors import DataError
-from tests.calibration.checks import check_limit, reports
+from tests.calibration.checks import check_limit
 from tests.errors import has
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
@@ -36,12 +33,12 @@ ROWS = np.arange(10, dtype=np.float32).reshape(5, 2)
 BLOCK = 65536
 
 
-def npy(folder: Path, array: npt.NDArray[Any]) -> Path:
+def npy(folder: Path, array: np.ndarray) -> Path:
     np.save(folder / "c.npy", array)
     return folder / "c.npy"
 
 
-def npz(folder: Path, **arrays: npt.NDArray[Any]) -> Path:
+def npz(folder: Path, **arrays: np.ndarray) -> Path:
     np.savez(folder / "c.npz", allow_pickle=True, **arrays)
     return folder / "c.npz"
 
@@ -49,7 +46,6 @@ def npz(folder: Path, **arrays: npt.NDArray[Any]) -> Path:
 def npy_with_header(
     folder: Path, shape: tuple[int, ...], size: int = 1000, fortran: bool = False
 ) -> Path:
-    """Write an npy whose header may contradict its data."""
     path = folder / "c.npy"
     with path.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": fortran, "shape": shape}
@@ -182,7 +178,7 @@ def test_files_that_do_not_fit_the_inputs_are_rejected(
     tmp_path: Path, write: Any, inputs: list[InputSpec], code: str | None, values: list[object]
 ) -> None:
     path = write(tmp_path)
-    with pytest.raises(DataError, check=reports(code, path, *values)):
+    with pytest.raises(DataError, check=has(code, path, *values)):
         open_data(path, inputs)
 
 
@@ -205,7 +201,7 @@ def test_one_sample_may_have_the_limit(tmp_path: Path) -> None:
     folder.mkdir()
     np.save(folder / "0.npy", ROWS[:1])
     for source in (npy(tmp_path, ROWS), npz(tmp_path, x=ROWS), folder):
-        check = reports(None, source, "8", "7")
+        check = has(None, source, "8", "7")
         check_limit("SAMPLE", 8, lambda source=source: list(open_data(source, [PAIR])), check)
 
 
@@ -273,10 +269,10 @@ def test_damage_is_reported_with_its_sample(tmp_path: Path) -> None:
     source = StackedSource(path, [InputSpec("x", (1, 4000))])
     path.write_bytes(path.read_bytes()[:-1])
     assert source.load(3)["x"].all()
-    with pytest.raises(DataError, check=reports("file-damaged", "sample 4", path=str(path))):
+    with pytest.raises(DataError, check=has("file-damaged", "sample 4", path=str(path))):
         source.load(4)
     source.arrays["x"].file.close()
-    with pytest.raises(DataError, check=reports("file-damaged", "sample 2", path=str(path))):
+    with pytest.raises(DataError, check=has("file-damaged", "sample 2", path=str(path))):
         source.load(2)
 
 
@@ -295,13 +291,13 @@ def test_folder_of_samples(tmp_path: Path) -> None:
     assert (part.count(), source.count(), part.name(0)) == (1, 2, "in/b.npy")
     wide = [InputSpec("x", (1, 3))]
     values = (tmp_path / "in" / "a.npz", "[1, 2]", "[1, 3]")
-    with pytest.raises(DataError, check=reports("wrong-shape", *values, node="x")):
+    with pytest.raises(DataError, check=has("wrong-shape", *values, node="x")):
         list(Dataset(open_data(tmp_path, wide).source, wide, 9))
 
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "a\0b"], ids=["long", "nul"])
 def test_impossible_path_is_rejected(text: str) -> None:
-    with pytest.raises(DataError, check=reports("file-missing")):
+    with pytest.raises(DataError, check=has("file-missing")):
         open_data(text, [SPEC])
 
 
@@ -311,7 +307,7 @@ def test_impossible_path_is_rejected(text: str) -> None:
 def test_exceptions_of_an_iterator_end_the_pass() -> None:
     """An IndexError of the user's iterator is passed on."""
 
-    def fail_after_two() -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def fail_after_two() -> Iterator[dict[str, np.ndarray]]:
         yield from ({"images": row} for row in STACK[:2])
         raise IndexError("theirs")
 
@@ -321,7 +317,7 @@ def test_exceptions_of_an_iterator_end_the_pass() -> None:
 
 def test_arrays_of_samples_fit_the_inputs() -> None:
     source = MemorySource([{"x": np.zeros(3)}], [InputSpec("x", (1, 2, 2))])
-    with pytest.raises(DataError, check=reports("wrong-shape", "sample 0", "[3]", node="x")):
+    with pytest.raises(DataError, check=has("wrong-shape", "sample 0", "[3]", node="x")):
         source.load(0)
 
 
@@ -349,9 +345,6 @@ def test_iterators_are_read_once() -> None:
         source.select_samples([0])
 
 
-Shape = tuple[int | None, ...]
-
-
 @pytest.mark.parametrize(
     ("inputs", "arrays", "samples"),
     [
@@ -371,7 +364,7 @@ Shape = tuple[int | None, ...]
     ],
 )
 def test_rows_of_stacked_arrays(
-    inputs: dict[str, Shape], arrays: dict[str, tuple[int, ...]], samples: int
+    inputs: dict[str, tuple[int | None, ...]], arrays: dict[str, tuple[int, ...]], samples: int
 ) -> None:
     stacked = {n: np.arange(np.prod(s), dtype=np.float32).reshape(s) for n, s in arrays.items()}
     rows = split_rows(stacked, [InputSpec(n, s) for n, s in inputs.items()])
@@ -398,7 +391,7 @@ def test_digest_of_an_array_is_of_its_name_type_shape_and_sixteen_blocks(size: i
 
 
 def test_digests_differ_between_arrays() -> None:
-    def digest(**arrays: npt.NDArray[Any]) -> bytes:
+    def digest(**arrays: np.ndarray) -> bytes:
         return MemorySource([arrays], [PAIR]).digest(0)
 
     assert digest(a=ROWS, b=ROWS) == digest(b=ROWS, a=ROWS)

@@ -1,5 +1,3 @@
-"""Statistics on disk: round trips, resumed passes, damaged caches, and TensorRT's calibration table."""
-
 import contextlib
 import json
 import math
@@ -11,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration import cache
+from calibration import TensorStatistics, cache, collect
 from calibration.cache import (
     CalibrationProgress,
     Statistics,
@@ -23,11 +21,9 @@ from calibration.cache import (
 )
 from calibration.dataset import DataQuality
 from calibration.range_tables import read_range_table
-from calibration.runner import collect
-from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
-from tests.calibration.checks import check_limit, contents, reports
+from tests.calibration.checks import check_limit, contents
 from tests.calibration.nets import conv_net, write_pictures
 from tests.calibration.watchers import WatchProgress, stop_after
 from tests.errors import has
@@ -58,8 +54,7 @@ def test_saved_statistics_come_back(tmp_path: Path) -> None:
         skipped=[("p.png", "cut")],
     )
     save_statistics(stats, tmp_path / "s.npz")
-    loaded = load_statistics(tmp_path / "s.npz")
-    assert contents(loaded) == contents(stats)
+    assert contents(load_statistics(tmp_path / "s.npz")) == contents(stats)
 
 
 def test_arrays_of_the_file(tmp_path: Path) -> None:
@@ -146,7 +141,7 @@ def test_cache_may_be_read_and_replaced(tmp_path: Path) -> None:
         load_progress(path)
         guard.forbid_overwrite(path)
         files.record_input(path)
-        with pytest.raises(QdqtoolError, check=reports(None, path)):
+        with pytest.raises(QdqtoolError, check=has(None, path)):
             guard.forbid_overwrite(path)
 
 
@@ -164,7 +159,7 @@ def test_cache_may_be_read_and_replaced(tmp_path: Path) -> None:
 def test_other_files_are_left_as_they_are(tmp_path: Path, content: bytes, code: str | None) -> None:
     path = tmp_path / "x.npz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match="another name", check=reports(code, path)):
+    with pytest.raises(DataError, match="another name", check=has(code, path)):
         load_statistics(path)
     assert path.read_bytes() == content
 
@@ -310,13 +305,13 @@ def test_damage_is_reported(
     good: Path, tmp_path: Path, change: Change, code: str, reason: str
 ) -> None:
     path = write_changed(good, tmp_path, change)
-    with pytest.raises(DataError, check=reports(code, reason, "delete it", path=str(path))):
+    with pytest.raises(DataError, check=has(code, reason, "delete it", path=str(path))):
         load_progress(path)
 
 
 def test_statistics_may_take_the_limit(good: Path) -> None:
     size = 3 * TensorStatistics().counter.counts.nbytes  # two tensors and a focus
-    check_limit("CACHE_MEMORY", size, lambda: load_progress(good), reports(None, good, "2 tensors"))
+    check_limit("CACHE_MEMORY", size, lambda: load_progress(good), has(None, good, "2 tensors"))
 
 
 # TensorRT's calibration table
@@ -340,7 +335,7 @@ def test_table_with_other_lines_is_rejected(
 ) -> None:
     path = tmp_path / "t.cache"
     path.write_text(f"TRT-8601-MinMaxCalibration\ny: 3f800000\n{line}\n")
-    with pytest.raises(DataError, check=reports(code, "line 3", *values, path=str(path))):
+    with pytest.raises(DataError, check=has(code, "line 3", *values, path=str(path))):
         read_range_table(path)
 
 
@@ -387,6 +382,6 @@ def test_table_is_written(tmp_path: Path) -> None:
 def test_table_with_other_scales_is_not_written(tmp_path: Path, name: str, scale: float) -> None:
     path = tmp_path / "t.cache"
     path.write_text("before")
-    with pytest.raises(DataError, check=reports("invalid-scale", f"{scale:g}", node=name)):
+    with pytest.raises(DataError, check=has("invalid-scale", f"{scale:g}", node=name)):
         write_tensorrt_cache(path, {"a": 1.0, name: scale})
     assert path.read_text() == "before"

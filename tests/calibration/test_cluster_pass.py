@@ -1,5 +1,3 @@
-"""Calibration on a Dask cluster gives the statistics of one process, bit for bit."""
-
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,13 +7,12 @@ import numpy as np
 import onnx
 import pytest
 
-from calibration import Focus, Statistics, cluster_pass, collect
+from calibration import Dataset, Focus, InputSpec, Statistics, cluster_pass, collect
 from calibration.cluster.connection import Cluster, connect
 from calibration.cluster.jobs import AHEAD, ClusterJob
-from calibration.dataset import Dataset, InputSpec
 from calibration.images import YOLO_PREPROCESS
 from qdqtool.errors import ClusterError, DataError
-from tests.calibration.checks import contents, reports
+from tests.calibration.checks import contents
 from tests.calibration.cluster.clusters import (
     ENDLESS,
     ChangingSource,
@@ -40,12 +37,9 @@ pytestmark = pytest.mark.skipif(
     find_spec("distributed") is None, reason="the extra `cluster` is not installed"
 )
 
-NAMES = ["images", "c1", "r2"]
-
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 12 images, one of them broken, and 2 in a folder."""
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder, 12, 40, 30)
     (folder / "picture007.png").write_bytes(b"no picture")
@@ -54,9 +48,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(data: Any, client: Any = None, model: Any = None, **options: Any) -> Statistics:
-    """Calibrate on the cluster of the client, else in this process."""
     options.setdefault("progress", False)
-    return collect(conv_net() if model is None else model, data, NAMES, cluster=client, **options)
+    return collect(
+        conv_net() if model is None else model,
+        data,
+        ["images", "c1", "r2"],
+        cluster=client,
+        **options,
+    )
 
 
 FOCUS = Focus(("out",))
@@ -64,7 +63,6 @@ FOCUS = Focus(("out",))
 
 @pytest.fixture(scope="module")
 def alone(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, bytes]:
-    """Return the contents of the statistics of one process, and its cache."""
     cache = tmp_path_factory.mktemp("alone") / "cache.npz"
     return contents(run(pictures, cache=cache, focus=FOCUS)), cache.read_bytes()
 
@@ -74,7 +72,6 @@ SetSize = Callable[[int], None]
 
 @pytest.fixture
 def portion_size(monkeypatch: pytest.MonkeyPatch) -> SetSize:
-    """Fix the number of samples of a portion."""
     return lambda size: monkeypatch.setattr(
         cluster_pass, "portion_size", lambda left, slots: min(left, size)
     )
@@ -179,8 +176,7 @@ def test_interrupted_run_leaves_nothing_behind_and_goes_on(
     assert statistics.notes[0].code == "resumed"
     assert (contents(statistics), cache.read_bytes()) == alone
     # One process goes on where a cluster stopped, and finds it finished.
-    again = run(pictures, cache=cache, focus=FOCUS)
-    assert again.notes[0].code == "reused"
+    assert run(pictures, cache=cache, focus=FOCUS).notes[0].code == "reused"
 
 
 def test_model_travels_once_to_each_worker(
@@ -207,7 +203,7 @@ def test_worker_that_differs_is_rejected(
     worker = min(worker_pids(client))
     client.run(replace_facts, facts, workers=[worker])
     try:
-        with pytest.raises(ClusterError, check=reports("worker-mismatch", worker, *values)):
+        with pytest.raises(ClusterError, check=has("worker-mismatch", worker, *values)):
             run(pictures, client)
         assert left_behind(client) == (0, 0, [])
         if "test network" in facts:
@@ -220,7 +216,7 @@ def test_other_files_on_a_worker_are_rejected(client: Any, pictures: Path) -> No
     paths = sorted(pictures.glob("*.png"))
     inputs = [InputSpec("images", (1, 3, 16, 16))]
     source = ChangingSource(paths, pictures, inputs, YOLO_PREPROCESS, None)
-    with pytest.raises(ClusterError, check=reports("different-files", "tcp://", "picture005.png")):
+    with pytest.raises(ClusterError, check=has("different-files", "tcp://", "picture005.png")):
         run(Dataset(source, inputs, 100), client)
     assert left_behind(client) == (0, 0, [])
 
@@ -229,7 +225,7 @@ def test_errors_of_samples_name_the_worker(client: Any, tmp_path: Path) -> None:
     for k in range(4):
         np.save(tmp_path / f"{k}.npy", np.zeros((1, 3, 16, 8 if k == 2 else 16), np.float32))
     with pytest.raises(
-        DataError, check=reports("wrong-shape", "tcp://", "2.npy", "[1, 3, 16, 8]", node="images")
+        DataError, check=has("wrong-shape", "tcp://", "2.npy", "[1, 3, 16, 8]", node="images")
     ):
         run(tmp_path, client)
 
@@ -241,7 +237,7 @@ def test_urls_are_read_by_the_workers(client: Any, pictures: Path) -> None:
     store = {f"/qdqtool-cluster/{p.name}": p.read_bytes() for p in sorted(pictures.glob("*.png"))}
     put(store)
     url = "memory://qdqtool-cluster"
-    with pytest.raises(ClusterError, check=reports("file-unreadable", "tcp://", "picture")):
+    with pytest.raises(ClusterError, check=has("file-unreadable", "tcp://", "picture")):
         run(url, client)
     alone = run(url)
     assert alone.images == 11 and alone.skipped[0][0] == "picture007.png"
@@ -258,7 +254,7 @@ def test_other_content_behind_a_url_is_rejected(
     }
     put(store)
     client.run(put, {**store, "/qdqtool-other/2.png": store["/qdqtool-other/3.png"]})
-    with pytest.raises(ClusterError, check=reports("different-files", "tcp://", "2.png")):
+    with pytest.raises(ClusterError, check=has("different-files", "tcp://", "2.png")):
         run("memory://qdqtool-other", client)
 
 
@@ -316,7 +312,7 @@ def test_work_ends_with_its_job(client: Any, cluster: Cluster) -> None:
 def test_job_reports_errors_of_workers(cluster: Cluster) -> None:
     failing = ClusterJob(cluster, share_number, 7, fail_on_three)
     with (
-        pytest.raises(ClusterError, check=reports("worker-failed", 3, "ValueError")),
+        pytest.raises(ClusterError, check=has("worker-failed", 3, "ValueError")),
         failing as job,
     ):
         list(job.results(range(6)))

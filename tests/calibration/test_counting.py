@@ -1,14 +1,12 @@
-"""Counting samples: counters, threads that share them, and portions for the workers of a cluster."""
-
 import queue
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from calibration import Focus, TensorStatistics
 from calibration.arrays import MemorySource
 from calibration.cluster_pass import (
     CountingEngine,
@@ -20,9 +18,7 @@ from calibration.cluster_pass import (
 )
 from calibration.counting import SampleCounter, ThreadPass, make_counting_semaphore
 from calibration.dataset import InputSpec, Task
-from calibration.focus import Focus
 from calibration.session import open_session, pack_model
-from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError
 from qdqtool.ir.modelfile import load
 from tests.calibration.nets import conv_net
@@ -64,17 +60,14 @@ def test_counter_starts_empty_and_can_reset() -> None:
 
 
 class HookedStatistics(TensorStatistics):
-    """Statistics that call a function before they count an array."""
-
     hook: Any
 
-    def add(self, array: npt.NDArray[Any], *arguments: Any, **options: Any) -> None:
+    def add(self, array: np.ndarray, *arguments: Any, **options: Any) -> None:
         self.hook(array)
         super().add(array, *arguments, **options)
 
 
 def hooked(counter: SampleCounter, hook: Any) -> list[TensorStatistics]:
-    """Let the counter call `hook` before it counts a tensor."""
     for name in counter.tensors:
         counter.tensors[name] = HookedStatistics(64)
         counter.tensors[name].hook = hook  # type: ignore[attr-defined]
@@ -87,7 +80,7 @@ def test_counter_waits_for_its_threads_after_a_failure(waits: Waits) -> None:
     other_counts, states = threading.Event(), queue.SimpleQueue[str]()
     events: list[str] = []
 
-    def hook(array: npt.NDArray[Any]) -> None:
+    def hook(array: np.ndarray) -> None:
         if threading.current_thread() is caller:
             assert other_counts.wait(HANG)
             waits.listen(lambda: states.put("caller waits"))

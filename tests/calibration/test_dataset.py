@@ -1,5 +1,3 @@
-"""Datasets: samples, batches and their quality; files under folders and their digests."""
-
 import contextlib
 import hashlib
 import itertools
@@ -10,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from calibration.arrays import open_data
@@ -30,7 +27,7 @@ from calibration.listing import UNREADABLE, file_digest, list_files
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
 from qdqtool.util.notes import Note
-from tests.calibration.checks import check_limit, reports
+from tests.calibration.checks import check_limit
 from tests.calibration.nets import write_pictures
 from tests.errors import has
 from tests.notes import note
@@ -42,7 +39,7 @@ BATCH = InputSpec("x", (2, 1, 1, 2))
 class ListSource(SampleSource):
     """Samples from a list; None stands for a broken sample."""
 
-    def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **attributes: Any) -> None:
+    def __init__(self, samples: Sequence[np.ndarray | None], **attributes: Any) -> None:
         self.samples = samples
         self.length: int | None = len(samples)
         self.loaded: list[int] = []
@@ -68,7 +65,7 @@ class ListSource(SampleSource):
         return b"" if self.samples[index] is None else bytes([index])
 
 
-def row(*values: float) -> npt.NDArray[np.float32]:
+def row(*values: float) -> np.ndarray:
     return np.array(values, np.float32).reshape(1, 1, 1, 2)
 
 
@@ -155,9 +152,9 @@ def test_input_converts_numbers(dtype: str, input_dtype: str) -> None:
     ],
 )
 def test_input_rejects_arrays_of_other_shapes_and_types(
-    spec: InputSpec, array: npt.NDArray[Any], code: str, values: list[object]
+    spec: InputSpec, array: np.ndarray, code: str, values: list[object]
 ) -> None:
-    with pytest.raises(DataError, check=reports(code, "it", *values, node="x")):
+    with pytest.raises(DataError, check=has(code, "it", *values, node="x")):
         spec.fit(array, "it")
 
 
@@ -178,13 +175,13 @@ def test_fit_all_names_the_input_without_an_array(
     names: str, inputs: list[InputSpec], missing: str
 ) -> None:
     present = ", ".join(f"'{n}'" for n in names) or "none"
-    with pytest.raises(DataError, check=reports("missing-input", "it", present, node=missing)):
+    with pytest.raises(DataError, check=has("missing-input", "it", present, node=missing)):
         fit_inputs(dict.fromkeys(names, VALUE), inputs, "it")
 
 
 def test_fit_all_takes_the_only_array_by_any_name() -> None:
     assert list(fit_inputs({"other": VALUE}, [A], "it")) == ["a"]
-    with pytest.raises(DataError, check=reports("wrong-shape", "[1, 2]", "[1]", node="a")):
+    with pytest.raises(DataError, check=has("wrong-shape", "[1, 2]", "[1]", node="a")):
         fit_inputs({"a": np.ones((1, 2))}, [A], "it")
 
 
@@ -229,8 +226,7 @@ def test_spread_of_indices(total: int, most: int, indices: list[int]) -> None:
 def test_sample_may_have_several_rows(
     shape: tuple[int | None, ...], array: tuple[int, ...]
 ) -> None:
-    source = ListSource([np.zeros(array, np.float32)])
-    (sample,) = Dataset(source, [InputSpec("x", shape)], 9)
+    (sample,) = Dataset(ListSource([np.zeros(array, np.float32)]), [InputSpec("x", shape)], 9)
     assert sample["x"].shape == array
 
 
@@ -262,7 +258,7 @@ BROKEN = [None, ROWS[1], None, None]
 def test_samples_that_cannot_be_used_are_errors(
     source: SampleSource, spec: InputSpec, code: str | None, values: list[object]
 ) -> None:
-    with pytest.raises(DataError, check=reports(code, *values)):
+    with pytest.raises(DataError, check=has(code, *values)):
         list(Dataset(source, [spec], 100))
 
 
@@ -275,8 +271,7 @@ def test_rows_are_joined_to_batches() -> None:
     assert data.name(1) == "sample 3" and source.restarts == 1
     sample = data.load(1)
     assert sample is not None and sample["x"][:, 0, 0, 0].tolist() == [3, 4, 5]
-    images = {number: (load() or ({}, 0))[1] for number, load in data.tasks({1})}
-    assert images == {0: 3, 2: 1}
+    assert {number: (load() or ({}, 0))[1] for number, load in data.tasks({1})} == {0: 3, 2: 1}
     assert Dataset(source, [IMAGE, InputSpec("y", (2, 1))], 100).batch == 2
     # If samples do not have one row, each is run as a whole.
     assert Dataset(ListSource(ROWS), [BATCH], 100).batch == 1
@@ -434,8 +429,7 @@ def test_odd_images_are_a_warning(quality: DataQuality, notes: list[Note]) -> No
     ],
 )
 def test_odd_ranges_of_inputs_are_a_warning(low: float, high: float, note: Note | None) -> None:
-    warnings = list(DataQuality(total=MANY, low=low, high=high).warnings())
-    assert warnings == ([note] if note else [])
+    assert list(DataQuality(total=MANY, low=low, high=high).warnings()) == ([note] if note else [])
 
 
 # Opening data: arguments, names of files, lists
@@ -458,13 +452,13 @@ def test_open_data_uses_512_images_by_default() -> None:
                 [{"images": ROW}],
                 [SPEC],
                 {"max_images": images},
-                reports("out-of-range", images, parameter="max_images"),
+                has("out-of-range", images, parameter="max_images"),
                 id=f"{images} images",
             )
             for images in (0, -1)
         ),
         pytest.param([{"images": ROW}], [], {}, has("no-inputs"), id="no inputs"),
-        pytest.param(3.5, [SPEC], {}, reports("wrong-type", "float", parameter="data"), id="type"),
+        pytest.param(3.5, [SPEC], {}, has("wrong-type", "float", parameter="data"), id="type"),
     ],
 )
 def test_open_data_rejects_other_arguments(
@@ -503,7 +497,7 @@ def test_open_data_rejects_other_files(
 ) -> None:
     (tmp_path / "c.csv").write_text("")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, check=reports(code, *values, path=str(tmp_path / name))):
+    with pytest.raises(DataError, check=has(code, *values, path=str(tmp_path / name))):
         open_data(tmp_path / name, [SPEC])
 
 
@@ -555,7 +549,7 @@ def test_lists_with_other_content_are_rejected(
 ) -> None:
     path = tmp_path / "list.txt"
     path.write_bytes(content)
-    with pytest.raises(DataError, check=reports(code, *values, path=str(path))):
+    with pytest.raises(DataError, check=has(code, *values, path=str(path))):
         open_data(path, [SPEC])
 
 
@@ -575,7 +569,7 @@ def test_lines_of_a_list_end_as_on_any_system(tmp_path: Path) -> None:
 def test_list_may_have_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("a.png\n")
-    check = reports("file-too-large", "5 bytes", path=str(path))
+    check = has("file-too-large", "5 bytes", path=str(path))
     check_limit("LIST_FILE", 6, lambda: open_data(path, [SPEC]), check)
 
 
@@ -649,7 +643,7 @@ def test_files_of_a_folder_are_not_overwritten(tmp_path: Path, suffix: str) -> N
                 guard.forbid_overwrite(path)
     with files.record_inputs():
         files.reserve_output(link, "-o")
-        with pytest.raises(QdqtoolError, check=reports("output-is-input", "-o", f"3{suffix}")):
+        with pytest.raises(QdqtoolError, check=has("output-is-input", "-o", f"3{suffix}")):
             open_data(folder, [SPEC])
 
 
@@ -670,5 +664,5 @@ def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         tmp_path / "b" / "2.png",
     ]
     closed.append(tmp_path)
-    with pytest.raises(DataError, check=reports("file-unreadable", "denied", path=str(tmp_path))):
+    with pytest.raises(DataError, check=has("file-unreadable", "denied", path=str(tmp_path))):
         list_files(tmp_path, {".png"})

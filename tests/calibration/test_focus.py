@@ -1,10 +1,7 @@
-"""Focus: positions in focus, and ranges that keep their values."""
-
 import math
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics
@@ -22,8 +19,8 @@ from tests.calibration.nets import conv_net, run_all
 from tests.errors import has
 
 RNG = np.random.default_rng(0)
-Mask = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float32]
+Mask = np.ndarray
+Floats = np.ndarray
 
 
 def mask_of(height: int, width: int, *cells: tuple[int, int]) -> Mask:
@@ -37,8 +34,6 @@ def mask_of(height: int, width: int, *cells: tuple[int, int]) -> Mask:
 
 
 def touched(mask: Mask, height: int, width: int) -> Mask:
-    """Return the cells that overlap a set cell of the other grid, by intervals in the unit square."""
-
     def overlap(cells: int, others: int) -> Mask:
         i, k = np.arange(cells)[:, None], np.arange(others)
         end = np.minimum((i + 1) / cells, (k + 1) / others)
@@ -108,7 +103,6 @@ def test_mask_covers_a_map_if_it_has_all_positions(
 
 
 def class_output(*values: float) -> Floats:
-    """Return a class output that is low except in the corner and every third cell of its row."""
     array = np.full((1, 1, 10, 10), -9.0, np.float32)
     array[0, 0, 0, : 3 * len(values) : 3] = values
     return array
@@ -135,7 +129,6 @@ def test_positions_of_every_sample_and_map() -> None:
     fine[0, 1, 6, 6] = coarse[0, 2, 0, 0] = THRESHOLD + 0.1
     fine[1, 0, 0, 7] = THRESHOLD - 1.0  # the highest of the second sample
     positions = Focus(("fine", "coarse")).find({"fine": fine, "coarse": coarse})
-    assert positions is not None
     first, second = np.zeros((2, 8, 8), bool)
     first[5:8, 5:8] = first[:4, :4] = second[:2, 6:] = True
     np.testing.assert_array_equal(positions.masks, [first, second])
@@ -182,7 +175,7 @@ def test_positions_of_the_highest_share_of_all_maps(share: float, count: int) ->
     ],
 )
 def test_one_output_without_positions_is_enough_to_find_none(
-    output: npt.NDArray[np.float64],
+    output: np.ndarray,
 ) -> None:
     assert Focus(("a", "b")).find({"a": np.zeros((1, 2, 3, 3)), "b": output}) is None
     assert Focus(("a",)).find({"a": output}) is None
@@ -204,8 +197,6 @@ def focused(values: Floats, part: Floats) -> TensorStatistics:
 
 
 def weighted_error(values: Floats, part: Floats, ranges: Floats, power: float) -> Floats:
-    """Return the weighted error of each range on the values themselves."""
-
     def error(values: Floats, amax: float) -> float:
         unit = amax / 127
         rounded = np.clip(np.rint(values / unit), -127, 127) * unit

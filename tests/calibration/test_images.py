@@ -1,5 +1,3 @@
-"""Images: sizes, colors and numbers, compared with arithmetic by hand; limits of files; folders."""
-
 import io
 import os
 import struct
@@ -8,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from PIL import Image, ImageOps
 
-from calibration.arrays import open_data
-from calibration.dataset import Dataset, InputSpec
+from calibration import Dataset, InputSpec, open_data
 from calibration.images import (
     ImageSource,
     Preprocess,
@@ -24,7 +20,7 @@ from calibration.images import (
 from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from tests.calibration.checks import check_limit, reports
+from tests.calibration.checks import check_limit
 from tests.calibration.nets import png_chunk, write_pictures
 from tests.errors import has
 from tests.notes import note
@@ -33,7 +29,7 @@ RAW = Preprocess(scale=1.0)
 SPEC = InputSpec("images", (1, 3, 16, 16))
 
 
-def noise(height: int, width: int) -> npt.NDArray[np.uint8]:
+def noise(height: int, width: int) -> np.ndarray:
     rng = np.random.default_rng(height * width)
     return rng.integers(0, 256, (height, width, 3)).astype(np.uint8)
 
@@ -45,7 +41,7 @@ def encode(pixels: Any, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def decode_bytes(data: bytes) -> npt.NDArray[np.uint8]:
+def decode_bytes(data: bytes) -> np.ndarray:
     return decode_image(io.BytesIO(data))
 
 
@@ -153,7 +149,7 @@ def test_preprocess_accepts_values_at_its_limits(arguments: dict[str, Any]) -> N
     ],
 )
 def test_preprocess_rejects_other_values(arguments: dict[str, Any], values: list[str]) -> None:
-    with pytest.raises(DataError, check=reports(None, *values)):
+    with pytest.raises(DataError, check=has(None, *values)):
         Preprocess(**arguments)
 
 
@@ -188,7 +184,7 @@ def test_other_files_are_rejected(
 ) -> None:
     (tmp_path / "text.png").write_text("no picture")
     path = tmp_path / name
-    with pytest.raises(DataError, check=reports(code, value)):
+    with pytest.raises(DataError, check=has(code, value)):
         decode_image(str(path) if as_text else path)
 
 
@@ -196,12 +192,11 @@ def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.M
     """Ultralytics replaces it by a function that installs a package if a file is not an image."""
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("called"))
     assert (decode_bytes(encode(noise(3, 5), "PNG")) == noise(3, 5)).all()
-    with pytest.raises(DataError, check=reports("wrong-format", "'there.png'")):
+    with pytest.raises(DataError, check=has("wrong-format", "'there.png'")):
         decode_image(io.BytesIO(b"no picture"), "there.png")
 
 
-def png_of_16_bits(values: npt.NDArray[np.uint16]) -> bytes:
-    """Return a PNG of 16 bits a channel, which Pillow writes for gray images only."""
+def png_of_16_bits(values: np.ndarray) -> bytes:
     height, width, channels = values.shape
     color = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
@@ -214,8 +209,7 @@ def png_of_16_bits(values: npt.NDArray[np.uint16]) -> bytes:
 def test_16_bits_are_reduced_to_the_high_byte(channels: int) -> None:
     values = np.random.default_rng(0).integers(0, 65536, (11, 7, channels)).astype(np.uint16)
     values[0, :4] = np.array([0, 255, 256, 65535])[:, None]
-    expected = (values >> 8).astype(np.uint8)[..., :3]
-    assert (decode_bytes(png_of_16_bits(values)) == expected).all()
+    assert (decode_bytes(png_of_16_bits(values)) == (values >> 8).astype(np.uint8)[..., :3]).all()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
@@ -239,12 +233,11 @@ def test_images_are_converted_and_turned(mode: str, orientation: int) -> None:
 )
 def test_image_may_have_the_limit_of_pixels(kind: str, options: dict[str, Any]) -> None:
     data = encode(noise(10, 12), kind, **options)
-    check = reports("image-too-large", "12x10", 119)
+    check = has("image-too-large", "12x10", 119)
     check_limit("IMAGE_PIXELS", 120, lambda: decode_bytes(data), check)
 
 
 def png_of_size(width: int, height: int, depth: int = 8, color: int = 2) -> bytes:
-    """Return a short PNG whose header declares a size."""
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     pixels = png_chunk(b"IDAT", zlib.compress(b""))
     return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")
@@ -262,14 +255,14 @@ def png_of_size(width: int, height: int, depth: int = 8, color: int = 2) -> byte
     ],
 )
 def test_png_bomb_is_rejected_before_it_is_decoded(data: bytes) -> None:
-    with pytest.raises(DataError, check=reports("image-too-large", 1 << 26)):
+    with pytest.raises(DataError, check=has("image-too-large", 1 << 26)):
         decode_bytes(data)
 
 
 def test_image_file_may_have_the_limit(tmp_path: Path) -> None:
     data = encode(noise(16, 16), "PNG")
     (tmp_path / "a.png").write_bytes(data)
-    check = reports("file-too-large", len(data) - 1)
+    check = has("file-too-large", len(data) - 1)
     check_limit("IMAGE_FILE", len(data), lambda: decode_image(tmp_path / "a.png"), check)
 
 
@@ -346,14 +339,14 @@ def test_inputs_that_take_no_images_are_rejected(
 ) -> None:
     assert limits.INPUT_PIXELS == 4096 * 4096
     values = [value, 4096 * 4096] if code == "out-of-range" else [value]
-    with pytest.raises(DataError, check=reports(code, *values, node="x")):
+    with pytest.raises(DataError, check=has(code, *values, node="x")):
         source_of(shape, size)
 
 
 @pytest.mark.parametrize("inputs", [[], [SPEC, InputSpec("y", (1,))]], ids=["none", "two"])
 def test_model_of_images_has_one_input(inputs: list[InputSpec]) -> None:
     with pytest.raises(
-        DataError, check=reports("input-count", f"{len(inputs)} inputs", path="pictures")
+        DataError, check=has("input-count", f"{len(inputs)} inputs", path="pictures")
     ):
         ImageSource([], Path("pictures"), inputs, Preprocess(), None)
 
@@ -433,9 +426,7 @@ def test_images_of_other_formats_are_counted(tmp_path: Path) -> None:
     for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"II*\0")
-    with pytest.raises(
-        DataError, check=reports("no-images", "2 tiff", "1 heic", path=str(tmp_path))
-    ):
+    with pytest.raises(DataError, check=has("no-images", "2 tiff", "1 heic", path=str(tmp_path))):
         open_data(tmp_path, [SPEC])
     write_pictures(tmp_path, 1)
     data = open_data(tmp_path, [SPEC])

@@ -1,9 +1,6 @@
-"""Every method compared with a direct computation on the raw values."""
-
 import math
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +23,8 @@ from calibration.methods import (
 )
 from calibration.statistics import MIN_TOP, TensorStatistics, merge_all, rounding_errors
 
-Floats32 = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
+Floats32 = np.ndarray
+Floats = np.ndarray
 
 
 def samples() -> dict[str, Floats32]:
@@ -119,7 +116,6 @@ def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None
 
 
 def with_rare_part(values: Floats32, share: float) -> TensorStatistics:
-    """Return statistics whose focus is a share of the values, which determines the power."""
     stats = TensorStatistics.of(values)
     stats.add_focus([values[: round(share * len(values))]])
     return stats
@@ -144,7 +140,6 @@ def test_search_finds_the_best_range_of_its_grid(name: str, method: str, share: 
     if share:
         stats = with_rare_part(SAMPLES[name], share)
     amax, power = choose_range(stats, method)
-    assert power is not None
 
     def best(ranges: Floats) -> float:
         errors = focused_error(stats, ranges, power, bits=SEARCH_BITS)
@@ -264,8 +259,7 @@ def test_clipped_fraction_at_the_edges_of_bins(amax: float, fraction: float) -> 
     ids=["zeros", "nothing", "subnormal", "below the window"],
 )
 def test_tensor_without_magnitudes_gets_the_range_one(values: Floats, method: str) -> None:
-    stats = TensorStatistics.of(values.astype(np.float32))
-    assert choose_range(stats, method) == Range(1.0, None)
+    assert choose_range(TensorStatistics.of(values.astype(np.float32)), method) == Range(1.0, None)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -318,7 +312,6 @@ def test_power_of_each_method(method: str, power: float | None) -> None:
 
 
 def divergence(counts: Floats, kept: int) -> float:
-    """Return KL(P || Q) for one number of kept bins."""
     p = counts[:kept].copy()
     p[-1] += counts[kept:].sum()
     begins = np.arange(128) * kept // 128
@@ -332,7 +325,6 @@ def divergence(counts: Floats, kept: int) -> float:
 
 
 def divergences(counts: Floats) -> Floats:
-    """Return KL(P || Q) for 128 kept bins to all."""
     return np.array([divergence(counts, kept) for kept in range(128, len(counts) + 1)])
 
 
@@ -407,7 +399,6 @@ NEAR = 2.0 ** (np.array([2, 1, *range(0, -25, -1)]) / 12)
 
 
 def flat_area(value: float, top: float = 9.0) -> TensorStatistics:
-    """Return statistics of an image with one value at all spots."""
     stats = TensorStatistics.of(np.array([0.0, top]))
     stats.spots = [np.full((48, 2), value, np.float32)]
     return stats

@@ -1,17 +1,12 @@
-"""Presets of preprocessing, compared with Pillow and arithmetic by hand; choice by metadata."""
-
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from PIL import Image
 
 import calibration
-from calibration.arrays import open_data
-from calibration.dataset import InputSpec
 from calibration.images import prepare_image
 from calibration.options import INTERPOLATIONS, RESIZES, YOLO_PREPROCESS, Preprocess
 from calibration.presets import ALIASES, PRESETS, choose_preprocess, find_preprocess
@@ -34,8 +29,7 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.fromarray((0.7 * waves + rng.integers(0, 70, waves.shape)).astype(np.uint8))
 
 
-def crop_center(image: Image.Image, shorter: int, side: int, method: Any) -> npt.NDArray[Any]:
-    """Resize the shorter side and take the center, with Pillow alone."""
+def crop_center(image: Image.Image, shorter: int, side: int, method: Any) -> np.ndarray:
     width, height = image.size
     longer = int(shorter * max(image.size) / min(image.size))
     size = (shorter, longer) if width < height else (longer, shorter)
@@ -43,7 +37,7 @@ def crop_center(image: Image.Image, shorter: int, side: int, method: Any) -> npt
     return np.asarray(image.resize(size, method).crop((left, top, left + side, top + side)))
 
 
-def normalize(pixels: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def normalize(pixels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     mean, std = numbers
     return ((pixels / 255.0 - mean) / std).transpose(2, 0, 1)
 
@@ -64,7 +58,7 @@ def test_classification_presets(
     shorter: int,
     side: int,
     method: Any,
-    numbers: npt.NDArray[Any],
+    numbers: np.ndarray,
     size: tuple[int, int],
 ) -> None:
     image = picture(*size)
@@ -73,12 +67,11 @@ def test_classification_presets(
     np.testing.assert_allclose(prepared, expected, atol=1e-5)
 
 
-def channels_first(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def channels_first(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(pixels, np.float64).transpose(2, 0, 1)
 
 
-def padded(color: npt.NDArray[Any], padding: float) -> npt.NDArray[Any]:
-    """Return an input of 32x32 whose lower half is padding."""
+def padded(color: np.ndarray, padding: float) -> np.ndarray:
     expected = np.full((3, 32, 32), padding)
     expected[:, :16] = color[:, None, None]
     return expected
@@ -128,7 +121,7 @@ PLAIN = Image.new("RGB", (40, 20), (10, 20, 30))
         ),
     ],
 )
-def test_other_presets(name: str, image: Image.Image, expected: npt.NDArray[Any]) -> None:
+def test_other_presets(name: str, image: Image.Image, expected: np.ndarray) -> None:
     prepared = prepare_image(image, *expected.shape[1:], PRESETS[name].preprocess)[0]
     np.testing.assert_allclose(prepared, expected, rtol=1e-6, atol=1e-5)
 
@@ -167,20 +160,22 @@ def test_other_names_are_refused(value: Any, code: str) -> None:
 # Functions
 
 
-def to_input(image: Image.Image) -> npt.NDArray[Any]:
-    pixels = np.asarray(image.resize((16, 16)), np.float32)
-    return pixels.transpose(2, 0, 1) / 127.5 - 1
+def to_input(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.resize((16, 16)), np.float32).transpose(2, 0, 1) / 127.5 - 1
 
 
 def test_function_prepares_images(tmp_path: Path) -> None:
     write_pictures(tmp_path, 3)
-    spec = InputSpec("images", (1, 3, 16, 16))
-    data = open_data(tmp_path, [spec], to_input)
+    spec = calibration.InputSpec("images", (1, 3, 16, 16))
+    data = calibration.open_data(tmp_path, [spec], to_input)
     samples = [sample["images"] for sample in data]
     with Image.open(min(tmp_path.iterdir())) as image:
         np.testing.assert_allclose(samples[0][0], to_input(image), atol=1e-6)
     assert data.source.preprocessing["name"] == "to_input"
-    others = [open_data(tmp_path, [spec], f) for f in (to_input, lambda image: to_input(image) / 2)]
+    others = [
+        calibration.open_data(tmp_path, [spec], f)
+        for f in (to_input, lambda image: to_input(image) / 2)
+    ]
     assert [data.fingerprint == other.fingerprint for other in others] == [True, False]
 
 
@@ -234,5 +229,7 @@ def test_choice_of_the_user_comes_first() -> None:
 def test_network_with_integer_inputs_normalizes_pixels_itself(tmp_path: Path, name: str) -> None:
     """Normalized values would be rounded to a few integers."""
     write_pictures(tmp_path, 1)
-    (sample,) = open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16), "uint8")], name)
+    (sample,) = calibration.open_data(
+        tmp_path, [calibration.InputSpec("images", (1, 3, 16, 16), "uint8")], name
+    )
     assert sample["images"].max() > 100 and sample["images"].dtype == np.uint8

@@ -1,5 +1,3 @@
-"""collect(): statistics compared with onnxruntime's values; caches, interruptions and threads."""
-
 import inspect
 import itertools
 import os
@@ -14,8 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration import Focus, Statistics, runner
-from calibration.arrays import open_data
+from calibration import Focus, Statistics, open_data, runner
 from calibration.cache import CalibrationProgress, load_progress, save_progress
 from calibration.counting import SampleCounter
 from calibration.listing import file_digest
@@ -23,7 +20,7 @@ from calibration.runner import CacheMismatch, collect
 from calibration.session import input_specs
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.modelfile import load
-from tests.calibration.checks import contents, counts_of, reports
+from tests.calibration.checks import contents, counts_of
 from tests.calibration.nets import conv_net, run_all, write_pictures
 from tests.calibration.watchers import WatchProgress, stop_after
 from tests.errors import has
@@ -51,7 +48,6 @@ def run(
 
 
 def assert_same(statistics: Statistics, values: dict[str, Any], rel: float = 1e-5) -> None:
-    """Fused kernels may differ in the last bits, which moves a value by at most one bin."""
     for name, flat in values.items():
         part = statistics[name]
         assert part.count == flat.size == part.counter.counts.sum()
@@ -59,8 +55,7 @@ def assert_same(statistics: Statistics, values: dict[str, Any], rel: float = 1e-
         assert part.maximum == pytest.approx(float(flat.max()), rel=rel, abs=1e-6)
         counts, edges = part.linear(64)
         direct, _ = np.histogram(np.abs(flat), edges)
-        difference = np.cumsum(counts) - np.cumsum(direct)
-        assert np.abs(difference).max() <= max(0.02 * flat.size, 3), name
+        assert np.abs(np.cumsum(counts) - np.cumsum(direct)).max() <= max(0.02 * flat.size, 3), name
 
 
 # Statistics of every value
@@ -222,7 +217,6 @@ def test_other_tensors_are_added_to_a_finished_cache(cache: Path) -> None:
 
 
 def write_unfinished(cache: Path) -> None:
-    """Write the cache of a pass that was interrupted after two of six samples."""
     run(cache)
     whole = load_progress(cache)
     run(cache, FEEDS[:2], overwrite_cache=True)
@@ -366,7 +360,7 @@ def test_input_that_is_not_finite_is_the_cause_of_a_tensor_that_never_is() -> No
     for sample in samples:
         sample["images"][0, :, 3, ::2] = np.nan  # makes every value of that row of `c1` NaN
     with pytest.raises(
-        DataError, check=reports("not-finite", 72, "'row'", parameter="data", node="images")
+        DataError, check=has("not-finite", 72, "'row'", parameter="data", node="images")
     ):
         run(data=samples, names=("images", "row"), model=net_with_slice(3, 4))
 
@@ -380,7 +374,7 @@ def test_images_that_are_all_broken_are_an_error(tmp_path: Path, cache: Path) ->
     for name in ("b.png", "a.png"):
         (tmp_path / name).write_text("no picture")
     with pytest.raises(
-        DataError, check=reports("file-damaged", "2 images", "a.png: ", "'a.png'", parameter="data")
+        DataError, check=has("file-damaged", "2 images", "a.png: ", "'a.png'", parameter="data")
     ):
         run(cache, tmp_path)
     assert not (cache).exists()

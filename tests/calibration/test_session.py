@@ -1,5 +1,3 @@
-"""The part of a model that computes some tensors, and the sessions that run it."""
-
 import pickle
 import sys
 from pathlib import Path
@@ -11,10 +9,8 @@ import pytest
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration import session
-from calibration.arrays import open_data
+from calibration import InputSpec, open_data, session
 from calibration.cluster_pass import VerifiedSource, share_dataset
-from calibration.dataset import InputSpec
 from calibration.session import (
     TensorFetcher,
     check_tensors,
@@ -32,8 +28,8 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load, write_model
 from qdqtool.runtime import sessions
 from qdqtool.util import limits
-from tests.calibration.checks import reports
 from tests.calibration.nets import conv_net, run_all, write_pictures
+from tests.errors import has
 
 FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
 MB = 1 << 20
@@ -43,7 +39,6 @@ make_value = helper.make_tensor_value_info
 
 
 def save_external(path: Path, threshold: int = 0) -> None:
-    """Save a network with its weights in `w.bin`."""
     options = {"save_as_external_data": True, "location": "w.bin", "size_threshold": threshold}
     onnx.save(conv_net(), path, **options)
 
@@ -131,7 +126,7 @@ def test_model_over_two_gigabytes_cannot_be_sent(
 ) -> None:
     monkeypatch.setattr(HugeModel, "error", error)
     monkeypatch.setattr(session, "partial_model", lambda *_: HugeModel(conv_net()))
-    with pytest.raises(ModelError, check=reports("model-too-large", "2 GB", path=path or "model")):
+    with pytest.raises(ModelError, check=has("model-too-large", "2 GB", path=path or "model")):
         pack_model(Model(conv_net(), path=path), ["c1"])
 
 
@@ -151,7 +146,7 @@ def test_packed_model_is_the_part_with_all_its_weights(tmp_path: Path) -> None:
 def test_errors_of_onnxruntime_name_the_model(path: str) -> None:
     model = conv_net()
     model.graph.node[0].op_type = "NoSuchOperator"
-    check = reports("onnxruntime-failed", "onnxruntime", path=path or "model")
+    check = has("onnxruntime-failed", "onnxruntime", path=path or "model")
     with pytest.raises(ModelError, check=check):
         open_session(Model(model, path=path), ["c1"], 1)
     with pytest.raises(ModelError, check=check):
@@ -277,7 +272,7 @@ def test_input_specs_have_shapes_and_types() -> None:
 def test_inputs_that_cannot_be_fed_are_rejected(
     value: onnx.ValueInfoProto, code: str, text: str, path: str
 ) -> None:
-    with pytest.raises(ModelError, check=reports(code, text, path=path or "model", node="in")):
+    with pytest.raises(ModelError, check=has(code, text, path=path or "model", node="in")):
         input_specs(with_inputs(value, path=path))
 
 
@@ -296,7 +291,7 @@ def test_tensors_that_are_not_computed_are_rejected(
 ) -> None:
     model = Model(conv_net(), path=path)
     check_tensors(model, ["images", "c1", "out"])
-    with pytest.raises(ModelError, check=reports(code, text, path=path or "model", node=name)):
+    with pytest.raises(ModelError, check=has(code, text, path=path or "model", node=name)):
         check_tensors(model, ["c1", name])
 
 
@@ -372,8 +367,7 @@ def test_partial_model_keeps_functions_and_sparse_weights_and_gets_a_name() -> N
 def test_partial_model_has_an_ir_version_that_onnxruntime_reads(version: int, limited: int) -> None:
     model = conv_net()
     model.ir_version = version
-    part = partial_model(Model(model), ["out"])
-    assert (part.ir_version, model.ir_version) == (limited, version)
+    assert (partial_model(Model(model), ["out"]).ir_version, model.ir_version) == (limited, version)
 
 
 def test_external_folder(tmp_path: Path) -> None:
@@ -384,14 +378,12 @@ def test_external_folder(tmp_path: Path) -> None:
     assert external_folder(load(path)) == str(tmp_path)
     in_memory = Model(onnx.load(path, load_external_data=False))
     with pytest.raises(
-        ModelError, check=reports("external-weights", "'w.bin'", path="model", node="w2")
+        ModelError, check=has("external-weights", "'w.bin'", path="model", node="w2")
     ):
         external_folder(in_memory)
     model = load(path)
     (tmp_path / "w.bin").unlink()
-    with pytest.raises(
-        ModelError, check=reports("file-missing", "'w.bin'", path=str(path), node="w2")
-    ):
+    with pytest.raises(ModelError, check=has("file-missing", "'w.bin'", path=str(path), node="w2")):
         external_folder(model)
 
 
@@ -415,8 +407,8 @@ def test_shared_data_rejects_other_files(tmp_path: Path) -> None:
     path, other = write_pictures(tmp_path, 2)
     data = share_dataset(open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16))]))
     path.write_bytes(other.read_bytes())
-    with pytest.raises(ClusterError, check=reports("different-files", path.name)):
+    with pytest.raises(ClusterError, check=has("different-files", path.name)):
         data.source.load(0)
     path.unlink()
-    with pytest.raises(ClusterError, check=reports("file-unreadable", path.name)):
+    with pytest.raises(ClusterError, check=has("file-unreadable", path.name)):
         data.source.load(0)

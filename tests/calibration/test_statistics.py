@@ -1,5 +1,3 @@
-"""Statistics of tensors: merging, sampled values, channels, and spots in a few images."""
-
 import math
 import pickle
 from pathlib import Path
@@ -7,12 +5,10 @@ from typing import Any
 
 import hypothesis
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
-from calibration import amax_of, collect, load_statistics
-from calibration.cache import Statistics
+from calibration import Statistics, amax_of, collect, load_statistics
 from calibration.statistics import (
     IMAGES,
     POSITIONS,
@@ -24,7 +20,7 @@ from calibration.statistics import (
     spot_sample_numbers,
 )
 from qdqtool.errors import DataError
-from tests.calibration.checks import counts_of, reports
+from tests.calibration.checks import counts_of
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.trt.builder import Graph
@@ -59,7 +55,7 @@ def with_channels(number: int) -> TensorStatistics:
     ],
 )
 def test_arrays_of_other_types_are_counted(
-    array: npt.NDArray[Any], expected: tuple[int, int, float]
+    array: np.ndarray, expected: tuple[int, int, float]
 ) -> None:
     stats = TensorStatistics.of(array, 64)
     assert (stats.count, stats.nonfinite, stats.maximum) == expected
@@ -220,9 +216,9 @@ def test_copy_does_not_go_on_counting() -> None:
 @pytest.mark.parametrize(
     ("parts", "check"),
     [
-        pytest.param([of(1.0), TensorStatistics()], reports("different-bins", 64, 2048), id="bins"),
+        pytest.param([of(1.0), TensorStatistics()], has("different-bins", 64, 2048), id="bins"),
         pytest.param(
-            [with_channels(3), with_channels(4)], reports("different-channels", 3, 4), id="channels"
+            [with_channels(3), with_channels(4)], has("different-channels", 3, 4), id="channels"
         ),
         pytest.param([], has("empty"), id="nothing"),
     ],
@@ -232,14 +228,15 @@ def test_statistics_that_cannot_be_merged(parts: list[TensorStatistics], check: 
         merge_all(parts)
 
 
-ARRAYS = st.lists(
-    st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12),
-    min_size=1,
-    max_size=6,
+@hypothesis.given(
+    st.lists(
+        st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12),
+        min_size=1,
+        max_size=6,
+    ),
+    st.randoms(use_true_random=False),
+    st.booleans(),
 )
-
-
-@hypothesis.given(ARRAYS, st.randoms(use_true_random=False), st.booleans())
 def test_merging_is_exact_in_any_order(
     lists: list[list[float]], random: Any, focused: bool
 ) -> None:
@@ -273,8 +270,7 @@ def test_merging_is_exact_in_any_order(
 def test_pickled_counts_take_the_fewest_bytes(count: int, width: int) -> None:
     part = TensorStatistics(64)
     part.counter.counts[[0, 7, 9]] = 1 << 41, count, 1
-    pickled = pickle.dumps(part)
-    copy = pickle.loads(pickled)
+    copy = pickle.loads(pickle.dumps(part))
     assert counts_of(copy) == counts_of(part) and copy.counter.counts.dtype == np.int64
     *_, first, window = part.counter.__reduce__()[1]
     assert first == 7 and window.nbytes == 3 * width
@@ -411,11 +407,10 @@ def test_spots_are_kept_with_the_statistics(tmp_path: Path) -> None:
     assert amax_of(merged, "focus") == pytest.approx(amax_of(statistics["c1"], "focus"), rel=1e-6)
 
 
-Spots = list[npt.NDArray[np.float32]]
+Spots = list[np.ndarray]
 
 
 def rounding_by_hand(spots: Spots, amax: float, levels: int) -> tuple[float, float]:
-    """Return the biased and the total squared error, summed image by image."""
     unit = amax / levels
     errors = [np.clip(np.rint(v / unit), -levels, levels) * unit - v for v in spots]
     biased = [(e.mean(axis=0) ** 2 - e.var(axis=0, ddof=1) / len(e)).sum() for e in errors]

@@ -1,5 +1,3 @@
-"""Images at URLs: the samples of a folder, and errors for unreadable images."""
-
 import hashlib
 import pickle
 import sys
@@ -10,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration import collect
-from calibration.arrays import open_data
-from calibration.dataset import InputSpec
+from calibration import InputSpec, collect, open_data
 from calibration.listing import UNREADABLE
 from calibration.urls import UrlSource, is_url, to_local_path
 from qdqtool.errors import DataError
-from tests.calibration.checks import check_limit, counts_of, reports
+from tests.calibration.checks import check_limit, counts_of
 from tests.calibration.nets import conv_net, write_pictures
 from tests.errors import has
 
@@ -28,8 +24,6 @@ ROOT = "memory://qdqtool-test"
 
 
 class Store(memory.MemoryFileSystem):
-    """A file system in memory that records opened files and returns given details."""
-
     opened: list[str] = []
     details: dict[str, Any] = {}
 
@@ -43,7 +37,6 @@ class Store(memory.MemoryFileSystem):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Write pictures and other files into a folder and into the store."""
     fsspec.register_implementation("memory", Store, clobber=True)
     monkeypatch.setattr(Store, "details", {})
     write_pictures(tmp_path, 3)
@@ -145,7 +138,7 @@ def test_urls_without_pictures_are_rejected(
 ) -> None:
     with fsspec.open(f"{ROOT}/empty/note.txt", "wb") as file:
         file.write(b"")
-    with pytest.raises(DataError, check=reports(code, text, path=url + end)):
+    with pytest.raises(DataError, check=has(code, text, path=url + end)):
         open_data(url + end, [SPEC])
 
 
@@ -153,7 +146,7 @@ def test_urls_without_pictures_are_rejected(
 def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     url = "s3://bucket/images"
-    with pytest.raises(DataError, check=reports("missing-package", package, path=url)):
+    with pytest.raises(DataError, check=has("missing-package", package, path=url)):
         open_data(url, [SPEC])
 
 
@@ -176,15 +169,13 @@ def test_digest_has_the_checksum_of_the_store(
 def test_digest_of_picture_without_a_checksum_has_the_hash_of_its_content(
     source: Any, folder: Path
 ) -> None:
-    content = (folder / "picture001.png").read_bytes()
-    hashed = hashlib.blake2b(content, digest_size=16).digest()
+    hashed = hashlib.blake2b((folder / "picture001.png").read_bytes(), digest_size=16).digest()
     assert source.digest(PICTURE) == b"picture001.png" + hashed
 
 
 def test_picture_may_have_the_limit(source: Any, folder: Path) -> None:
     size = (folder / "picture001.png").stat().st_size
-    check = reports(None, size, size - 1)
-    check_limit("IMAGE_FILE", size, lambda: source.load(PICTURE), check)
+    check_limit("IMAGE_FILE", size, lambda: source.load(PICTURE), has(None, size, size - 1))
 
 
 def test_picture_that_is_gone_is_reported(source: Any) -> None:

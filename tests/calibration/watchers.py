@@ -1,5 +1,3 @@
-"""A stream that reports the progress of calibration, and threads that report when they wait."""
-
 import io
 import itertools
 import threading

@@ -34,7 +34,6 @@ class Cli:
         monkeypatch.setattr(group, "main", main_with_error)
 
     def run(self, *words: object) -> tuple[int, str]:
-        """Run a command; return its exit code and its text on stdout."""
         self.error = None
         self._capsys.readouterr()
         code = run([str(word) for word in words])
@@ -42,21 +41,26 @@ class Cli:
         return code, out
 
     def __call__(self, *words: object, code: int = 0) -> str:
-        """Run a command, check its exit code, and return its text on stdout."""
         actual, out = self.run(*words)
         assert actual == code, self.err
         return out
 
     def json(self, *words: object, code: int = 0) -> Any:
-        """Run a command with `--format json` and return its answer."""
         return json.loads(self(*words, "--format", "json", code=code))
 
-    def refuse(self, *words: object, code: int = 2) -> str:
-        """Run a command that fails; return the only line on stderr."""
+    def refuse(self, *words: object, code: int = 2, cause: str | None = None) -> str:
+        """Run a command that fails; return the only line on stderr.
+
+        Args:
+            *words: Arguments of the command line.
+            code: Expected exit code.
+            cause: Expected :attr:`cause`.
+        """
         assert self(*words, code=code) == ""
         # click ends the ^C of a terminal with an empty line
         lines = [line for line in self.err.splitlines() if line]
         assert len(lines) == 1 and lines[0].startswith("qdqtool: "), self.err
+        assert cause in (None, self.cause)
         return lines[0]
 
     @property

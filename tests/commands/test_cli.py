@@ -1,5 +1,3 @@
-"""The command line as a whole."""
-
 from pathlib import Path
 
 import onnx
@@ -20,9 +18,8 @@ def test_unknown_command_suggests_one(cli: Cli, word: str, hint: str) -> None:
 
 def test_errors_have_one_hint(cli: Cli, tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "m.onnx")
-    line = cli.refuse("predict", tmp_path / "m.onnx", "--fail-on", "BOGUS")
-    assert line.count("see 'qdqtool") == 1
-    assert cli.refuse("predict", tmp_path / "m.onnx", "--sort").count("see 'qdqtool") == 1
+    for wrong in (("--fail-on", "BOGUS"), ("--sort",)):
+        assert cli.refuse("predict", tmp_path / "m.onnx", *wrong).count("see 'qdqtool") == 1
 
 
 def test_text_without_images_is_described_as_a_list(cli: Cli, tmp_path: Path) -> None:

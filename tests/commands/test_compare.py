@@ -1,5 +1,3 @@
-"""`qdqtool compare`."""
-
 import json
 import re
 from pathlib import Path
@@ -127,11 +125,13 @@ def test_compare_wrong_input_is_refused(
 @pytest.mark.parametrize(("least", "code"), [(0.0, 0), (1.0, 1)])
 def test_compare_min_agreement(models: Path, cli: Cli, least: float, code: int) -> None:
     np.save("images.npy", np.random.default_rng(0).random((2, 4, 16, 16), np.float32))
-    options = ("--calib", "images.npy", "--min-agreement", least)
-    answer = cli.json("compare", "float.onnx", "good.onnx", *options, code=code)
-    assert answer["agreement"]["images"] == 2
-    assert 0.0 < answer["agreement"]["value"] < 1.0
+    arguments = ("compare", "float.onnx", "good.onnx", "--calib", "images.npy")
+    agreement = cli.json(*arguments, "--min-agreement", least, code=code)["agreement"]
+    assert agreement["images"] == 2 and 0.0 < agreement["value"] < 1.0
     assert bool(cli.err) == bool(code)
+    line = " ".join(cli(*arguments).split("\n\n")[0].split())
+    value = r"-?\d\.\d+"
+    assert re.match(rf"B against A: agreement {value} \({value} to {value}\) on 2 images; ", line)
 
 
 def test_compare_refuses_a_gpu_that_the_target_does_not_support(models: Path, cli: Cli) -> None:
@@ -146,15 +146,6 @@ def test_compare_refuses_a_second_gpu(models: Path, cli: Cli, second: tuple[str,
     assert "compare takes a single GPU" in message
     times = cli.json("predict", "good.onnx", "--gpu", "L4", *second)["times"]
     assert [time["gpu"] for time in times] == ["L4", "Tesla T4"]
-
-
-def test_compare_starts_with_the_agreement(models: Path, cli: Cli) -> None:
-    np.save("images.npy", np.random.default_rng(0).random((2, 4, 16, 16), np.float32))
-    text = cli("compare", "float.onnx", "good.onnx", "--calib", "images.npy")
-    line = " ".join(text.split("\n\n")[0].split())
-    assert re.match(
-        r"B against A: agreement -?\d\.\d+ \(-?\d\.\d+ to \d\.\d+\) on 2 images; ", line
-    )
 
 
 def test_compare_min_agreement_that_is_unknown(models: Path, cli: Cli) -> None:

@@ -1,5 +1,3 @@
-"""Models with types or numbers of inputs that contradict their nodes."""
-
 import functools
 from pathlib import Path
 
@@ -75,17 +73,14 @@ GRAPHS = {
 }
 
 
-COMMANDS = (
-    "predict m.onnx --gpu T4",
-    "predict m.onnx --gpu T4 --target rtx1.7",
-    "predict m.onnx --target 11",
-    "report m.onnx -o out.html --target rtx1.7",
-)
-
-
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_contradiction_ends_without_traceback(graph: str, current_folder: Path, cli: Cli) -> None:
     onnx.save(GRAPHS[graph](), "m.onnx")
-    for command in COMMANDS:
+    for command in (
+        "predict m.onnx --gpu T4",
+        "predict m.onnx --gpu T4 --target rtx1.7",
+        "predict m.onnx --target 11",
+        "report m.onnx -o out.html --target rtx1.7",
+    ):
         code, _ = cli.run(*command.split())
         assert code in (0, 2) and "Traceback" not in cli.err, command

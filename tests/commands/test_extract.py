@@ -1,5 +1,3 @@
-"""`qdqtool extract`."""
-
 import json
 from pathlib import Path
 
@@ -21,7 +19,6 @@ def folder(current_folder: Path) -> Path:
 
 
 def verification(name: str) -> str:
-    """Return the JSON of a verification with two mismatches, one at a node of this name."""
     mismatch = {
         "kind": "convolution",
         "name": name,
@@ -31,9 +28,12 @@ def verification(name: str) -> str:
         "line": 3,
     }
     other = mismatch | {"name": "elsewhere", "predicted": {}, "built": {}, "why": "", "line": None}
-    build = {"tensorrt": "8.5.2", "device": f"{SECRET} board"}
-    schema = "qdqtool/verification/1"
-    return json.dumps({"schema": schema, "build": build, "mismatches": [mismatch, other]})
+    document = {
+        "schema": "qdqtool/verification/1",
+        "build": {"tensorrt": "8.5.2", "device": f"{SECRET} board"},
+        "mismatches": [mismatch, other],
+    }
+    return json.dumps(document)
 
 
 def test_extract_finding_writes_a_smaller_model_that_shows_it(folder: Path, cli: Cli) -> None:
@@ -73,8 +73,7 @@ def test_extract_private_report_has_nothing_of_the_original(folder: Path, cli: C
     onnx.save(secretive(), folder / f"{SECRET}.onnx")
     (folder / "v.json").write_text(verification(f"{SECRET}/b1.c1"))
     arguments = ["--private", "-o", "p.onnx", "--report", "r.md", "--verification", "v.json"]
-    node = f"{SECRET}/b1.c1"
-    answer = cli.json("extract", f"{SECRET}.onnx", "--node", node, *arguments)
+    answer = cli.json("extract", f"{SECRET}.onnx", "--node", f"{SECRET}/b1.c1", *arguments)
     report = (folder / "r.md").read_text()
     assert SECRET not in report and SECRET not in json.dumps(answer)
     assert SECRET.encode() not in (folder / "p.onnx").read_bytes()

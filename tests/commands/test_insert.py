@@ -1,5 +1,3 @@
-"""`qdqtool insert`."""
-
 import shlex
 import subprocess
 import sys
@@ -19,7 +17,6 @@ QUICK = ("--losses", "0", "--no-predict", "--method", "max", "--max-images", "1"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a detector m.onnx, two convolutions small.onnx, and a folder of images."""
     path = tmp_path_factory.mktemp("insert")
     onnx.save(detector(), path / "m.onnx")
     net = Net(3, 64)
@@ -32,7 +29,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(files: Path, current_folder: Path) -> Path:
-    """Create a current folder with links to these files, and with files of other kinds."""
     for path in files.iterdir():
         (current_folder / path.name).symlink_to(path)
     (current_folder / "empty").mkdir()
@@ -43,7 +39,6 @@ def folder(files: Path, current_folder: Path) -> Path:
 
 
 def next_command(text: str) -> list[str]:
-    """Return the words of the command that the output suggests next."""
     line = next(line for line in text.splitlines() if "qdqtool predict" in line)
     return shlex.split(line[line.index("qdqtool predict") :])
 
@@ -67,10 +62,9 @@ def test_insert_names_borrowed_rules(folder: Path, cli: Cli) -> None:
 def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:
     answer = cli.json("insert", "m.onnx", "--calib", "images")
     assert answer["prediction"]["int8"] == 27 and len(answer["skipped"]) == 4
-    assert answer["calibration"]["methods"] == {"focus": 24}
-    assert answer["calibration"]["images"] == 6
-    (warning,) = answer["calibration"]["warnings"]
-    assert "(6)" in warning
+    calibration = answer["calibration"]
+    assert (calibration["methods"], calibration["images"]) == ({"focus": 24}, 6)
+    assert ["(6)" in warning for warning in calibration["warnings"]] == [True]
 
 
 def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
@@ -129,8 +123,7 @@ def test_predict_estimates_for_the_given_size(folder: Path, cli: Cli) -> None:
     write_dynamic_model()
     dynamic = cli.json("predict", "open.onnx", "--gpu", "T4", "--size", "64")["time"]
     fixed = cli.json("predict", "small.onnx", "--gpu", "T4")["time"]
-    assert dynamic["total_ms"] == fixed["total_ms"]
-    assert dynamic["best"] == fixed["best"]
+    assert (dynamic["total_ms"], dynamic["best"]) == (fixed["total_ms"], fixed["best"])
 
 
 def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
@@ -161,8 +154,7 @@ OPTIONS = shlex.split(
 def test_insert_options_reach_the_library(folder: Path, cli: Cli) -> None:
     answer = cli.json("insert", "m.onnx", "--calib", "images", "-o", "q.onnx", *OPTIONS)
     assert answer["calibration"]["images"] == 4
-    assert answer["prediction"] is None
-    assert answer["target"] == "trt10"
+    assert (answer["prediction"], answer["target"]) == (None, "trt10")
     assert {q["tensor"]: q["method"] for q in answer["quantized"]}["images"] == "max"
     assert "`" not in answer["skipped"][0]["reason"]  # parameters are named as options
     assert (folder / "t.table").read_text().startswith("TRT-")
@@ -184,8 +176,7 @@ def test_insert_options_reach_the_library(folder: Path, cli: Cli) -> None:
     ],
 )
 def test_insert_wrong_option_is_refused(folder: Path, cli: Cli, arguments: str, cause: str) -> None:
-    cli.refuse("insert", *arguments.split())
-    assert cli.cause == cause
+    cli.refuse("insert", *arguments.split(), cause=cause)
 
 
 @pytest.mark.parametrize(
@@ -234,12 +225,10 @@ def test_predict_into_a_closed_pipe_exits_with_0(files: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
-    error = process.stderr.read()
-    process.stderr.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
     assert process.wait(60) == 0
-    assert error == b""
 
 
 def insert_small(cli: Cli, *options: str) -> Any:
@@ -257,11 +246,6 @@ def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None
     assert "Kept in FP16" in text and "Kept in FP32" not in text
 
 
-def test_insert_gpu_json_has_the_expected_gain(folder: Path, cli: Cli) -> None:
-    gain = insert_small(cli, "--gpu", "RTX 4090")["time"]["gain"]
-    assert gain["low"] <= gain["value"] <= gain["high"]
-
-
 @pytest.mark.parametrize(
     ("options", "int8", "precision"),
     [
@@ -275,6 +259,8 @@ def test_insert_gpu_decides_what_runs_in_int8(
     answer = insert_small(cli, *options)
     assert answer["prediction"]["int8"] == int8
     assert answer["time"]["float"]["precision"] == precision
+    gain = answer["time"]["gain"]
+    assert gain is None or gain["low"] <= gain["value"] <= gain["high"]
 
 
 def test_insert_refuses_a_gpu_that_the_target_does_not_support(folder: Path, cli: Cli) -> None:
@@ -283,13 +269,11 @@ def test_insert_refuses_a_gpu_that_the_target_does_not_support(folder: Path, cli
 
 
 def test_insert_gpu_without_int8_has_no_gain(folder: Path, cli: Cli) -> None:
-    answer = insert_small(cli, "--gpu", "Jetson Nano", "--target", "8.5")
-    assert answer["time"]["gain"] is None
+    assert insert_small(cli, "--gpu", "Jetson Nano", "--target", "8.5")["time"]["gain"] is None
 
 
 @pytest.fixture
 def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every format lose too much accuracy."""
     monkeypatch.setattr("qdqtool.insertion.format_choice.LARGE_ERROR", 0.0)
 
 

@@ -1,5 +1,3 @@
-"""`qdqtool predict --gpu`, `qdqtool gpus`, and times of `verify` and `engine`."""
-
 import json
 import re
 from pathlib import Path
@@ -42,38 +40,35 @@ def test_float_file_is_not_to_be_quantized_for_a_gpu_without_int8(
 def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
     """The time next to the Q/DQ layers, the saving and JSON are the same number."""
     text = cli("predict", model, "--gpu", "rtx 3060", "--all")
-    _, found, note = text.partition("note INPUT-CONVERSION")
-    assert found
-    (saving,) = re.findall(r"saves: at most ([\d.]+) ms", note.split("\n\n")[0])
+    (note,) = (part for part in text.split("\n\n") if part.startswith("note INPUT-CONVERSION"))
+    (saving,) = re.findall(r"saves: at most ([\d.]+) ms", note)
     assert re.search(rf"Q/DQ layers .*[( ]{saving} ms\)", text)
     time = cli.json("predict", model, "--gpu", "rtx 3060")["time"]
     assert float(saving) == pytest.approx(time["conversions_ms"], rel=1e-2)
 
 
 def test_predict_gpu_layers_lists_the_time_of_each_layer(model: str, cli: Cli) -> None:
-    arguments = ("--gpu", "T4", "--target", "trt8.6")
-    layers = cli.json("predict", model, *arguments)["layers"]
-    text = cli("predict", model, *arguments, "--layers")
-    rows = [line for line in text.splitlines() if " -> " in line and " ms, " in line]
-    assert len(rows) >= len(layers)
+    arguments = ("predict", model, "--gpu", "T4", "--target", "trt8.6")
+    lines = cli(*arguments, "--layers").splitlines()
+    rows = [line for line in lines if " -> " in line and " ms, " in line]
+    assert len(rows) >= len(cli.json(*arguments)["layers"])
 
 
 def test_predict_several_gpus_have_a_row_each(model: str, cli: Cli) -> None:
     gpus = ("Tesla T4", "RTX 3060", "Jetson Orin Nano 8GB")
-    arguments = [word for gpu in gpus for word in ("--gpu", gpu)]
-    data = cli.json("predict", model, *arguments)
+    arguments = ["predict", model, *(word for gpu in gpus for word in ("--gpu", gpu))]
+    data = cli.json(*arguments)
     assert [time["gpu"] for time in data["times"]] == list(gpus)
     assert data["time"] == data["times"][0]
-    text = cli("predict", model, *arguments)
-    assert all(re.search(rf"^  {gpu} .* ms +[\d.]+ ms", text, re.MULTILINE) for gpu in gpus)
-    markdown = cli("predict", model, *arguments, "--format", "markdown")
-    assert all(gpu in markdown for gpu in gpus)
+    text, markdown = cli(*arguments), cli(*arguments, "--format", "markdown")
+    for gpu in gpus:
+        assert re.search(rf"^  {gpu} .* ms +[\d.]+ ms", text, re.MULTILINE) and gpu in markdown
 
 
 def test_predict_gpu_markdown_has_the_times(model: str, cli: Cli) -> None:
-    text = cli("predict", model, "--gpu", "T4")
-    times = re.findall(r"^  (?:INT8|FP16) +([\d.]+ ms)", text, re.MULTILINE)
-    markdown = cli("predict", model, "--gpu", "T4", "--format", "markdown")
+    arguments = ["predict", model, "--gpu", "T4"]
+    times = re.findall(r"^  (?:INT8|FP16) +([\d.]+ ms)", cli(*arguments), re.MULTILINE)
+    markdown = cli(*arguments, "--format", "markdown")
     assert len(times) >= 2 and all(time in markdown for time in times)
 
 
@@ -83,8 +78,10 @@ def test_predict_gpu_of_float_model_says_what_int8_would_gain(tmp_path: Path, cl
     assert time["gain"] is None and time["best"]["gain"] > 1
     assert time["best"]["gain_low"] < time["best"]["gain"] < time["best"]["gain_high"]
     text = cli("predict", path, "--gpu", "A100")
-    labels = re.findall(r"^  (.*?)  +[\d.]+ ms", text, re.MULTILINE)
-    assert labels == ["FP16", "INT8 by qdqtool insert (defaults)"]
+    assert re.findall(r"^  (.*?)  +[\d.]+ ms", text, re.MULTILINE) == [
+        "FP16",
+        "INT8 by qdqtool insert (defaults)",
+    ]
 
 
 def test_predict_gpu_of_float_model_counts_each_format(tmp_path: Path, cli: Cli) -> None:
@@ -101,8 +98,7 @@ def test_predict_build_command_has_the_types_of_the_estimate(
     model: str, cli: Cli, options: list[str], flag: bool
 ) -> None:
     text = cli("predict", model, "--target", "trt8.6", *options)
-    command = text[text.index("trtexec") : text.index("build.log")]
-    assert ("--fp16" in command) is flag
+    assert ("--fp16" in text[text.index("trtexec") : text.index("build.log")]) is flag
 
 
 def test_predict_calibrate_with_a_measured_time(model: str, tmp_path: Path, cli: Cli) -> None:
@@ -268,18 +264,16 @@ def write_profile(path: str, folder: Path, factor: float) -> tuple[str, str, str
     prediction = predict(index, target)
     times = estimate_time(index, prediction, find_gpu("A100 80GB PCIe"), target).layers
     keys = ("timeMs", "averageMs", "medianMs")
+    names = [layer.name for layer in prediction.layers]
     rows: list[dict[str, Any]] = [
-        {"name": layer.name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}
-        for layer, t in zip(prediction.layers, times, strict=True)
+        {"name": name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}
+        for name, t in zip(names, times, strict=True)
     ]
-    listing = {
-        "Layers": [
-            {"Name": layer.name, "LayerType": "CaskConvolution"} for layer in prediction.layers
-        ]
-    }
-    (folder / "layers.json").write_text(json.dumps(listing))
-    (folder / "profile.json").write_text(json.dumps([{"count": 1}, *rows]))
-    return path, str(folder / "layers.json"), str(folder / "profile.json")
+    listing, profile = folder / "layers.json", folder / "profile.json"
+    layers = [{"Name": name, "LayerType": "CaskConvolution"} for name in names]
+    listing.write_text(json.dumps({"Layers": layers}))
+    profile.write_text(json.dumps([{"count": 1}, *rows]))
+    return path, str(listing), str(profile)
 
 
 @pytest.mark.parametrize(("factor", "within"), [(1.0, True), (3.0, False)])
@@ -307,20 +301,8 @@ def test_engine_gpu_compares_layers_with_measured_ones(tmp_path: Path, cli: Cli)
         "Outputs": [{"Name": "b", "Dimensions": [8, 64, 56, 56], "Format/Datatype": wide}],
     }
     (tmp_path / "g.json").write_text(json.dumps({"Layers": [layer]}))
-    (tmp_path / "p.json").write_text(
-        json.dumps(
-            [
-                {"count": 1},
-                {
-                    "name": "conv",
-                    "timeMs": 5.0,
-                    "averageMs": 5.0,
-                    "medianMs": 5.0,
-                    "percentage": 100.0,
-                },
-            ]
-        )
-    )
+    times = {"timeMs": 5.0, "averageMs": 5.0, "medianMs": 5.0, "percentage": 100.0}
+    (tmp_path / "p.json").write_text(json.dumps([{"count": 1}, {"name": "conv", **times}]))
     text = cli("engine", tmp_path / "g.json", tmp_path / "p.json", "--gpu", "RTX 3060")
     assert "slow_tactic" in text and "RTX 3060" in text
     row = cli.json("engine", tmp_path / "g.json", tmp_path / "p.json", "--gpu", "T4")["layers"][0]

@@ -1,5 +1,3 @@
-"""`qdqtool report`."""
-
 import json
 from pathlib import Path
 

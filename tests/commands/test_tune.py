@@ -1,5 +1,3 @@
-"""`qdqtool tune`."""
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,6 @@ TUNE = ("tune", "m.onnx", "--calib", "x.npy")
 
 @pytest.fixture
 def folder(current_folder: Path) -> Path:
-    """Write a model and 16 samples into the current folder."""
     onnx.save(branchy(), current_folder / "m.onnx")
     np.save(current_folder / "x.npy", np.concatenate([d["x"] for d in images(16, 16, 16)]))
     return current_folder
@@ -41,8 +38,7 @@ def test_tune_reaches_the_goal_and_resumes(folder: Path, cli: Cli) -> None:
 
 
 def test_tune_goal_out_of_reach_exits_with_1_and_writes_the_best(folder: Path, cli: Cli) -> None:
-    answer = cli.json(*TUNE, "--keep", "1", "--no-state", code=1)
-    assert not answer["goal"]["reached"]
+    assert not cli.json(*TUNE, "--keep", "1", "--no-state", code=1)["goal"]["reached"]
     assert Path("m_qdq.onnx").exists() and not list(folder.glob("*.tuning"))
 
 
@@ -79,8 +75,7 @@ def test_tune_output_of_a_metric_goes_to_stderr(folder: Path, cli: Cli) -> None:
 def test_tune_wrong_option_is_refused(
     folder: Path, cli: Cli, arguments: list[str], cause: str
 ) -> None:
-    cli.refuse(*TUNE, *arguments)
-    assert cli.cause == cause
+    cli.refuse(*TUNE, *arguments, cause=cause)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +105,9 @@ def test_tune_wrong_input_leaves_nothing(
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert cli(*TUNE, *arguments, code=2) == ""
     assert value in cli.err.splitlines()[-1] and "Traceback" not in cli.err
-    after = {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".tuning"}
-    assert after == before
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".tuning"} == before
 
 
 def test_tune_without_images_is_refused(folder: Path, cli: Cli) -> None:
-    cli.refuse("tune", "m.onnx", "-o", "out.onnx")
-    assert cli.cause == "MissingParameter calib" and not Path("out.onnx").exists()
+    cli.refuse("tune", "m.onnx", "-o", "out.onnx", cause="MissingParameter calib")
+    assert not Path("out.onnx").exists()

@@ -1,5 +1,3 @@
-"""A small residual network in several versions."""
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 
@@ -46,16 +43,9 @@ def network(
         g.conv(g.input(1, 4, 16, 16), f"{names}.stem", scale=scale, weights=weights),
         f"{names}.stem.relu",
     )
-    for i in range(blocks):
-        if i == left_out:
-            continue
-        bad = i in spoilt
-        y = g.conv(
-            x,
-            f"{names}{i}.a",
-            scale=data if bad else scale,
-            weights=spoilt_weights if bad else weights,
-        )
+    for i in [i for i in range(blocks) if i != left_out]:
+        forms = (data, spoilt_weights) if i in spoilt else (scale, weights)
+        y = g.conv(x, f"{names}{i}.a", scale=forms[0], weights=forms[1])
         y = g.conv(g.relu(y, f"{names}{i}.ra"), f"{names}{i}.b", k=1, scale=scale, weights=weights)
         skip = x if scale is None or not residual else g.pair(x, f"{names}{i}.skip", scale)
         x = g.relu(g.add(y, skip, f"{names}{i}.add"), f"{names}{i}.rb")
@@ -93,7 +83,7 @@ def quantize(
     path: Path,
     quant_format: str,
     activations: str,
-    samples: Iterable[Mapping[str, npt.NDArray[Any]]] = (),
+    samples: Iterable[Mapping[str, np.ndarray]] = (),
     **options: Any,
 ) -> Path:
     """Quantize a model with onnxruntime, by default with a sample of ones; return the new path."""
@@ -102,7 +92,7 @@ def quantize(
     batches = iter(samples or [{s.name: np.ones(s.shape, np.float32) for s in specs}])
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
-        def get_next(self) -> Mapping[str, npt.NDArray[Any]] | None:
+        def get_next(self) -> Mapping[str, np.ndarray] | None:
             return next(batches, None)
 
     output = path.with_name("quantized.onnx")

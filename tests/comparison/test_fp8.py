@@ -1,5 +1,3 @@
-"""INT8 and FP8 models of one network."""
-
 import functools
 import json
 from pathlib import Path
@@ -17,7 +15,6 @@ from tests.notes import note_codes
 
 
 def three_convolutions() -> onnx.ModelProto:
-    """Return three convolutions. FP8 leaves the depthwise convolution float."""
     net = Net(32)
     first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
     deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))
@@ -97,7 +94,6 @@ def test_agreement_of_two_quantized_models_is_noted() -> None:
 
 
 def write_build(path: Path, formats: dict[str, tuple[str, str]]) -> Path:
-    """Write a layer JSON with the formats of the input and the output of each convolution."""
     layers = [
         {
             "Name": name,
@@ -123,8 +119,7 @@ def test_text_of_model_and_build_names_fp8(tmp_path: Path, model_first: bool) ->
     layers = {"a": ("FP8", "FP8"), "d": ("FP16", "FP16"), "b": ("FP8", "FP16")}
     build = write_build(tmp_path / "build.json", layers)
     sides = (quantized("fp8"), build) if model_first else (build, quantized("fp8"))
-    comparison = qdqtool.compare(*sides, target="trt10.13-strongly-typed")
-    text = summarize_comparison(comparison)
+    text = summarize_comparison(qdqtool.compare(*sides, target="trt10.13-strongly-typed"))
     assert "2 of 2 convolutions that the model quantizes run in FP8" in text
     assert "1 convolution with FP8 output where float is predicted" in text
     assert "INT8" not in text

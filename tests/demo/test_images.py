@@ -1,5 +1,3 @@
-"""The images of the demo."""
-
 import numpy as np
 import pytest
 
@@ -16,6 +14,5 @@ def test_make_image_depends_on_its_index_alone() -> None:
 
 
 def test_write_images_into_missing_folder() -> None:
-    path = "/no/such/folder/demo-000.png"
-    with pytest.raises(DataError, check=has("not-written", path=path)):
+    with pytest.raises(DataError, check=has("not-written", path="/no/such/folder/demo-000.png")):
         write_images("/no/such/folder", 1, 32)

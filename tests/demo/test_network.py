@@ -1,5 +1,3 @@
-"""The networks of the demo."""
-
 from collections import Counter
 
 import numpy as np

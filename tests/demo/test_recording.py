@@ -40,7 +40,6 @@ def test_recording_with_wrong_entries_is_a_mismatch(
     (tmp_path / "other.json").write_text(json.dumps(table))
     monkeypatch.setattr(recording, "RECORDING", tmp_path / "other.json")
     result = verify_recorded(quantized)
-    assert result is not None
     assert [m.name for m in result.mismatches] == [changed["name"]]
     assert result.convolutions.unknown_names == (lost["name"],)
     assert exit_code(result) == 1

@@ -1,5 +1,3 @@
-"""Networks to cut, with names to hide, and with metadata that a cut could lose."""
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -10,7 +8,6 @@ SECRET = "Acme7"
 
 
 def residual(depth: int = 2) -> onnx.ModelProto:
-    """Return residual blocks, of which the second adds its skip branch as float."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "stem", scale=0.05), "stem.r")
     for block in range(depth):
@@ -20,14 +17,12 @@ def residual(depth: int = 2) -> onnx.ModelProto:
         x = g.relu(g.add(c, skip, f"b{block}.sum"), f"b{block}.r1")
     model = g.model(g.conv(x, "last", scale=0.05))
     model.producer_name, model.doc_string = "maker", "about it"
-    entry = model.metadata_props.add()
-    entry.key, entry.value = "stride", "32"
+    model.metadata_props.add(key="stride", value="32")
     model.graph.node[0].doc_string = "first"
     return model
 
 
 def secretive() -> onnx.ModelProto:
-    """Return residual blocks with every text that a model can have, all beginning with SECRET."""
     model = residual()
     graph = model.graph
 
@@ -47,11 +42,10 @@ def secretive() -> onnx.ModelProto:
     model.producer_name, model.producer_version = f"{SECRET} exporter", f"{SECRET} 1"
     model.domain, model.doc_string = f"com.{SECRET}", f"{SECRET} doc"
     model.metadata_props.add(key=f"{SECRET}.owner", value=f"{SECRET} GmbH")
-    end = graph.output[0].name
     graph.node.append(
         helper.make_node(
             f"{SECRET}Head",
-            [end],
+            [graph.output[0].name],
             [f"{SECRET}/done"],
             f"{SECRET}/head",
             domain=f"ai.{SECRET}",
@@ -69,14 +63,8 @@ def secretive() -> onnx.ModelProto:
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model with small constants in Constant nodes, as older exporters write them."""
     graph = model.graph
-    small = [t for t in graph.initializer if len(t.dims) < 2]
-    large = [t for t in graph.initializer if len(t.dims) >= 2]
-    nodes = [
-        helper.make_node("Constant", [], [t.name], f"Constant_{i}", value=t)
-        for i, t in enumerate(small)
-    ]
-    nodes += graph.node
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(large)
+    for i, tensor in enumerate([t for t in graph.initializer if len(t.dims) < 2]):
+        node = helper.make_node("Constant", [], [tensor.name], f"Constant_{i}", value=tensor)
+        graph.node.insert(i, node)
+        graph.initializer.remove(tensor)
     return model

@@ -1,5 +1,3 @@
-"""`qdqtool.extract`: valid small models with the findings of the whole model."""
-
 import gzip
 import json
 import os
@@ -9,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from onnx import helper, numpy_helper
@@ -40,7 +37,6 @@ YOLO = HOME / "yolo-resnet18-orin-trt8502" / "model.onnx.gz"
 
 
 def reports(prediction: qdqtool.Prediction, code: str) -> list[tuple[str, str, list[str]]]:
-    """Return node, severity and kinds of reasons of each finding with a code."""
     return [
         (f.node, str(f.severity), [type(c.reason).__name__ for c in f.causes])
         for f in prediction.findings
@@ -59,10 +55,9 @@ def node_names(proto: onnx.ModelProto) -> list[str]:
 
 def test_extract_finding_keeps_finding_and_outcomes() -> None:
     model = residual(3)
-    whole = qdqtool.predict(model)
     result = qdqtool.extract(model, finding="SKIP-FLOAT")
     onnx.checker.check_model(result.proto, full_check=True)
-    small = qdqtool.predict(result.proto)
+    whole, small = qdqtool.predict(model), qdqtool.predict(result.proto)
     assert reports(small, "SKIP-FLOAT") == reports(whole, "SKIP-FLOAT")[:1]
     assert outcome(small, "b1.c1") == outcome(whole, "b1.c1")
     names = node_names(result.proto)
@@ -93,8 +88,7 @@ def test_part_computes_what_the_whole_model_does() -> None:
     """The expected values are outputs of the whole model at the tensors of the cut."""
     model = residual(3)
     proto = qdqtool.extract(model, finding="SKIP-FLOAT").proto
-    inputs = [v.name for v in proto.graph.input]
-    outputs = [v.name for v in proto.graph.output]
+    inputs, outputs = ([v.name for v in ends] for ends in (proto.graph.input, proto.graph.output))
     image = np.random.default_rng(0).standard_normal((1, 8, 16, 16)).astype(np.float32)
     ends = [v.name for v in (*model.graph.output, *model.graph.input)]
     names = [t for t in (*inputs, *outputs) if t != "x"]
@@ -114,10 +108,8 @@ def test_part_keeps_nodes_constants_types_and_metadata() -> None:
     assert {p.key: p.value for p in proto.metadata_props} == {"stride": "32"}
     assert (proto.producer_name, proto.doc_string) == ("maker", "about it")
     assert (proto.ir_version, proto.opset_import) == (model.ir_version, model.opset_import)
-    order = node_names(model)
-    positions = [order.index(name) for name in node_names(proto)]
-    assert positions == sorted(positions)
-    assert list(proto.graph.node) == [model.graph.node[position] for position in positions]
+    names = node_names(proto)
+    assert list(proto.graph.node) == [n for n in model.graph.node if n.name in names]
     constants = {t.name: t for t in model.graph.initializer}
     assert all(t == constants[t.name] for t in proto.graph.initializer)
     values = {v.name: v for v in (*proto.graph.value_info, *proto.graph.input)}
@@ -131,8 +123,7 @@ def test_part_never_divides_a_pair(hops: int) -> None:
     proto = qdqtool.extract(residual(), node="b1.c1", hops=hops).proto
     quantized = {o for n in proto.graph.node for o in n.output if n.op_type == Q}
     assert quantized == {n.input[0] for n in proto.graph.node if n.op_type == DQ}
-    types = {v.type.tensor_type.elem_type for v in proto.graph.input}
-    assert types == {onnx.TensorProto.FLOAT}
+    assert {v.type.tensor_type.elem_type for v in proto.graph.input} == {onnx.TensorProto.FLOAT}
 
 
 def test_extract_leaves_the_model_and_repeats_itself() -> None:
@@ -156,110 +147,90 @@ def test_extract_between_tensors() -> None:
 
 
 SKIP = "SKIP-FLOAT"
-BAD_ARGUMENTS: dict[str, tuple[dict[str, object], Callable[[BaseException], bool], str]] = {
-    "none": ({}, has("missing-argument"), "`finding` `node` `inputs` `builder`"),
+BAD_ARGUMENTS: dict[str, tuple[dict[str, object], Callable[[BaseException], bool]]] = {
+    "none": ({}, has("missing-argument", "`finding`", "`node`", "`inputs`", "`builder`")),
     "code-unknown": (
         {"finding": "NOPE"},
-        has("unknown-choice", parameter="finding"),
-        "NOPE trt10",
+        has("unknown-choice", "NOPE", "trt10", parameter="finding"),
     ),
     "number-high": (
         {"finding": f"{SKIP}:9"},
-        has("out-of-range", parameter="finding"),
-        "SKIP-FLOAT:9 1",
+        has("out-of-range", "SKIP-FLOAT:9", "1", parameter="finding"),
     ),
     "number-zero": (
         {"finding": f"{SKIP}:0"},
-        has("out-of-range", parameter="finding"),
-        "SKIP-FLOAT:0 1",
+        has("out-of-range", "SKIP-FLOAT:0", "1", parameter="finding"),
     ),
     "number-word": (
         {"finding": f"{SKIP}:x"},
-        has("out-of-range", parameter="finding"),
-        "SKIP-FLOAT:x 1",
+        has("out-of-range", "SKIP-FLOAT:x", "1", parameter="finding"),
     ),
     "node-unknown": (
         {"node": "b1.c11"},
-        has("unknown-choice", parameter="node", node="b1.c11"),
-        "b1.c1",
+        has("unknown-choice", "b1.c1", parameter="node", node="b1.c11"),
     ),
-    "node-prefix": ({"node": "b1."}, has("unknown-choice", parameter="node", node="b1."), "13"),
+    "node-prefix": ({"node": "b1."}, has("unknown-choice", "13", parameter="node", node="b1.")),
     "tensor-unknown": (
         {"inputs": ["b1.c1"]},
-        has("unknown-choice", parameter="inputs", node="b1.c1"),
-        "tensor",
+        has("unknown-choice", "tensor", parameter="inputs", node="b1.c1"),
     ),
     "ends-exchanged": (
         {"inputs": ["b1.r1:0"], "outputs": ["b0.r1:0"]},
-        has("ends-exchanged", node="b0.r1:0"),
-        "'b1.r1:0'",
+        has("ends-exchanged", "'b1.r1:0'", node="b0.r1:0"),
     ),
     "ends-unconnected": (
         {"inputs": ["b0.skip.DQ:0"], "outputs": ["b0.r0:0"]},
-        has("ends-unconnected", node="b0.r0:0"),
-        "'b0.skip.DQ:0'",
+        has("ends-unconnected", "'b0.skip.DQ:0'", node="b0.r0:0"),
     ),
     "input-missing": (
         {"inputs": ["b1.r0:0"], "outputs": ["b1.r1:0"]},
-        has("missing-argument", parameter="inputs", node="x"),
-        "'b1.r1:0' `inputs`",
+        has("missing-argument", "'b1.r1:0'", "`inputs`", parameter="inputs", node="x"),
     ),
     "input-unused": (
         {"inputs": ["x", "b1.r1:0"], "outputs": ["b0.r1:0"]},
-        has("option-without-effect", parameter="inputs", node="b1.r1:0"),
-        "`inputs`",
+        has("option-without-effect", "`inputs`", parameter="inputs", node="b1.r1:0"),
     ),
-    "nothing-between": ({"outputs": ["x"]}, has("empty", path="model"), "no node"),
+    "nothing-between": ({"outputs": ["x"]}, has("empty", "no node", path="model")),
     "finding-and-inputs": (
         {"finding": SKIP, "inputs": ["x"]},
-        has("option-conflict", parameter="inputs"),
-        "`finding`",
+        has("option-conflict", "`finding`", parameter="inputs"),
     ),
     "finding-and-hops": (
         {"finding": SKIP, "hops": 2},
-        has("option-conflict", parameter="hops"),
-        "`finding`",
+        has("option-conflict", "`finding`", parameter="hops"),
     ),
-    "hops-alone": ({"hops": 2}, has("missing-argument", parameter="node"), "`hops`"),
+    "hops-alone": ({"hops": 2}, has("missing-argument", "`hops`", parameter="node")),
     "builder-and-check": (
         {"finding": SKIP, "builder": "trtexec", "check": "true"},
-        has("option-conflict", parameter="check"),
-        "`builder`",
+        has("option-conflict", "`builder`", parameter="check"),
     ),
-    "finding-empty": ({"finding": ""}, has("empty", parameter="finding"), "`finding`"),
-    "node-empty": ({"node": " "}, has("empty", parameter="node"), "`node`"),
+    "finding-empty": ({"finding": ""}, has("empty", "`finding`", parameter="finding")),
+    "node-empty": ({"node": " "}, has("empty", "`node`", parameter="node")),
     "says-alone": (
         {"finding": SKIP, "says": "pooling"},
-        has("missing-argument", parameter="check"),
-        "`says`",
+        has("missing-argument", "`says`", parameter="check"),
     ),
     "timeout-zero": (
         {"check": "true", "check_timeout": 0},
-        has("out-of-range", parameter="check_timeout"),
-        "check_timeout=0",
+        has("out-of-range", "check_timeout=0", parameter="check_timeout"),
     ),
-    "limit-zero": ({"finding": SKIP, "limit": 0}, has("out-of-range", parameter="limit"), "1"),
+    "limit-zero": ({"finding": SKIP, "limit": 0}, has("out-of-range", "1", parameter="limit")),
 }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected", "values"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS
-)
+@pytest.mark.parametrize(("arguments", "expected"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
 def test_extract_refuses_arguments(
-    arguments: dict[str, object], expected: Callable[[BaseException], bool], values: str
+    arguments: dict[str, object], expected: Callable[[BaseException], bool]
 ) -> None:
-    with pytest.raises(QdqtoolError, check=expected) as caught:
+    with pytest.raises(QdqtoolError, check=expected):
         qdqtool.extract(residual(), **arguments)  # type: ignore[arg-type]
-    message = str(caught.value)
-    assert "\n" not in message and all(value in message for value in values.split())
 
 
 def test_minimize_keeps_finding_and_outcomes() -> None:
     model = residual()
-    whole = qdqtool.predict(model)
     small = qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True)
     onnx.checker.check_model(small.proto, full_check=True)
-    prediction = qdqtool.predict(small.proto)
+    whole, prediction = qdqtool.predict(model), qdqtool.predict(small.proto)
     assert reports(prediction, "SKIP-FLOAT") == reports(whole, "SKIP-FLOAT")
     assert outcome(prediction, "b1.c1") == outcome(whole, "b1.c1")
     assert small.nodes[0] <= 12
@@ -275,6 +246,10 @@ def test_minimize_stops_at_the_limit() -> None:
     assert reports(result.prediction, "SKIP-FLOAT")
 
 
+def same_values(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
+    return np.array_equal(numpy_helper.to_array(a), numpy_helper.to_array(b))
+
+
 def save_with_weights(path: Path, weights: str) -> None:
     onnx.save(residual(), path, save_as_external_data=True, location=weights, size_threshold=0)
 
@@ -283,11 +258,9 @@ def test_external_weights_are_read(tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     save_with_weights(model, "weights.bin")
     tensors = qdqtool.extract(model, node="b1.c1", hops=1).proto.graph.initializer
-    constants = {t.name: numpy_helper.to_array(t) for t in residual().graph.initializer}
-    assert len(tensors) > 5
-    for tensor in tensors:
-        assert not tensor.external_data
-        np.testing.assert_array_equal(numpy_helper.to_array(tensor), constants[tensor.name])
+    constants = {t.name: t for t in residual().graph.initializer}
+    assert len(tensors) > 5 and not any(tensor.external_data for tensor in tensors)
+    assert all(same_values(t, constants[t.name]) for t in tensors)
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ModelError, match=r"weights\.bin"):
         qdqtool.extract(model, node="b1.c1", hops=1)
@@ -330,12 +303,10 @@ def test_extract_keeps_plugin_and_type_of_inputs() -> None:
 
 
 def output_of(model: onnx.ModelProto) -> str:
-    name: str = model.graph.output[0].name
-    return name
+    return str(model.graph.output[0].name)
 
 
 def append_node(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
-    """Append a node whose output becomes the output of the model."""
     model.graph.node.append(node)
     model.graph.output[0].name = node.output[0]
     if node.domain:
@@ -354,7 +325,6 @@ def test_extract_several_findings() -> None:
 
 @pytest.fixture
 def sketches(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """Return the node names of each part that trimming predicts."""
     parts: list[set[str]] = []
     sketch = ModelCutter.sketch_model
 
@@ -384,8 +354,7 @@ def test_trimming_predicts_no_part_without_nodes_of_the_finding(sketches: list[s
     for i in range(2):
         end = output_of(proto)
         append_node(proto, helper.make_node("Relu", [end], [f"{end}r"], f"relu{i}"))
-    result = extract(proto, node="n4", target="trt8.5")
-    needed = result.shown.required_nodes()
+    needed = extract(proto, node="n4", target="trt8.5").shown.required_nodes()
     assert needed == {n.name for n in proto.graph.node[7:] if n.op_type == Q}
     assert sketches and all(needed <= names for names in sketches)
 
@@ -441,13 +410,11 @@ def test_minimize_removes_large_weights_first(g: Graph, monkeypatch: pytest.Monk
 
 def test_shrinker_keeps_values_of_large_weights_at_first(g: Graph) -> None:
     model = g.model(g.relu(g.conv(g.input(1, 64, 8, 8), "conv", 64, scale=0.05), "r"))
-    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    values = {t.name: t for t in model.graph.initializer}
     tried: list[onnx.ModelProto] = []
     ModelShrinker(model, lambda proto: not tried.append(proto), limit=3).run()  # type: ignore[func-returns-value]
     tensors = [tensor for proto in tried for tensor in proto.graph.initializer]
-    assert tensors
-    for tensor in tensors:
-        np.testing.assert_array_equal(numpy_helper.to_array(tensor), values[tensor.name])
+    assert tensors and all(same_values(t, values[t.name]) for t in tensors)
 
 
 Parts = tuple[qdqtool.Extraction, qdqtool.Extraction]
@@ -455,11 +422,11 @@ Parts = tuple[qdqtool.Extraction, qdqtool.Extraction]
 
 @pytest.fixture(scope="module")
 def parts() -> Parts:
-    """Return the same part, plain and private."""
-    plain, private = (
-        qdqtool.extract(secretive(), outputs=[f"{SECRET}/done"], private=p) for p in (False, True)
+    outputs = [f"{SECRET}/done"]
+    return (
+        qdqtool.extract(secretive(), outputs=outputs),
+        qdqtool.extract(secretive(), outputs=outputs, private=True),
     )
-    return plain, private
 
 
 def test_private_part_has_no_original_text(parts: Parts) -> None:
@@ -471,7 +438,6 @@ def test_private_part_has_no_original_text(parts: Parts) -> None:
 
 def test_private_part_has_the_same_prediction(parts: Parts) -> None:
     plain, private = parts
-    assert private.private is not None
     names = private.private.names
     assert len(set(names.values())) == len(names)
     before, after = plain.prediction, qdqtool.predict(private.proto)
@@ -486,7 +452,6 @@ def test_private_part_has_the_same_prediction(parts: Parts) -> None:
 
 def test_private_part_has_the_same_structure(parts: Parts) -> None:
     plain, private = parts
-    assert private.private is not None
     names = private.private.names
     for before, after in zip(plain.proto.graph.node, private.proto.graph.node, strict=True):
         assert [names.get(t, t) for t in before.input] == list(after.input)
@@ -508,12 +473,8 @@ def test_private_scales_differ_and_stay_equal_to_each_other(parts: Parts) -> Non
 
 
 def test_private_weights_differ(parts: Parts) -> None:
-    tensors = [part.proto.graph.initializer for part in parts]
-    weights = [
-        (numpy_helper.to_array(a), numpy_helper.to_array(b))
-        for a, b in zip(*tensors, strict=True)
-        if len(a.dims) == 4
-    ]
+    old, new = (map(numpy_helper.to_array, part.proto.graph.initializer) for part in parts)
+    weights = [pair for pair in zip(old, new, strict=True) if pair[0].ndim == 4]
     assert len(weights) > 4
     for before, after in weights:
         assert np.mean(before == after) < 0.01
@@ -521,10 +482,8 @@ def test_private_weights_differ(parts: Parts) -> None:
 
 
 def test_private_weights_have_the_range_of_their_scales() -> None:
-    def ranges(private: bool) -> list[npt.NDArray[np.float64]]:
-        """Return the least and largest quotient of weights and scale, per channel."""
-        proto = qdqtool.extract(residual(), node="b0.c1", hops=2, private=private).proto
-        model = Model(proto)
+    def ranges(private: bool) -> list[np.ndarray]:
+        model = Model(qdqtool.extract(residual(), node="b0.c1", hops=2, private=private).proto)
         quotients = [
             (value / np.reshape(read_params(model, q).scale, (-1, 1, 1, 1))).reshape(len(value), -1)
             for q in quantizers(model)
@@ -599,7 +558,6 @@ def test_private_concat_scales_differ_in_the_same_order() -> None:
 
 
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
-    """Return a network that ends in a custom operator."""
     model = residual(1)
     ends = [output_of(model)], ["done"]
     append_node(model, helper.make_node(op, *ends, "head", domain=domain, **attributes))
@@ -644,12 +602,10 @@ def test_private_tensor_in_attribute_differs_next_to_resize_with_unset_input() -
     table = np.linspace(1.1, 9.3, 12, dtype=np.float32)
     model = with_head(table=numpy_helper.from_array(table, "table"))
     model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
-    resize = helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
-    append_node(model, resize)
+    append_node(model, helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize"))
     proto = qdqtool.extract(model, outputs=["resized"], private=True).proto
-    attributes = [a for n in proto.graph.node for a in n.attribute if a.HasField("t")]
-    assert len(attributes) == 1
-    assert np.isin(numpy_helper.to_array(attributes[0].t), table).sum() <= 2
+    (attribute,) = (a for n in proto.graph.node for a in n.attribute if a.HasField("t"))
+    assert np.isin(numpy_helper.to_array(attribute.t), table).sum() <= 2
 
 
 def test_private_attributes_keep_only_public_words() -> None:
@@ -657,8 +613,7 @@ def test_private_attributes_keep_only_public_words() -> None:
     conv = next(n for n in model.graph.node if n.op_type == "Conv")
     attributes = {"acme_note": 1.0, "mode": "acme way", "auto_pad": "NOTSET"}
     conv.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
-    result = qdqtool.extract(model, node=conv.name, hops=1, private=True)
-    data = result.proto.SerializeToString()
+    data = qdqtool.extract(model, node=conv.name, hops=1, private=True).proto.SerializeToString()
     assert b"acme" not in data and b"NOTSET" in data
 
 
@@ -668,9 +623,8 @@ def test_private_slopes_with_one_value_per_channel_differ() -> None:
     slopes = np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(slopes, "slopes"))
     append_node(model, helper.make_node("PRelu", [output_of(model), "slopes"], ["done"], "prelu"))
-    tensors = extract_head(model).graph.initializer
-    floats = [t for t in tensors if t.data_type == onnx.TensorProto.FLOAT]
-    values = np.concatenate([numpy_helper.to_array(t).reshape(-1) for t in floats])
+    tensors = map(numpy_helper.to_array, extract_head(model).graph.initializer)
+    values = np.concatenate([t.reshape(-1) for t in tensors if t.dtype == np.float32])
     assert np.isin(slopes, values).sum() <= 2
 
 
@@ -683,15 +637,13 @@ def test_private_functions_are_inlined() -> None:
         helper.make_node("Constant", [], ["AcmeC"], "AcmeConstant", value=constant),
         helper.make_node("Mul", ["AcmeR", "AcmeC"], ["AcmeY"], "AcmeMul"),
     ]
+    ends = ["AcmeX"], ["AcmeY"]
     opsets = list(model.opset_import[:1])
-    model.functions.append(
-        helper.make_function("acme.fn", "AcmeBlock", ["AcmeX"], ["AcmeY"], nodes, opsets)
-    )
+    model.functions.append(helper.make_function("acme.fn", "AcmeBlock", *ends, nodes, opsets))
     proto = extract_head(model)
     assert b"cme" not in proto.SerializeToString() and not proto.functions
     (constant,) = (n for n in proto.graph.node if n.op_type == "Constant")
-    new = numpy_helper.to_array(constant.attribute[0].t)
-    assert np.isin(new, table).sum() <= 2
+    assert np.isin(numpy_helper.to_array(constant.attribute[0].t), table).sum() <= 2
 
 
 def test_private_part_may_have_nodes_without_a_name() -> None:
@@ -700,7 +652,6 @@ def test_private_part_may_have_nodes_without_a_name() -> None:
     for node in model.graph.node:
         node.name = node.name if node.op_type == "Conv" else ""
     result = qdqtool.extract(model, finding="INPUT-CONVERSION", private=True)
-    assert result.private is not None
     assert [f.node for f in result.whole.findings if f.node.startswith("node_of_")] == [
         "node_of_stem.in.Q:0"
     ]
@@ -723,7 +674,6 @@ def test_private_layer_of_two_nodes_has_both_new_names(g: Graph) -> None:
     layers = [f.node for f in qdqtool.predict(model).findings if " + " in f.node]
     assert layers == ["acme.second.DQ + acme.joined.Q_clone_0"]
     result = qdqtool.extract(model, outputs=ends, private=True)
-    assert result.private is not None
     names = result.private.names
     layer = f"{names['acme.second.DQ']} + {names['acme.joined.Q']}_clone_0"
     assert [f.node for f in result.prediction.findings if " + " in f.node] == [layer]

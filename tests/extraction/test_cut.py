@@ -1,5 +1,3 @@
-"""Cutting a part out of a model."""
-
 import qdqtool
 from tests.extraction.networks import residual
 

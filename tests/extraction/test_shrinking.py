@@ -1,5 +1,3 @@
-"""Shrink a part while a check still holds."""
-
 from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
@@ -69,7 +67,6 @@ def test_minimize_keeps_values_of_a_long_vector_of_sizes(g: Graph) -> None:
 
 
 def break_relu(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield candidates that onnx rejects and that copy no weights."""
     for _ in range(100):
         candidate = deepcopy(proto)
         candidate.graph.node[1].op_type = "Relu"  # has two inputs
@@ -172,8 +169,7 @@ def inferred_shapes(model: onnx.ModelProto) -> list[list[int]]:
 
 
 def test_reductions_begin_with_the_smallest_sizes() -> None:
-    channels = reductions.reduce_channels(residual(), lambda tensor: tensor)
-    assert inferred_shapes(next(channels)) == [
+    assert inferred_shapes(next(reductions.reduce_channels(residual(), lambda tensor: tensor))) == [
         [1, 1, 16, 16],
         [1, 1, 16, 16],
     ]

@@ -7,9 +7,7 @@ import numpy as np
 import onnx
 from ml_dtypes import int4
 
-from qdqtool.prediction import predict
-from qdqtool.reasons.finding import Finding
-from qdqtool.trt.result import Prediction
+from qdqtool import Finding, Prediction, predict
 from tests.trt.builder import Graph
 
 
@@ -22,12 +20,10 @@ def _end(g: Graph, x: str, scale: float | None = 0.05, name: str = "end") -> onn
 
 
 def ones(g: Graph, *shape: int, dtype: Any = np.float32) -> str:
-    """Return constant weights, [16, 16, 1, 1] by default."""
     return g.const("w", np.ones(shape or (16, 16, 1, 1)), dtype)
 
 
 def weighted(g: Graph, weights: str, name: str = "c", **attributes: Any) -> str:
-    """Return a 1x1 convolution of a quantized input with given weights."""
     return g.op(
         "Conv",
         [g.pair(g.input(1, 16, 8, 8), "in"), weights],
@@ -183,14 +179,12 @@ def output_type(g: Graph) -> onnx.ModelProto:
 
 
 def stem_before_pool(g: Graph, is_between: bool = True) -> onnx.ModelProto:
-    """Return a stem with MaxPool, optionally with Q/DQ between convolution and Relu."""
     x = g.conv(g.input(1, 3, 64, 64), "stem", 16, k=7, stride=2)
     x = g.relu(g.pair(x, "inner", 0.1) if is_between else x, "r")
     return g.model(g.conv(g.pool(x, "pool", k=3), "c", 16))
 
 
 def attention(head_size: int) -> onnx.ModelProto:
-    """Return the scores of an attention with Q/DQ on both inputs, and their Softmax."""
     g = Graph()
     q, k = g.input(1, 4, 64, head_size), g.input(1, 4, head_size, 64, name="k")
     scores = g.op(
@@ -284,7 +278,6 @@ def concat(scales: tuple[float, ...], behind: float) -> onnx.ModelProto:
 
 
 def split(inner: float, outer: float) -> onnx.ModelProto:
-    """Return a convolution of a tensor and one of its first half, each with a scale."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 32), "r0")
     whole = g.conv(x, "whole", 16, scale=outer)
@@ -294,6 +287,5 @@ def split(inner: float, outer: float) -> onnx.ModelProto:
 def outcome(
     proto: onnx.ModelProto, target: str = "trt8.5"
 ) -> tuple[Prediction, dict[str, Finding]]:
-    """Return a prediction, and its last finding of each code."""
     prediction = predict(proto, target)
     return prediction, {f.code: f for f in prediction.findings}

@@ -1,5 +1,3 @@
-"""Reasons of convolutions that are not INT8 to INT8, and of remaining conversions."""
-
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,27 +22,22 @@ R = TypeVar("R")
 
 
 def cause(finding: Finding) -> Any:
-    """Return the reason that decided."""
     return finding.causes[0].reason
 
 
 def reasons(finding: Finding) -> list[Any]:
-    """Return the reasons that decided and those that explain them."""
     return [reason for c in finding.causes for reason in (c.reason, *c.also)]
 
 
 def cause_of(kind: type[R], finding: Finding) -> R:
-    """Return the first reason of a kind."""
     return next(reason for reason in reasons(finding) if isinstance(reason, kind))
 
 
 def names(finding: Finding) -> set[str]:
-    """Return the names in the reasons."""
     return {name for reason in reasons(finding) for name in reason.names()}
 
 
 def quantized_reader(g: Graph, x: str, name: str = "next", scale: float = 0.05) -> str:
-    """Add a quantized convolution, so that the tensor before it has a Q."""
     return g.conv(x, name, 16, scale=scale)
 
 
@@ -55,7 +48,6 @@ def residual(
     activation: bool = False,
     relu: bool = True,
 ) -> onnx.ModelProto:
-    """Return conv0, relu, conv1, conv2, an Add of the input of conv1, and a quantized convolution."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
     data = g.pair(x, "skip" if skip == "shared" else "c1.in", 0.07)
@@ -117,8 +109,7 @@ def test_pair_inside_silu_is_reported(g: Graph, gate: bool) -> None:
     s = g.op("Sigmoid", inside, "sig")
     m = g.op("Mul", [inside, g.pair(s, "gate", 0.008) if gate else s], "mul")
     finding = outcome(g.model(quantized_reader(g, m)))[1]["SILU-INNER-Q"]
-    assert finding.node == ("gate.Q" if gate else "in1.Q")
-    assert finding.convolutions == ["c0"]
+    assert (finding.node, finding.convolutions) == ("gate.Q" if gate else "in1.Q", ["c0"])
 
 
 @pytest.mark.parametrize(("weights", "code"), [("float", "NOT-QUANTIZED"), ("qdq", "IN-FLOAT")])
@@ -133,8 +124,7 @@ def test_convolution_of_a_float_input_is_reported(g: Graph, weights: str, code: 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_dq_shared_by_matrix_products_is_reported(g: Graph, own: bool) -> None:
-    x = g.op("Flatten", g.conv(g.input(1, 16, 1, 1), "c", 4), "f")
-    first = g.pair(x, "p", 0.05)
+    first = g.pair(g.op("Flatten", g.conv(g.input(1, 16, 1, 1), "c", 4), "f"), "p", 0.05)
     second = g.dq(g.nodes[-1].input[0], "own.DQ", 0.05) if own else first
     products = {"one": first, "two": second}
     for name, data in products.items():
@@ -151,7 +141,7 @@ def test_dq_shared_by_matrix_products_is_reported(g: Graph, own: bool) -> None:
 def test_input_conversion_is_reported(g: Graph) -> None:
     prediction, findings = outcome(g.model(g.conv(g.input(1, 3, 16, 16), "c", 16)))
     finding = findings["INPUT-CONVERSION"]
-    assert finding.values == 3 * 16 * 16 and cause(finding).tensor == "x"
+    assert (finding.values, cause(finding).tensor) == (3 * 16 * 16, "x")
     assert prediction.conversions == 1
 
 
@@ -200,10 +190,8 @@ def test_float_residual_whose_sum_stays_float_names_its_consumers(g: Graph) -> N
     y = g.add(g.conv(g.relu(g.bn(x, "b0"), "r0"), "c1", 16), x, "sum")
     g.conv(g.relu(g.bn(y, "b1"), "r1"), "c2", 16)
     finding = outcome(g.model("c2:0"))[1]["SKIP-FLOAT"]
-    readers = cause_of(ResidualFloat, finding).consumers
-    assert finding.node == "sum" and [(r.node, r.kind) for r in readers] == [
-        ("b1", ConsumerKind.OP)
-    ]
+    (reader,) = cause_of(ResidualFloat, finding).consumers
+    assert (finding.node, reader.node, reader.kind) == ("sum", "b1", ConsumerKind.OP)
     readers = cause_of(ResidualFloat, outcome(residual())[1]["SKIP-FLOAT"]).consumers
     assert {r.kind for r in readers} == {ConsumerKind.Q}
 
@@ -215,15 +203,15 @@ def test_reduce_mean_is_a_pooling_only_with_keepdims(g: Graph, keepdims: int) ->
     x = g.op("Flatten", x, "flat") if keepdims else x
     prediction, findings = outcome(g.model(g.gemm(x, "fc", 16)))
     assert prediction.conversions == (1 if keepdims else 3)
-    causes = [cause(findings[code]) for code in findings if code == "POOL-FLOAT"]
-    assert [type(c) for c in causes] == ([] if keepdims else [ReduceNotPooling])
+    causes = [type(cause(findings[code])) for code in findings if code == "POOL-FLOAT"]
+    assert causes == ([] if keepdims else [ReduceNotPooling])
 
 
 @pytest.mark.parametrize("quantized", [True, False])
 def test_reduce_mean_advice_names_only_an_existing_pair(g: Graph, quantized: bool) -> None:
     x = g.conv(g.input(1, 16, 8, 8), "c0", 16)
-    x = g.pair(x, "gap") if quantized else x
-    x = g.op("ReduceMean", x, "mean", axes=[2, 3], keepdims=0)
+    pooled = g.pair(x, "gap") if quantized else x
+    x = g.op("ReduceMean", pooled, "mean", axes=[2, 3], keepdims=0)
     finding = outcome(g.model(g.gemm(x, "fc", 16)))[1]["POOL-FLOAT"]
     assert "GlobalAveragePool" in finding.fix
     assert ("remove the Q/DQ pair" in finding.fix) == quantized
@@ -256,10 +244,9 @@ def test_layer_norm_needs_a_pair_for_int8_before_it(quantized: bool) -> None:
     x = g.op("LayerNormalization", [x, g.const("gamma", np.ones(32))], "ln")
     prediction, findings = outcome(g.model(x))
     assert prediction.convolution("c0").int8_in_int8_out is quantized
-    readers = [
-        r.node for f in findings.values() if f.code == "OUT-FLOAT" for r in cause(f).consumers
-    ]
-    assert readers == ([] if quantized else ["ln"])
+    assert ("OUT-FLOAT" in findings) is not quantized
+    if not quantized:
+        assert [r.node for r in cause(findings["OUT-FLOAT"]).consumers] == ["ln"]
 
 
 def test_finding_of_many_convolutions_takes_linear_time() -> None:
@@ -291,14 +278,12 @@ def test_consumers_with_different_scales_are_reported(g: Graph) -> None:
     prediction, findings = outcome(g.model(*ends))
     scales = {r.node: r.scale for r in cause(findings["SIBLING-SCALE"]).consumers}
     assert scales == pytest.approx({"a.in.Q": 0.02, "b.in.Q": 0.05})
-    bits = f"{np.log2(2.5):.1f} bits"
-    advice = f"Use one scale for all, 0.05 (the smallest range loses {bits})."
+    advice = "Use one scale for all, 0.05 (the smallest range loses 1.3 bits)."  # log2(2.5)
     assert advise_common_scale([0.02, 0.05]) == advice
     assert prediction.conversions == 3  # of the input and of each consumer
 
 
 def attention(consumer: str, between: str | None) -> onnx.ModelProto:
-    """Return a quantized Softmax output, one more operator and a consumer."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 4, 16, 16), "soft", axis=-1)
     if between == "Reshape":
@@ -402,8 +387,7 @@ def test_cast_after_dq_decides_the_float_type(weights: str, int8: bool) -> None:
     w = g.op("QuantizeLinear", [g.const("w", np.ones((16, 16, 1, 1)), kind), scale, zero], "wq.Q")
     w = g.op("DequantizeLinear", [w, scale, zero], "wq.DQ")
     w = g.op("Cast", w, "weights", to=10) if weights == "cast" else w
-    model = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
-    prediction, findings = outcome(model, "trt11")
+    prediction, findings = outcome(g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1])), "trt11")
     assert prediction.convolution("c").is_int8 is int8
     assert ("FLOAT-MIXED" in findings) is not int8
 
@@ -423,8 +407,7 @@ def test_float_inputs_of_two_types_are_reported(data: type, weights: type) -> No
 def test_pooling_with_two_scales_is_reported(g: Graph, outer: float, reported: bool) -> None:
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
     a = g.conv(x, "direct", 16, scale=outer)
-    b = g.conv(g.pool(x, "pool"), "pooled", 16, scale=0.05)
-    _, findings = outcome(g.model(a, b))
+    _, findings = outcome(g.model(a, g.conv(g.pool(x, "pool"), "pooled", 16, scale=0.05)))
     assert ("POOL-SCALE" in findings) is reported
     if reported:
         readers = {r.node: r.scale for r in cause(findings["POOL-SCALE"]).consumers}
@@ -434,13 +417,9 @@ def test_pooling_with_two_scales_is_reported(g: Graph, outer: float, reported: b
 def test_concat_with_different_scales_is_reported() -> None:
     finding = outcome(concat((0.0213, 0.0213, 0.048), 0.048))[1]["CONCAT-SCALE"]
     reason = cause_of(ConcatScales, finding)
-    assert finding.node == "join" and {"c0", "c1"} <= set(finding.convolutions)
-    assert "c2" not in finding.convolutions
+    assert finding.node == "join" and set(finding.convolutions) & {"c0", "c1", "c2"} == {"c0", "c1"}
     assert reason.parts == pytest.approx((0.0213, 0.0213, 0.048))
     assert reason.output_scale == pytest.approx(0.048)
-
-
-def test_concat_with_one_scale_has_no_finding() -> None:
     prediction, findings = outcome(concat((0.048, 0.048, 0.048), 0.048))
     assert "CONCAT-SCALE" not in findings and prediction.conversions == 1
 
@@ -466,10 +445,9 @@ def test_concat_of_pairs_names_the_scale_after_it(g: Graph) -> None:
     b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
     model = g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2))
     reason = cause_of(ConcatScales, outcome(model)[1]["CONCAT-SCALE"])
-    assert min(reason.parts) == pytest.approx(0.05) and reason.output_scale == pytest.approx(0.2)
-    assert "loses 2.0 bits" in advise_common_scale(
-        [*reason.parts, reason.output_scale]
-    )  # log2(0.2 / 0.05)
+    scales = [*reason.parts, reason.output_scale]
+    assert (min(scales), reason.output_scale) == pytest.approx((0.05, 0.2))
+    assert "loses 2.0 bits" in advise_common_scale(scales)  # log2(0.2 / 0.05)
 
 
 def test_concat_names_the_quantizers_of_its_pairs(g: Graph) -> None:

@@ -6,10 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.prediction import check_activations, predict
-from qdqtool.timing.on_gpu import predict_on_gpu
-from qdqtool.timing.options import TimingOptions
-from qdqtool.trt.result import Prediction
+import qdqtool
+from qdqtool.prediction import check_activations
 from tests.findings.graphs import GRAPHS, attention, ones, split, stem_before_pool, weighted
 from tests.findings.lint.test_bfloat16 import quantized
 from tests.findings.test_producers import on_a_wrong_axis
@@ -61,41 +59,35 @@ def output_weights() -> onnx.ModelProto:
     return g.model(weighted(g, w), w)
 
 
-def with_data(scale: float, largest: float) -> Prediction:
-    """Predict a pair with a scale, checked with normal values up to the largest."""
+def with_data(scale: float, largest: float) -> qdqtool.Prediction:
     g = Graph()
     model = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=scale))
     values = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
     values[0, 0, 0, 0] = largest
-    prediction = predict(model, "trt8.5")
+    prediction = qdqtool.predict(model, "trt8.5")
     check_activations(model, prediction, [{"x": values}])
     return prediction
 
 
 def fp8(**options: int) -> onnx.ModelProto:
-    """Return a convolution of FP8."""
     g = Graph(opset=19, fp8=True)
     return g.model(g.conv(g.input(1, 32, 8, 8), "c", 32, **options))
 
 
 def grouped(channels: int) -> onnx.ModelProto:
-    """Return a convolution with two groups of some channels."""
     g = Graph()
     x = g.op("Neg", g.input(1, 2 * channels, 8, 8), "n")
     return g.model(g.conv(x, "c", 2 * channels, groups=2))
 
 
-def on_gpu(sm: str) -> Prediction:
-    """Predict a depthwise convolution in INT8, a SiLU and a float convolution on a GPU."""
+def on_gpu(sm: str) -> qdqtool.Prediction:
     g = Graph()
     x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
-    return predict_on_gpu(
-        g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", TimingOptions(sm=sm)
-    )[0]
+    model = g.model(g.conv(x, "b", 32, scale=None, weights="float"))
+    return qdqtool.predict(model, "trt8.5", sm=sm)
 
 
 def placeholders(first: float = 0.1) -> onnx.ModelProto:
-    """Return four convolutions whose activations and weights have one scale."""
     g = Graph()
     x = g.input(1, 16, 16, 16)
     for number in range(4):
@@ -106,61 +98,63 @@ def placeholders(first: float = 0.1) -> onnx.ModelProto:
     return g.model(x)
 
 
-NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "ACT-INNER-Q": lambda: after_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
-    "CONST-FP16": lambda: after_convolution(
-        lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
-    ),
-    "EINSUM-FLOAT": lambda: after_pair(
-        lambda g, x: g.op(
-            "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"
-        )
-    ),
-    "HEAD-SCORE": yolo_head,
-    "SCALE-UNIFORM": placeholders,
-    "KERNEL-LARGE": large_kernel,
-    "POOL-MIXED": pool_with_two_consumers,
-    "NORM-PIECES": lambda: add_pairs(vit(pieces=True), "b0.res1"),
-    "RESIDUAL-STREAM": lambda: add_pairs(vit(pieces=True), "b0.res1"),
-    "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
-    "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
-    "QOPERATOR": lambda: after_pair(
-        lambda g, x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
-    ),
-    "SILU-NO-Q-AFTER": lambda: after_convolution(
-        lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
-    ),
-    "SPLIT-SCALE": lambda: split(0.02, 0.05),
-    "W-Q-OUTPUT": output_weights,
-}
-PREDICTIONS: dict[str, Callable[[], Prediction]] = {
-    "ATT-HEAD": lambda: predict(attention(64), "trt10"),
-    "GROUP-KERNELS": lambda: predict(grouped(24), "trt10"),
-    "STEM-POOL": lambda: predict(GRAPHS["stem-before-pool"](), "trt10"),
-    "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
-    "FLOAT-SM75": lambda: predict_on_gpu(of_two(), "rtx1.7", TimingOptions(sm="75"))[0],
-    "ACT-SCALE": lambda: with_data(1.0, 3.0),
-    "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
-    "FP8-GPU": lambda: predict_on_gpu(fp8(), "trt10", TimingOptions(sm="8.6"))[0],
-    "FP8-SLOW": lambda: predict(fp8(groups=32), "trt10"),
-    "GPU-DP4A": lambda: on_gpu("6.1"),
-    "GPU-FUSION": lambda: on_gpu("6.1"),
-    "GPU-NO-INT8": lambda: on_gpu("6.0"),
-    "GPU-NO-FP16": lambda: on_gpu("6.1"),
-    "GPU-NO-BF16": lambda: predict_on_gpu(quantized(), "trt10", TimingOptions(sm="7.5"))[0],
-    "GPU-VERSION": lambda: on_gpu("12.0"),
-    "GPU-JETSON": lambda: on_gpu("AGX Orin"),
-    "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
-}
-
-
-@pytest.mark.parametrize(("code", "make"), NETWORKS.items())
+@pytest.mark.parametrize(
+    ("code", "make"),
+    {
+        "ACT-INNER-Q": lambda: after_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
+        "CONST-FP16": lambda: after_convolution(
+            lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
+        ),
+        "EINSUM-FLOAT": lambda: after_pair(
+            lambda g, x: g.op(
+                "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"
+            )
+        ),
+        "HEAD-SCORE": yolo_head,
+        "SCALE-UNIFORM": placeholders,
+        "KERNEL-LARGE": large_kernel,
+        "POOL-MIXED": pool_with_two_consumers,
+        "NORM-PIECES": lambda: add_pairs(vit(pieces=True), "b0.res1"),
+        "RESIDUAL-STREAM": lambda: add_pairs(vit(pieces=True), "b0.res1"),
+        "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
+        "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
+        "QOPERATOR": lambda: after_pair(
+            lambda g, x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
+        ),
+        "SILU-NO-Q-AFTER": lambda: after_convolution(
+            lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
+        ),
+        "SPLIT-SCALE": lambda: split(0.02, 0.05),
+        "W-Q-OUTPUT": output_weights,
+    }.items(),
+)
 def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
-    assert code in predict(make(), "trt8.5").findings_by_code()
+    assert code in qdqtool.predict(make(), "trt8.5").findings_by_code()
 
 
-@pytest.mark.parametrize(("code", "make"), PREDICTIONS.items())
-def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction]) -> None:
+@pytest.mark.parametrize(
+    ("code", "make"),
+    {
+        "ATT-HEAD": lambda: qdqtool.predict(attention(64), "trt10"),
+        "GROUP-KERNELS": lambda: qdqtool.predict(grouped(24), "trt10"),
+        "STEM-POOL": lambda: qdqtool.predict(GRAPHS["stem-before-pool"](), "trt10"),
+        "FLOAT-MIXED": lambda: qdqtool.predict(GRAPHS["float-types"](), "trt11"),
+        "FLOAT-SM75": lambda: qdqtool.predict(of_two(), "rtx1.7", sm="75"),
+        "ACT-SCALE": lambda: with_data(1.0, 3.0),
+        "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
+        "FP8-GPU": lambda: qdqtool.predict(fp8(), "trt10", sm="8.6"),
+        "FP8-SLOW": lambda: qdqtool.predict(fp8(groups=32), "trt10"),
+        "GPU-DP4A": lambda: on_gpu("6.1"),
+        "GPU-FUSION": lambda: on_gpu("6.1"),
+        "GPU-NO-INT8": lambda: on_gpu("6.0"),
+        "GPU-NO-FP16": lambda: on_gpu("6.1"),
+        "GPU-NO-BF16": lambda: qdqtool.predict(quantized(), "trt10", sm="7.5"),
+        "GPU-VERSION": lambda: on_gpu("12.0"),
+        "GPU-JETSON": lambda: on_gpu("AGX Orin"),
+        "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
+    }.items(),
+)
+def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], qdqtool.Prediction]) -> None:
     assert code in make().findings_by_code()
 
 
@@ -174,4 +168,4 @@ def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction
     ],
 )
 def test_similar_network_has_no_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
-    assert code not in predict(make(), "trt10").findings_by_code()
+    assert code not in qdqtool.predict(make(), "trt10").findings_by_code()

@@ -1,5 +1,3 @@
-"""Warnings and errors of TensorRT are recognized by their wording."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +6,6 @@ from qdqtool.findings.codes import CODES
 from qdqtool.findings.errors import (
     KNOWN_ERRORS,
     NODE_KINDS,
-    KnownError,
     explain_messages,
     lookup,
     parse_error,
@@ -17,12 +14,6 @@ from qdqtool.findings.errors import (
 )
 from tests.growth_factor import LINEAR, growth_factor
 from tests.tables import rows
-
-
-def explain(text: str) -> KnownError:
-    error = lookup(text)
-    assert error is not None
-    return error
 
 
 @pytest.mark.parametrize(
@@ -53,7 +44,7 @@ def test_known_errors_have_title_cause_fix_and_source() -> None:
 @pytest.mark.parametrize(("name", "text"), rows("messages.tsv"))
 def test_lookup_finds_messages_that_users_reported(name: str, text: str) -> None:
     """An entry that matches too much would hide the entries after it."""
-    assert explain(f"[11/21/2026-12:00:00] [E] [TRT] {text}").id == name
+    assert lookup(f"[11/21/2026-12:00:00] [E] [TRT] {text}").id == name
 
 
 @pytest.mark.parametrize("prefix", ["", "Error[3]: ITensor::setInput: "])
@@ -74,12 +65,12 @@ def test_lookup_knows_the_errors_that_findings_quote(prefix: str) -> None:
     ],
 )
 def test_unknown_error_proposes_its_words_as_search(text: str, search: str) -> None:
-    error = explain(text)
+    error = lookup(text)
     assert error.id == "unknown-error" and search in error.unknown
 
 
 def test_lookup_explains_unknown_parser_error_by_its_form() -> None:
-    error = explain("In node 7 (parseNode): UNSUPPORTED_NODE: Foo is not there.")
+    error = lookup("In node 7 (parseNode): UNSUPPORTED_NODE: Foo is not there.")
     assert error.id == "unknown-error" and "the ONNX parser" in error.title
     assert "UNSUPPORTED_NODE: Foo is not there." in error.cause
 
@@ -114,7 +105,7 @@ NODE = "[optimizer.cpp::computeCosts] Error Code 10: Internal Error (Could not f
 )
 def test_lookup_advises_by_the_kind_of_node(node: str, kind: str, advice: str) -> None:
     """A quantized convolution gets the advice of the entry itself."""
-    named, error = parse_missing_kernel(NODE.format(node)), explain(NODE.format(node))
+    named, error = parse_missing_kernel(NODE.format(node)), lookup(NODE.format(node))
     assert named is not None and (named.kind.id, error.id) == (kind, "no-implementation")
     entry = next(entry for entry in KNOWN_ERRORS if entry.id == error.id)
     assert error.fix == (NODE_KINDS[advice] if advice else entry).fix
@@ -166,7 +157,7 @@ def test_unknown_error_is_described_by_its_form(
     form = parse_error(text)
     assert (form.part, form.code, form.function) == (part, code, function)
     assert form.condition == condition
-    error = explain(text)
+    error = lookup(text)
     assert error.id == "unknown-error" and error.unknown.startswith("The cause")
     assert part in error.title and condition in error.cause
 
@@ -185,18 +176,20 @@ def test_unknown_error_is_described_by_its_form(
     ],
 )
 def test_lookup_reports_every_marked_line(text: str, severity: str) -> None:
-    error = explain(text)
+    error = lookup(text)
     assert error.severity == severity and error.id == f"unknown-{severity}"
     assert "These words are new" in error.unknown
 
 
 # `st.text()` would build a table of all characters first.
-CHARACTERS = (st.integers(0, 0x7F) | st.integers(0x80, 0xD7FF) | st.integers(0xE000, 0x10FFFF)).map(
-    chr
+
+
+@given(
+    st.lists(
+        (st.integers(0, 0x7F) | st.integers(0x80, 0xD7FF) | st.integers(0xE000, 0x10FFFF)).map(chr),
+        max_size=300,
+    ).map("".join)
 )
-
-
-@given(st.lists(CHARACTERS, max_size=300).map("".join))
 def test_lookup_of_any_text_has_cause_and_fix_or_none(text: str) -> None:
     for message in (
         text,
@@ -207,20 +200,20 @@ def test_lookup_of_any_text_has_cause_and_fix_or_none(text: str) -> None:
         assert error is None or (error.cause and error.fix)
 
 
-WORDS = [
-    "Assertion ",
-    "Error Code 1",
-    "[a.cpp::b::",
-    "Conv_1 + ",
-    "_1",
-    "In function ",
-    "(",
-    "due to ",
-]
-
-
 @pytest.mark.parametrize("begin", ["", "Could not find any implementation for node "])
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize(
+    "word",
+    [
+        "Assertion ",
+        "Error Code 1",
+        "[a.cpp::b::",
+        "Conv_1 + ",
+        "_1",
+        "In function ",
+        "(",
+        "due to ",
+    ],
+)
 def test_lookup_of_long_text_takes_linear_time(word: str, begin: str) -> None:
     """Patterns may be quadratic on the first 4,096 characters, so the shortest text is that long."""
 

@@ -32,8 +32,6 @@ from tools.fuzz.grammar import network
 
 
 def finding(reason: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Finding:
-    """Return a finding whose message must not be read."""
-
     def words(_: Finding) -> tuple[str, str]:
         raise AssertionError("a key needs no words")
 
@@ -200,7 +198,6 @@ def words_without_sizes(finding: Finding) -> tuple[str, ...]:
 
 
 def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
-    """Yield predictions of small and larger parts around every third node."""
     model = Model(proto)
     cutter = ModelCutter(model)
     for place, node in enumerate(n for n in model.ordered if n.index not in cutter.constant):
@@ -211,7 +208,6 @@ def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
 
 
 def compare_parts(proto: onnx.ModelProto, target: str) -> Iterator[bool]:
-    """Compare findings of a model and of its parts with equal code and node. Yield whether keys are equal."""
     whole: dict[tuple[str, str], list[Finding]] = {}
     for finding in predict(proto, target).findings:
         whole.setdefault((finding.code, finding.node), []).append(finding)

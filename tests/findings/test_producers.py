@@ -19,10 +19,8 @@ from qdqtool.findings import codes, compiler
 from qdqtool.findings.api import MODEL_FAULTS
 from qdqtool.findings.lint import operators, quantizers, weights
 from qdqtool.findings.rules import finding_codes, reason_classes
-from qdqtool.fixing.api import fix
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from qdqtool.prediction import predict
 from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import IntegersLost
 from qdqtool.reasons.conversions import ConcatReadAsFloat, ManyConsumers, OperatorNotCommuting
@@ -35,7 +33,6 @@ from qdqtool.reasons.weights import WeightsAxis, WeightsNotDequantized
 from qdqtool.trt import fault_checks, neighbors
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
-from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx import compiler_faults, fp8_kernels, operands
 from tests.findings.graphs import GRAPHS as OF_REASONS
 from tests.slow import slow_after
@@ -53,7 +50,6 @@ CALL = re.compile(r"(eport\.add|Diagnosis|Finding|finding_code)\(")
 
 
 def last_name(node: ast.AST | None) -> str:
-    """Return the last part of a dotted name."""
     name: str = getattr(node, "attr", getattr(node, "id", ""))
     return name
 
@@ -131,15 +127,20 @@ CALLED = [
     "(make := conversions.RemainingConversion)(x)",
     "def f(): return RemainingConversion",
 ]
-NOT_CALLED = [
-    "isinstance(x, conversions.RemainingConversion)",
-    "KINDS = (conversions.RemainingConversion, conversions.ResidualFloat)",
-    "x: conversions.RemainingConversion",
-    "reasons[conversions.RemainingConversion]",
-]
 
 
-@pytest.mark.parametrize("source", [*CALLED, *NOT_CALLED])
+@pytest.mark.parametrize(
+    "source",
+    [
+        *CALLED,
+        *[
+            "isinstance(x, conversions.RemainingConversion)",
+            "KINDS = (conversions.RemainingConversion, conversions.ResidualFloat)",
+            "x: conversions.RemainingConversion",
+            "reasons[conversions.RemainingConversion]",
+        ],
+    ],
+)
 def test_callables_are_those_of_the_source(source: str) -> None:
     names = {last_name(c) for n in walked(ast.parse(source)) for c in callables(n)}
     assert ("RemainingConversion" in names) is (source in CALLED)
@@ -234,12 +235,12 @@ def every(kind: type[Reason]) -> Iterator[type[Reason]]:
 def test_scale_of_shape_1_is_reported_and_fixed_at_convolutions(readers: str) -> None:
     ops = readers.split()
     model = of_shape_1(*ops)
-    findings = [f for f in predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"]
+    findings = [f for f in qdqtool.predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"]
     convolutions = {f.node: f.convolutions for f in findings}
     assert convolutions == {f"p{i}.Q": [f"c{i}"] for i, op in enumerate(ops) if op == "Conv"}
-    fixed = fix(model, "rtx1.7", ["SCALE-SHAPE1"])
+    fixed = qdqtool.fix(model, "rtx1.7", ["SCALE-SHAPE1"])
     assert [c.node for c in fixed.applied] == list(convolutions)
-    assert not fix(fixed.proto, "rtx1.7", ["SCALE-SHAPE1"]).applied
+    assert not qdqtool.fix(fixed.proto, "rtx1.7", ["SCALE-SHAPE1"]).applied
     assert fixed.after.summary()["int8"] == ops.count("Conv")
 
 
@@ -257,22 +258,22 @@ def of_int32(g: Graph, x: str) -> str:
     return g.pair(x, "p", integer=np.int32)
 
 
-PAIRS: list[tuple[Callable[[Graph, str], str], str]] = [
-    (lambda g, x: g.pair(x, "p", zero=3), "ZP-NONZERO"),
-    (computed, "SCALE-DYNAMIC"),
-    (lambda g, x: g.pair(x, "p", integer=np.int16), "QTYPE"),
-    (of_int32, "QTYPE"),
-    (lambda g, x: g.pair(x, "p", np.full(16, 0.1), axis=1), "ACT-PER-CHANNEL"),
-]
-
-
 # The compiler of TensorRT-RTX folds constants and reads INT8.
 ON_RTX = {computed: "BUILD-CRASHES", of_int32: ""}
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["", "pooled"])
 @pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
-@pytest.mark.parametrize(("pair", "code"), PAIRS)
+@pytest.mark.parametrize(
+    ("pair", "code"),
+    [
+        (lambda g, x: g.pair(x, "p", zero=3), "ZP-NONZERO"),
+        (computed, "SCALE-DYNAMIC"),
+        (lambda g, x: g.pair(x, "p", integer=np.int16), "QTYPE"),
+        (of_int32, "QTYPE"),
+        (lambda g, x: g.pair(x, "p", np.full(16, 0.1), axis=1), "ACT-PER-CHANNEL"),
+    ],
+)
 def test_fault_of_a_quantizer_is_reported_once(
     pair: Callable[[Graph, str], str], code: str, target: str, pooled: bool
 ) -> None:
@@ -281,7 +282,7 @@ def test_fault_of_a_quantizer_is_reported_once(
     x = pair(g, g.input(1, 16, 8, 8))
     x = g.pool(x, "pool") if pooled and code != "ACT-PER-CHANNEL" else x
     g.channels[x] = 16
-    prediction = predict(g.model(g.conv(x, "c", 16, scale=None)), target)
+    prediction = qdqtool.predict(g.model(g.conv(x, "c", 16, scale=None)), target)
     convolution = prediction.convolution("c")
     expected = ON_RTX.get(pair, code) if target == "rtx1.7" else code
     if not expected:
@@ -313,7 +314,7 @@ def on_a_wrong_axis(code: str) -> onnx.ModelProto:
     "code", ["W-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"]
 )
 def test_conversion_names_the_fault_of_its_convolution(code: str) -> None:
-    prediction = predict(on_a_wrong_axis(code), "trt8.5")
+    prediction = qdqtool.predict(on_a_wrong_axis(code), "trt8.5")
     assert [type(r) for r in prediction.refusals if r.node == "c"] == [WeightsAxis]
     assert {"W-AXIS", code}.intersection(f.code for f in prediction.findings) == {code}
     (stays,) = (f for f in prediction.findings if f.code == "CONVERSION" and f.node == "p.DQ")
@@ -328,17 +329,15 @@ def models() -> list[onnx.ModelProto]:
 
 @functools.cache
 def views() -> list[View]:
-    """Return views of the models, as steps of `fix` read them."""
     return [View(Model(proto)) for proto in models()]
 
 
 @functools.cache
-def prediction(place: int, target: str) -> Prediction:
-    """Return the prediction of a model."""
-    return predict(models()[place], target)
+def prediction(place: int, target: str) -> qdqtool.Prediction:
+    return qdqtool.predict(models()[place], target)
 
 
-def predictions(target: str) -> list[Prediction]:
+def predictions(target: str) -> list[qdqtool.Prediction]:
     return [prediction(place, target) for place in range(len(models()))]
 
 
@@ -368,7 +367,7 @@ def test_evidence_of_a_conversion_is_that_of_its_case(
     case: str, node: str, others: set[str]
 ) -> None:
     assert cases()[case].evidence == Evidence.ASSUMED
-    findings = predict(model_of(case), "trt8.5").findings
+    findings = qdqtool.predict(model_of(case), "trt8.5").findings
     evidence = {f.node: f.evidence for f in findings if f.code == "CONVERSION"}
     assert evidence == {node: Evidence.ASSUMED, **dict.fromkeys(others, Evidence.SEEN)}
 

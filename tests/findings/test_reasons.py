@@ -1,5 +1,3 @@
-"""Every class of reasons has a graph, and a finding with its nodes and values."""
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,5 +1,3 @@
-"""The tables of `qdqtool.findings` have valid fields, and name existing codes and targets."""
-
 import re
 import tomllib
 from collections import Counter
@@ -144,7 +142,6 @@ def test_tables_repeat_no_sentence() -> None:
 
 
 def texts(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """Yield each text of a table and its place."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict | list):

@@ -1,5 +1,3 @@
-"""Every class of findings and reasons has a message in `tests/snapshots`."""
-
 import pytest
 
 import qdqtool
@@ -44,7 +42,6 @@ def test_private_part_renames_nodes_but_no_words() -> None:
         if node.name == "b0.c1":
             node.name = "prediction"
     hidden = qdqtool.extract(model, node="prediction", private=True)
-    assert hidden.private is not None
     name = hidden.private.names["prediction"]
     assert hidden.kept.count(name) == 2 and "prediction" in hidden.kept
     message = hidden.private.replace_names("at 'prediction': no prediction")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from qdqtool.fixing.site import FixSite
 from qdqtool.fixing.steps import STEPS
+from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
@@ -17,5 +18,11 @@ def find_sites(find: Find, model: Model, target: Target | None = None) -> list[F
     """Return the sites of the step that uses a function, for TensorRT 8.5 by default."""
     chosen = target or target_named("trt8.5")
     step = next(s for s in STEPS if s.find is find)
-    view = View(model)
-    return step.find_sites(view, chosen, predict(model, chosen), step.codes)
+    return step.find_sites(View(model), chosen, predict(model, chosen), step.codes)
+
+
+def apply_site(model: Model, find: Find) -> Model:
+    (site,) = find_sites(find, model)
+    editor = Editor(model.copy())
+    site.apply(editor)
+    return editor.finish()

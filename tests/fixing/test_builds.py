@@ -17,7 +17,6 @@ pytestmark = pytest.mark.skipif(
 
 
 def asymmetric(g):
-    """Return uint8 activations like onnxruntime's defaults."""
     y = g.pair(g.input(1, 16, 8, 8), "p", 0.05, zero=114, integer=np.uint8)
     return g.op("Conv", [y, g.weights("c", (16, 16, 3, 3), "qdq")], "c", kernel_shape=[3, 3])
 
@@ -55,8 +54,7 @@ def bare_weights(g):
 def test_constants_behind_nodes_are_refused_as_predicted(tmp_path, role, chain):
     onnx.save(network(role, chain), tmp_path / "m.onnx")
     build = build_model(tmp_path / "m.onnx", timeout=120)
-    predicted = predict(tmp_path / "m.onnx", "rtx1.7")
-    is_refused = any(f.severity == "error" for f in predicted.findings)
+    is_refused = any(f.severity == "error" for f in predict(tmp_path / "m.onnx", "rtx1.7").findings)
     assert (build.status == "refused") == is_refused
 
 

@@ -1,5 +1,3 @@
-"""Noise against the float network, computed by hand."""
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -30,8 +28,7 @@ def pair_model(scale=0.1):
 
 
 def test_runner_computes_float_outputs(g: Graph):
-    x = g.input(1, 4, 8, 8)
-    proto = remove_quantizers(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
+    proto = remove_quantizers(Model(g.model(g.pair(g.input(1, 4, 8, 8), "p", 0.1), "p.Q:0"))).proto
     assert {n.op_type for n in proto.graph.node} == {"QuantizeLinear", "Identity"}
     values = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     found = ModelRunner().run(proto, {"x": values})
@@ -40,8 +37,7 @@ def test_runner_computes_float_outputs(g: Graph):
 
 
 def test_body_of_a_network_ends_with_its_last_convolution(g: Graph):
-    y = g.conv(g.input(1, 16, 8, 8), "c", 16)
-    model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
+    model = Model(g.model(g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "c", 16), "soft", axis=1)))
     proto, cut = cut_runnable_part(model, body=True)
     assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
 
@@ -57,8 +53,7 @@ def test_body_of_a_network_ends_with_its_last_convolution(g: Graph):
 def test_error_of_every_output_may_grow_by_the_factor(
     after: OutputNoise, is_accepted: bool
 ) -> None:
-    before = OutputNoise({"a": 1.0, "b": 0.01}, True)
-    assert is_growth_permitted(before, after, 1.3) is is_accepted
+    assert is_growth_permitted(OutputNoise({"a": 1.0, "b": 0.01}, True), after, 1.3) is is_accepted
 
 
 def unknown_type() -> onnx.ModelProto:
@@ -72,8 +67,7 @@ def too_many_dimensions() -> onnx.ModelProto:
     proto = pair_model(0.02)
     del proto.graph.value_info[:], proto.graph.output[:]
     shape = proto.graph.input[0].type.tensor_type.shape
-    dimension = onnx.TensorShapeProto.Dimension(dim_value=1)
-    shape.dim.extend([dimension] * (65 - len(shape.dim)))
+    shape.dim.extend([onnx.TensorShapeProto.Dimension(dim_value=1)] * (65 - len(shape.dim)))
     return proto
 
 
@@ -119,14 +113,10 @@ def test_overflowing_float_network_is_not_compared(where):
         assert fixed.refused[0].why_not.values["cause"] == "output-not-finite"
         return
     last = proto.graph.output[0].name
-    for i in range(2):
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3e38), f"huge{i}"))
-        node = onnx.helper.make_node(
-            "Mul", [last if i == 0 else "big0", f"huge{i}"], [f"big{i}"], f"big{i}"
-        )
-        proto.graph.node.append(node)
-    del proto.graph.output[:]
-    proto.graph.output.append(onnx.helper.make_tensor_value_info("big1", 1, None))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3e38), "huge"))
+    for name, source in {"big0": last, "big1": "big0"}.items():
+        proto.graph.node.append(onnx.helper.make_node("Mul", [source, "huge"], [name], name))
+    proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("big1", 1, None))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
     (note,) = (n for n in fixed.notes if n.code == "compared-in-body")
@@ -136,13 +126,12 @@ def test_overflowing_float_network_is_not_compared(where):
 @pytest.mark.parametrize("shape", [["n", 64, "h", "w"], [1, 64, 1, 1], [1, 64, 1024, 1024]])
 def test_run_cost_depends_on_inputs_only(shape: list[object]) -> None:
     """The four outputs take 256 MB each, whatever shapes the file states."""
-    weight = onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Conv", ["x", "w"], [f"y{k}"]) for k in range(4)],
         "g",
         [onnx.helper.make_tensor_value_info("x", 1, ["n", 1, "h", "w"])],
         [onnx.helper.make_tensor_value_info(f"y{k}", 1, shape) for k in range(4)],
-        [weight],
+        [onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     with pytest.raises(RunLimitError, check=lambda error: error.code == "memory-limit"):
@@ -175,17 +164,12 @@ def test_fix_accepts_input_types_that_onnxruntime_lacks(kind: str) -> None:
     model = residual("float")
     more = onnx.helper.make_tensor_value_info("more", getattr(onnx.TensorProto, kind), [1, 4])
     model.graph.input.append(more)
-    model.graph.node.append(
-        onnx.helper.make_node("Cast", ["more"], ["less"], to=onnx.TensorProto.FLOAT)
-    )
-    model.graph.output.append(
-        onnx.helper.make_tensor_value_info("less", onnx.TensorProto.FLOAT, [1, 4])
-    )
-    made = fix(model, "trt8.5")
-    assert len(made.applied) == 1 and "compared-in-body" in {n.code for n in made.notes}
-    assert (
-        onnx.checker.check_model(made.proto) is None and made.proto.graph.output[-1].name == "less"
-    )
+    model.graph.node.append(onnx.helper.make_node("Cast", ["more"], ["less"], to=1))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("less", 1, [1, 4]))
+    fixed = fix(model, "trt8.5")
+    onnx.checker.check_model(fixed.proto)
+    assert len(fixed.applied) == 1 and "compared-in-body" in {n.code for n in fixed.notes}
+    assert fixed.proto.graph.output[-1].name == "less"
 
 
 @pytest.fixture
@@ -255,9 +239,8 @@ def test_factor_limits_all_changes_of_a_step_together() -> None:
     judge = OutputJudge(models[0], [{"x": x}], 1.0, [])
     assert judge.accept_if_close(models[0], models[1], criteria, fewer_errors=False) is None
     refusal = judge.accept_if_close(models[1], models[2], criteria, fewer_errors=False)
-    assert refusal is not None and refusal.code == "distance-grows"
-    for error in errors:
-        assert f"{error:.2%}" in refusal
+    assert refusal.code == "distance-grows"
+    assert all(f"{error:.2%}" in refusal for error in errors)
     judge.start_step()
     assert judge.accept_if_close(models[1], models[2], criteria, fewer_errors=False) is None
 

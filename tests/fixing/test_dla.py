@@ -1,10 +1,7 @@
-"""Translation of Q/DQ models for DLA: float model, cache, precisions, and what cannot be kept."""
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from onnx import helper, numpy_helper
@@ -41,30 +38,23 @@ def translate(model: onnx.ModelProto, target: str = "8.5.2") -> DlaTranslation:
     return translation
 
 
-def test_float_model_is_the_one_that_was_quantized() -> None:
-    translation = translate(quantize(network()))
-    assert_same_outputs(network(), translation.model, images()[0], rtol=0, atol=0)
-
-
-def test_weights_stored_as_integers_become_floats() -> None:
-    translation = translate(quantize(network(), weights="int8"))
-    assert_same_outputs(network(), translation.model, images()[0], rtol=0.02, atol=0.2)
+@pytest.mark.parametrize(("weights", "rtol", "atol"), [("float", 0, 0), ("int8", 0.02, 0.2)])
+def test_float_model_is_the_one_that_was_quantized(weights: str, rtol: float, atol: float) -> None:
+    translation = translate(quantize(network(), weights=weights))
+    assert_same_outputs(network(), translation.model, images()[0], rtol=rtol, atol=atol)
 
 
 def test_scales_of_quantizers_are_kept_and_completed(tmp_path: Path) -> None:
     inserted = qdqtool.insert(network(), images(), predict=False, head="none")
     translation = translate(inserted.model)
     expected = {q.tensor: np.float32(q.scale) for q in inserted.activations}
-    assert (
-        expected.items() <= {t: np.float32(s) for t, s in translation.scales.scales.items()}.items()
-    )
+    scales = {t: np.float32(s) for t, s in translation.scales.scales.items()}
+    assert expected.items() <= scales.items()
     report = translation.save(tmp_path / "float.onnx", tmp_path / "dla.cache")
-    assert read_cache(tmp_path / "dla.cache") == {
-        t: np.float32(s) for t, s in translation.scales.scales.items()
-    }
+    assert read_cache(tmp_path / "dla.cache") == scales
     assert report.header == "TRT-8502-EntropyCalibration2"
-    assert report.precisions.layers["c2"] == "int8"
-    assert report.precisions.outputs["c2"] == "fp16"
+    precisions = report.precisions
+    assert (precisions.layers["c2"], precisions.outputs["c2"]) == ("int8", "fp16")
     assert "c2.out" in report.scales.missing
 
 
@@ -79,18 +69,15 @@ def test_convolution_before_an_add_by_version_of_dla(target: str, rule: str | No
 
 
 def silu_network() -> onnx.ModelProto:
-    """Return Conv, SiLU, Conv, BatchNormalization, Relu, Conv, with the nodes of the SiLU unnamed."""
     net = Net()
     first = net.conv("c0", "x")
-    gate = net.op("Sigmoid", "s", first)
-    second = net.conv("c1", net.op("Mul", "m", first, gate))
+    second = net.conv("c1", net.op("Mul", "m", first, net.op("Sigmoid", "s", first)))
     ones, zeros = (np.full(16, value, np.float32) for value in (1.5, 0.25))
     stored = [net.const(f"n{i}", v) for i, v in enumerate((ones, zeros, zeros, ones))]
     norm = net.op("BatchNormalization", "n", second, *stored)
     model = net.output(net.conv("c2", net.op("Relu", "r", norm))).model()
     for node in model.graph.node:
-        if node.name in "sm":
-            node.name = ""
+        node.name = node.name.strip("sm")
     return model
 
 
@@ -130,7 +117,6 @@ def test_unnamed_nodes_get_names_for_the_layer_precisions() -> None:
 
 
 def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx.ModelProto:
-    """Replace scale or zero point of the Q and DQ of a tensor."""
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == tensor)
     (dq,) = (n for n in model.graph.node if n.input and n.input[0] == q.output[0])
     for place, name in ((1, "scale"), (2, "zero")):
@@ -144,11 +130,11 @@ def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx
     return model
 
 
-def multiply_weight_scales(model: onnx.ModelProto, factor: float) -> npt.NDArray[np.float32]:
+def multiply_weight_scales(model: onnx.ModelProto, factor: float) -> np.ndarray:
     """Multiply the scales of the weights of :func:`one_layer`, and return them."""
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
     tensor = next(t for t in model.graph.initializer if t.name == q.input[1])
-    scales: npt.NDArray[np.float32] = numpy_helper.to_array(tensor) * np.float32(factor)
+    scales: np.ndarray = numpy_helper.to_array(tensor) * np.float32(factor)
     tensor.CopyFrom(numpy_helper.from_array(scales, tensor.name))
     return scales
 
@@ -187,8 +173,7 @@ def test_clipping_of_quantizers_remains_in_the_float_model() -> None:
 
 def test_largest_of_several_scales_counts(g: Graph) -> None:
     x = g.input(1, 16, 8, 8)
-    model = g.model(g.conv(x, "a", 16, scale=0.1), g.conv(x, "b", 16, scale=9.0))
-    translation = translate(model)
+    translation = translate(g.model(g.conv(x, "a", 16, scale=0.1), g.conv(x, "b", 16, scale=9.0)))
     assert translation.scales.scales["x"] == 9.0
     assert note("several-scales", count=1, first="x") in translation.notes
 
@@ -223,12 +208,10 @@ def test_parameters_behind_other_nodes_are_folded() -> None:
     expected = translate(model).scales.scales
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
     names = dict(zip(q.input[1:], ("scale_copy", "zero_copy"), strict=True))
-    nodes = [helper.make_node("Identity", [a], [b], b) for a, b in names.items()]
     for node in model.graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = names.get(name, name)
-    for node in nodes:
-        model.graph.node.insert(0, node)
+        node.input[:] = [names.get(name, name) for name in node.input]
+    for name, copy in names.items():
+        model.graph.node.insert(0, helper.make_node("Identity", [name], [copy], copy))
     assert translate(model).scales.scales == expected
 
 
@@ -262,7 +245,6 @@ def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "q.onnx"
     onnx.save(quantize(one_layer()), path)
     translation = translate_for_dla(path)
-    with pytest.raises(QdqtoolError):
-        translation.save(path, tmp_path / "t.cache")
-    with pytest.raises(QdqtoolError):
-        translation.save(tmp_path / "f.onnx", path)
+    for outputs in ((path, tmp_path / "t.cache"), (tmp_path / "f.onnx", path)):
+        with pytest.raises(QdqtoolError):
+            translation.save(*outputs)

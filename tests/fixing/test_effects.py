@@ -1,11 +1,10 @@
-"""Gain of changes, time that fixes save, and weights with one scale."""
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from onnx import numpy_helper
 
+import qdqtool
 from qdqtool.fixing import weights
 from qdqtool.fixing.api import add_fix_savings, fix
 from qdqtool.fixing.gains import NO_GAIN, find_objection, find_worsening_changes
@@ -14,12 +13,11 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import read_params
 from qdqtool.patterns.view import View
-from qdqtool.prediction import predict
 from qdqtool.reasons.residuals import ResidualFloat
-from qdqtool.timing.estimate import estimate_time
+from qdqtool.timing.estimate import TimeEstimate, estimate_time
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
-from tests.fixing.steps import find_sites
+from tests.fixing.steps import apply_site, find_sites
 from tests.insertion.nets import run
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -29,7 +27,6 @@ AIM = FixCriteria((ResidualFloat,), noise_factor=1.0)
 
 
 def remove_pairs(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]]:
-    """Return a chain of quantized convolutions, and a copy with fewer pairs."""
     model = Model(convolutions(6 * count))
     editor = Editor(model.copy())
     edited = []
@@ -46,24 +43,19 @@ def remove_pairs(count: int, places: list[int]) -> tuple[Model, Model, list[set[
 def test_culprits_are_next_to_lost_convolutions(places: list[int], other: int) -> None:
     model, candidate, edited = remove_pairs(9, places)
     harmless = [n for n in model.nodes if n.op == "Conv"][other]
-    before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
+    before, after = qdqtool.predict(model, "trt8.5"), qdqtool.predict(candidate, "trt8.5")
     assert after.summary()["int8"] == before.summary()["int8"] - len(places)
-    culprits = find_worsening_changes(
-        model, candidate, [*edited, {harmless.index}], before, after, AIM
-    )
+    changes = [*edited, {harmless.index}]
+    culprits = find_worsening_changes(model, candidate, changes, before, after, AIM)
     assert set(culprits) == set(range(len(places)))
 
 
 def test_change_without_gain_is_refused() -> None:
     model, candidate, edited = remove_pairs(9, [4])
-    before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
-    assert set(
-        find_worsening_changes(model, candidate, [*edited, edited[0]], before, after, AIM)
-    ) == {
-        0,
-        1,
-    }
-    prediction = predict(convolutions(12), "trt8.5")
+    predictions = qdqtool.predict(model, "trt8.5"), qdqtool.predict(candidate, "trt8.5")
+    changes = [*edited, edited[0]]
+    assert set(find_worsening_changes(model, candidate, changes, *predictions, AIM)) == {0, 1}
+    prediction = qdqtool.predict(convolutions(12), "trt8.5")
     assert find_objection(prediction, prediction, AIM) == NO_GAIN
 
 
@@ -71,21 +63,14 @@ def concats(count: int, apart: set[int]):
     """Return Concats whose two inputs have different scales, too different ones in ``apart``."""
     net = Net()
     for name, value in (("w", np.eye(8)), ("w16", np.concatenate([np.eye(8), np.eye(8)], 1) / 2)):
-        net.weights[name] = numpy_helper.from_array(
-            value.astype(np.float32)[:, :, None, None], name
-        )
-    last = "x"
+        weights = value.astype(np.float32)[:, :, None, None]
+        net.weights[name] = numpy_helper.from_array(weights, name)
     ends = []
     for place in range(count):
-        parts = [
-            net.pair(net.conv(last, 0.01), 0.01),
-            net.pair(net.conv(last, 0.01), 2.0 if place in apart else 0.011),
-        ]
-        ends.append(
-            net.add(
-                "Conv", net.pair(net.add("Concat", *parts, axis=1), 0.01), net.pair("w16", 0.25)
-            )
-        )
+        scales = 0.01, 2.0 if place in apart else 0.011
+        parts = [net.pair(net.conv("x", 0.01), scale) for scale in scales]
+        joined = net.pair(net.add("Concat", *parts, axis=1), 0.01)
+        ends.append(net.add("Conv", joined, net.pair("w16", 0.25)))
     return net.done(*ends)
 
 
@@ -95,34 +80,34 @@ def test_tries_depend_on_culprits_not_on_places(apart: set[int], monkeypatch) ->
 
     def count(model, target):
         predictions.append(model)
-        return predict(model, target)
+        return qdqtool.predict(model, target)
 
     monkeypatch.setattr("qdqtool.fixing.session.predict", count)
     fixed = fix(concats(6, apart), "trt8.5", ["CONCAT-SCALE"])
-    assert len(fixed.applied) + len(fixed.refused) == 6
-    assert len(fixed.refused) == len(apart)
+    assert (len(fixed.applied), len(fixed.refused)) == (6 - len(apart), len(apart))
     assert len(predictions) <= 2 + 5 * len(apart)  # the first is of the model without fixes
 
 
 TARGET = target_named("trt8.5")
 
 
+def estimate_savings(model: Model, gpu: str) -> tuple[qdqtool.Prediction, TimeEstimate]:
+    prediction = qdqtool.predict(model, TARGET)
+    time = estimate_time(model, prediction, find_gpu(gpu), TARGET, compare=False)
+    add_fix_savings(model, prediction, time, TARGET)
+    return prediction, time
+
+
 def test_savings_of_fixes_match_estimates() -> None:
     model = evidence.model("resnet18-a100-qat")
-    gpu = find_gpu("RTX 3060")
-    prediction = predict(model, TARGET)
-    time = estimate_time(model, prediction, gpu, TARGET, compare=False)
-    add_fix_savings(model, prediction, time, TARGET)
+    prediction, time = estimate_savings(model, "RTX 3060")
     (skips,) = time.fixes
     assert set(skips.codes) <= {"SKIP-FLOAT", "POOL-MIXED"} and len(skips.nodes) == 5
     assert 0.2 * time.total_ms < skips.saves_ms < 0.6 * time.total_ms
     assert time.as_json()["fixes"] == [skips.as_json()]
-    stem = max(
-        (f for f in prediction.findings if f.code == "POOL-MIXED"), key=lambda f: f.saves_ms or 0
-    )
-    assert (
-        stem.saves_ms is not None and stem.saves_ms > 0.5 * skips.saves_ms
-    )  # the conversion at the pooling after the stem is saved too
+    # The conversion at the pooling after the stem is saved too.
+    savings = [f.saves_ms or 0 for f in prediction.findings if f.code == "POOL-MIXED"]
+    assert max(savings) > 0.5 * skips.saves_ms
 
 
 def test_transposed_weights_with_supported_axis_are_left() -> None:
@@ -143,11 +128,7 @@ def test_transposed_weights_with_supported_axis_are_left() -> None:
     ],
 )
 def test_fixes_that_save_nothing_are_left_out(case: str, gpu: str) -> None:
-    model = evidence.model(case)
-    prediction = predict(model, TARGET)
-    time = estimate_time(model, prediction, find_gpu(gpu), TARGET, compare=False)
-    add_fix_savings(model, prediction, time, TARGET)
-    assert time.fixes == []
+    assert estimate_savings(evidence.model(case), gpu)[1].fixes == []
 
 
 def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
@@ -162,9 +143,7 @@ def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
 def fix_weights(model: Model) -> Model:
     (site,) = find_sites(weights.find_transposed_weights, model)
     assert (site.code, site.node) == ("CT-AXIS", "up")
-    editor = Editor(model.copy())
-    site.apply(editor)
-    return editor.finish()
+    return apply_site(model, weights.find_transposed_weights)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -172,24 +151,17 @@ def fix_weights(model: Model) -> Model:
 @pytest.mark.parametrize("half", [False, True])
 def test_transposed_weights_get_scale_of_largest_weight(axis: int, form: str, half: bool) -> None:
     model = network(axis, form, half)
-    view = View(model)
-    old = view.weights(model.node("up"))
-    value = model.constant(old.source)
-    assert value is not None and old.dq is not None
-    real = value.astype(np.float64)
+    old = View(model).weights(model.node("up"))
+    real = model.constant(old.source).astype(np.float64)
     if form == "int8":
         scales = read_params(model, old.dq).scale
-        assert scales is not None
         real = real * scales.reshape([-1 if i == axis else 1 for i in range(4)])
     result = fix_weights(model)
     new = View(result).weights(result.node("up"))
-    assert new.dq is not None
     params = read_params(result, new.dq)
-    assert params.scale is not None and params.axis is None and params.scale_shape == ()
+    assert (params.axis, params.scale_shape) == (None, ())
     assert params.scale[0] == pytest.approx(np.abs(real).max() / 127, rel=1e-3)
     x = np.random.default_rng(0).random((1, 8, 6, 6)).astype(np.float16 if half else np.float32)
     (before,), (after,) = run(model.proto, {"x": x}), run(result.proto, {"x": x})
-    assert (
-        np.abs(before.astype(np.float64) - after).max() <= 0.05 * 4
-    )  # a few steps of the output's quantizer
-    assert not np.array_equal(before, np.zeros_like(before))
+    # The outputs differ by a few steps of the output's quantizer.
+    assert np.abs(before.astype(np.float64) - after).max() <= 0.05 * 4 and before.any()

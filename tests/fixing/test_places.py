@@ -1,5 +1,3 @@
-"""Places of steps: exactly those that a prediction reports."""
-
 import functools
 
 import numpy as np
@@ -31,9 +29,8 @@ def faults() -> onnx.ModelProto:
     g = Graph()
     x = g.pair(g.input(1, 16, 8, 8), "in")
     behind = g.op("Identity", g.const("w0", np.ones((16, 16, 1, 1), np.float32)), "between")
-    bias = g.dq(
-        g.const("b", np.ones(16, np.int32)), "bias", np.full(16, 0.01), axis=0, integer=np.int32
-    )
+    stored = g.const("b", np.ones(16, np.int32))
+    bias = g.dq(stored, "bias", np.full(16, 0.01), axis=0, integer=np.int32)
     first = g.op("Conv", [x, g.pair(behind, "w0q", 0.02), bias], "c0", kernel_shape=[1, 1])
     g.channels[first] = 16
     zeros = g.pair(g.const("w1", np.zeros((16, 16, 1, 1), np.float32)), "w1q", np.zeros(16), axis=0)
@@ -43,15 +40,13 @@ def faults() -> onnx.ModelProto:
 
 
 def detector() -> onnx.ModelProto:
-    """Return a gate and a head with dead scales, and weights with one scale for all channels."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     gate = g.pair(g.op("Sigmoid", stem, "gate"), "dead", 4.0)
     g.channels[gate] = 16
     weights = np.geomspace(0.01, 1.0, 16 * 16, dtype=np.float32).reshape(16, 16, 1, 1)
-    mixed = g.op(
-        "Conv", [gate, g.pair(g.const("w", weights), "wq", 1 / 127)], "mix", kernel_shape=[1, 1]
-    )
+    inputs = [gate, g.pair(g.const("w", weights), "wq", 1 / 127)]
+    mixed = g.op("Conv", inputs, "mix", kernel_shape=[1, 1])
     g.channels[mixed] = 16
     box = g.conv(g.relu(mixed, "rm"), "box", 4, k=1)
     score = g.op("Sigmoid", g.conv(stem, "score", 8, k=1), "probability")
@@ -66,7 +61,6 @@ def extreme_weights() -> onnx.ModelProto:
 
 
 def duplicate(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return two copies of a network, whose names begin with their number."""
     first, second = (onnx.compose.add_prefix(proto, prefix) for prefix in ("1.", "2."))
     for field in ("node", "initializer", "input", "output", "value_info"):
         getattr(first.graph, field).extend(getattr(second.graph, field))
@@ -75,20 +69,11 @@ def duplicate(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @functools.cache
 def others() -> list[View]:
-    return [
-        View(Model(proto))
-        for proto in (
-            shared_model(),
-            faults(),
-            extreme_weights(),
-            detector(),
-            *map(network, range(12)),
-        )
-    ]
+    small = shared_model(), faults(), extreme_weights(), detector()
+    return [View(Model(proto)) for proto in (*small, *map(network, range(12)))]
 
 
 def reported_in(prediction: Prediction, step: FixStep) -> list[Reason]:
-    """Return the reasons of a prediction that a step can fix."""
     causes = [r for f in prediction.findings for c in f.causes for r in (c.reason, *c.also)]
     return list(
         dict.fromkeys(
@@ -143,12 +128,10 @@ def test_pair_without_activation_is_not_moved(g: Graph) -> None:
     flat = g.pair(g.op("Flatten", y, "flat"), "a", 0.1)
     weights = g.pair(g.const("w", np.ones((1024, 4), np.float32)), "w", 0.01)
     out = g.op("Gemm", [flat, weights], "fc")
-    end = g.op("Tanh", g.pair(y, "b", 0.1), "tanh")
-    model = Model(g.model(out, end))
-    (told,) = (
-        r for r in predict(model, "trt8.5").refusals if isinstance(r, QuantizerInsideActivation)
-    )
-    assert (told.node, told.activation) == ("a.Q", "tanh")
+    model = Model(g.model(out, g.op("Tanh", g.pair(y, "b", 0.1), "tanh")))
+    refusals = predict(model, "trt8.5").refusals
+    (inside,) = (r for r in refusals if isinstance(r, QuantizerInsideActivation))
+    assert (inside.node, inside.activation) == ("a.Q", "tanh")
     assert find_sites(pairs.find_pairs_inside_activations, model) == []
 
 

@@ -1,5 +1,3 @@
-"""Constants behind other nodes: named as scales, zero points or weights, and folded by fix."""
-
 from collections.abc import Callable
 
 import numpy as np
@@ -50,11 +48,9 @@ def stored(g: Graph, name: str, value: np.ndarray) -> str:
 
 
 CHAINS = (identity, two_identities, cast, reshape, transpose, squeeze, product)
-ROLES = ("scale", "zero", "weight scale", "weight zero", "weights", "integers")
 
 
 def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.ModelProto:
-    """Return a quantized convolution. A chain of nodes computes one of its constants."""
     g = Graph(opset=17)
 
     def constant(part: str, value: np.ndarray) -> str:
@@ -69,8 +65,7 @@ def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.M
     if role == "integers":
         values = constant(role, np.rint(weights / scales.reshape(-1, 1, 1, 1)).astype(np.int8))
     else:
-        source = [constant("weights", weights), *parameters]
-        values = g.op("QuantizeLinear", source, "wq", axis=0)
+        values = g.op("QuantizeLinear", [constant("weights", weights), *parameters], "wq", axis=0)
     w = g.op("DequantizeLinear", [values, *parameters], "wdq", axis=0)
     return g.model(g.relu(g.op("Conv", [data, w], "c", kernel_shape=[1, 1]), "r"))
 
@@ -86,7 +81,9 @@ def codes(prediction: qdqtool.Prediction) -> set[str]:
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "role", ["scale", "zero", "weight scale", "weight zero", "weights", "integers"]
+)
 def test_fix_folds_constant(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> None:
     before = network(role, chain)
     assert codes(qdqtool.predict(before)) & {"SCALE-INDIRECT", "WEIGHT-INDIRECT", "W-NONCONST"}
@@ -129,6 +126,31 @@ def test_zero_point_behind_a_node(
     reasons = [f.causes[0].reason for f in prediction.findings if f.code == "WEIGHT-INDIRECT"]
     expected = {("zero.node", "q")} if is_refused else set()
     assert {(r.node, r.quantizer) for r in reasons} == expected
+
+
+@pytest.mark.parametrize("is_explicit", [True, False], ids=["axis 0", "no axis"])
+def test_fix_raises_opset_of_per_channel_quantizers(is_explicit: bool) -> None:
+    expected = network("none", stored)  # opset 17, in which the axis is valid
+    before = onnx.ModelProto()
+    before.CopyFrom(expected)
+    before.opset_import[0].version = 12
+    if not is_explicit:
+        for node in before.graph.node:
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                del node.attribute[:]
+    assert "OPSET-AXIS" in codes(qdqtool.predict(before))
+    fixed = qdqtool.fix(before)
+    assert [a.code for a in fixed.applied] == ["OPSET-AXIS"]
+    assert fixed.ok and fixed.after.summary()["int8"] == 1
+    assert fixed.fixed_places()["OPSET-AXIS"] == fixed.before.findings_by_code()["OPSET-AXIS"]
+    np.testing.assert_array_equal(run(fixed.proto), run(expected))
+
+
+def test_fix_of_other_codes_keeps_the_opset() -> None:
+    model = network("none", stored)
+    model.opset_import[0].version = 12
+    fixed = qdqtool.fix(model, only=["SILU-INNER-Q"])
+    assert fixed.proto.opset_import[0].version == 12 and not fixed.applied
 
 
 def test_scale_of_the_data_is_still_dynamic(g: Graph) -> None:

@@ -1,5 +1,3 @@
-"""The sentence of ``insert --gpu`` on the fastest type rates the written model."""
-
 import re
 
 import pytest
@@ -37,7 +35,6 @@ def test_fastest_type_rates_the_written_model(
 ) -> None:
     """Milliseconds of the written INT8 model, and of both formats by default; FP16 takes 10 ms."""
     base = FloatTime(Precision.FP16, 10.0)
-    time = TimeEstimate(GPU, written, float_time=base)
     formats = TimeEstimate(
         GPU,
         10.0,
@@ -46,6 +43,6 @@ def test_fastest_type_rates_the_written_model(
         best_fp8=best_time(fp8, 10.0),
         is_float=True,
     )
-    text = describe_fastest(formats, time)
+    text = describe_fastest(formats, TimeEstimate(GPU, written, float_time=base))
     assert re.search(pattern, text)
     assert not ("is the fastest" in text and "not certain" in text)

@@ -1,5 +1,3 @@
-"""Verdicts on speed and builds, and the float type that texts name."""
-
 import pytest
 
 from qdqtool.findings.codes import CODES
@@ -119,11 +117,8 @@ def test_confidence_names_the_version_whose_rules_apply(
 
 
 def test_verdict_of_quantized_models_without_quantized_layers_names_both_types(g: Graph) -> None:
-    x = g.input(1, 16, 8, 8)
-    prediction = predict(
-        g.model(g.relu(g.pair(g.conv(x, "c", 16, scale=None, weights="float"), "p", 0.1), "r"))
-    )
-    text = overall_verdict(prediction, None).text
+    x = g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")
+    text = overall_verdict(predict(g.model(g.relu(g.pair(x, "p", 0.1), "r"))), None).text
     assert text == "No layer is INT8 or FP8: 1 convolution in FP16."
 
 
@@ -148,6 +143,5 @@ def test_confidence_states_products_that_it_does_not_count(attention: bool) -> N
     if attention:
         y = g.op("MatMul", [y, g.input(1, 4, 16, 8, name="keys")], "scores")
     prediction = predict(g.model(y), "trt10")
-    counts = prediction.summary()
-    assert counts["matrix_products"] == len(prediction.convolutions) + attention
+    assert prediction.summary()["matrix_products"] == len(prediction.convolutions) + attention
     assert ("1 product of two activations" in describe_confidence(prediction)) == attention

@@ -1,5 +1,3 @@
-"""Small float graphs for the tests of insertion."""
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -77,11 +75,9 @@ class Net:
         )
 
     def reshape(self, name: str, tensor: str, *shape: int) -> str:
-        """Add a Reshape to a constant shape."""
         return self.op("Reshape", name, tensor, self.const(f"{name}.shape", shape, np.int64))
 
     def choice(self, name: str, branch: Callable[[str], onnx.GraphProto]) -> str:
-        """Add an If whose branches are called ``then`` and ``else``."""
         condition = self.const(f"{name}.condition", True, np.bool_)
         branches = {f"{side}_branch": branch(side) for side in ("then", "else")}
         return self.op("If", name, condition, **branches)
@@ -103,7 +99,6 @@ class Net:
         )
 
     def output(self, *tensors: str, dtype: int = TensorProto.FLOAT) -> Self:
-        """Add graph outputs and return the network itself."""
         for tensor in tensors:
             value = helper.make_empty_tensor_value_info(tensor)
             value.type.tensor_type.elem_type = dtype
@@ -162,7 +157,6 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with Constant nodes instead of initializers."""
     copy = copy_model(model)
     constants = [
         helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t)
@@ -178,7 +172,6 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
 def images(
     count: int = 4, channels: int = 16, side: int = 8, name: str = "x", seed: int = 1
 ) -> list[dict[str, Array]]:
-    """Return random samples with values from 0 to 1."""
     rng = np.random.default_rng(seed)
     return [{name: rng.random((1, channels, side, side), np.float32)} for _ in range(count)]
 
@@ -198,7 +191,6 @@ def assert_same_outputs(
     rtol: float = 1e-7,
     atol: float = 0.0,
 ) -> None:
-    """Require outputs of the same types and, within tolerances, the same values."""
     for old, new in zip(run(before, feeds), run(after, feeds), strict=True):
         assert old.dtype == new.dtype
         np.testing.assert_allclose(new, old, rtol=rtol, atol=atol)
@@ -244,30 +236,25 @@ def value_of(model: onnx.ModelProto, name: str) -> Array:
 
 
 def set_value(model: onnx.ModelProto, name: str, value: Array) -> None:
-    """Replace the value of an initializer."""
     initializer(model, name).CopyFrom(numpy_helper.from_array(value, name))
 
 
 def one_layer(channels: int = 16, **options: Any) -> onnx.ModelProto:
-    """Return a convolution ``c`` and a ReLU after the input ``x``."""
     net = Net(channels, **options)
     return net.output(net.op("Relu", "r", net.conv("c", "x", channels))).model()
 
 
 def two_layers(opset: int = 17) -> onnx.ModelProto:
-    """Return the convolutions ``a`` and ``b`` with the ReLU ``relu`` between them."""
     net = Net()
     return net.output(net.conv("b", net.op("Relu", "relu", net.conv("a", "x")))).model(opset)
 
 
 def require_prediction(insertion: Insertion) -> Prediction:
-    """Return the prediction of an insertion, which must have one."""
     assert insertion.prediction is not None, insertion.warnings
     return insertion.prediction
 
 
 def chain() -> onnx.ModelProto:
-    """Return the convolutions ``a`` to ``d`` in a row, with a ReLU after each but the last."""
     net = Net()
     tensor = "x"
     for name in "abc":
@@ -276,7 +263,6 @@ def chain() -> onnx.ModelProto:
 
 
 def prediction(int8: int, int8_to_int8: int, conversions: int | None) -> Prediction:
-    """Return a prediction with the given counts of INT8 convolutions and of INT8 outputs."""
     outputs = [Precision.INT8] * int8_to_int8 + [Precision.FLOAT] * (int8 - int8_to_int8)
     convolutions = [
         ConvOutcome(i, f"c{i}", "Conv", "INT8", Precision.INT8, [], output)

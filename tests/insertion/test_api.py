@@ -50,7 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small() -> onnx.ModelProto:
-    """Return two convolutions that read an image of three channels."""
     net = Net(3, SIZE)
     last = net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3)))
     return net.output(net.op("Softmax", "end", last)).model()
@@ -173,8 +172,7 @@ def test_insert_reads_external_weights(tmp_path: Path) -> None:
     onnx.save(
         copy_model(model), path, save_as_external_data=True, location="w.bin", size_threshold=16
     )
-    result = qdqtool.insert(path, images(), predict=False)
-    result.save(tmp_path / "q.onnx")
+    qdqtool.insert(path, images(), predict=False).save(tmp_path / "q.onnx")
     assert_same_outputs(model, onnx.load(tmp_path / "q.onnx"), images(1)[0], atol=0.05)
     (path.parent / "w.bin").unlink()
     with pytest.raises(ModelError, match="missing") as caught:
@@ -183,7 +181,6 @@ def test_insert_reads_external_weights(tmp_path: Path) -> None:
 
 
 def residual_chain(activation: bool) -> onnx.ModelProto:
-    """Return three residual blocks, with SiLU before each Add or ReLU after it."""
     net = Net()
     tensor = net.op("Relu", "stem", net.conv("c0", "x"))
     for i in range(3):
@@ -205,8 +202,7 @@ def test_residual_auto_leaves_fewest_conversions() -> None:
 
 
 def test_residual_add_of_bare_convolution_needs_no_conversion() -> None:
-    result = qdqtool.insert(residual_chain(False), images(2))
-    summary = require_prediction(result).summary()
+    summary = require_prediction(qdqtool.insert(residual_chain(False), images(2))).summary()
     assert [summary[k] for k in ("int8", "int8_to_int8", "conversions")] == [8, 7, 1]
 
 
@@ -257,7 +253,6 @@ def test_example_quantizes_yolov8(
 
 
 def insertion() -> Insertion:
-    """Return an insertion that was neither measured nor predicted."""
     quantized = [
         QuantizedTensor("x", 0.5, "max", 0, "q"),
         QuantizedTensor("w", [0.5, 1.0], "weights-max", None, "p"),
@@ -342,7 +337,6 @@ def test_float_nodes_of_yolov8_head(choice: str, expected: set[str]) -> None:
 
 
 def head(order: str, product: str = "Conv") -> Model:
-    """Return one level of a detection head, box branch first or class branch first."""
     net = Net()
     box, cls = net.conv("box", "x", 16, 32, 1), net.conv("cls", "x", 16, 4, 1)
     parts = [box, cls] if order == "box first" else [cls, box]

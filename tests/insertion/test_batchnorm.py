@@ -12,7 +12,6 @@ from tests.insertion.nets import Net, assert_same_outputs, copy_model, set_value
 
 
 def fold_and_compare(proto: onnx.ModelProto, fold: Callable[[Model], int]) -> int:
-    """Fold in place, require the same outputs and return the number of folded nodes."""
     dims = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
     feeds = {"x": np.random.default_rng(1).standard_normal(dims).astype(np.float32)}
     before = copy_model(proto)
@@ -59,10 +58,6 @@ def test_fold_leading_with_shared_weights(net: Net) -> None:
 def leading_norm(
     cin: int, *, weight: tuple[int, ...], shift: bool = True, **attributes: Any
 ) -> onnx.ModelProto:
-    """Return a normalization and a convolution.
-
-    ``shift`` is whether the normalization moves zero.
-    """
     net = Net(channels=cin)
     if len(weight) == 3:
         net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
@@ -100,14 +95,12 @@ def test_fold_leading_needs_no_padding_or_no_shift(proto: onnx.ModelProto, folds
 
 
 def compute_input(proto: onnx.ModelProto, node: onnx.NodeProto, position: int) -> None:
-    """Replace a constant input of a node by the output of a Cos."""
     cos = helper.make_node("Cos", [node.input[position]], ["computed"], "cos")
     node.input[position] = "computed"
     proto.graph.node.insert(0, cos)
 
 
 def norm_between_convolutions(bias: bool = True) -> onnx.ModelProto:
-    """Return the normalization ``n`` between the convolutions ``a`` and ``b``."""
     net = Net()
     normed = net.norm("n", net.conv("a", "x", kernel=1, bias=bias))
     return net.output(net.conv("b", normed, kernel=1)).model()
@@ -126,10 +119,6 @@ def add_consumers(proto: onnx.ModelProto) -> None:
         proto.graph.output.append(helper.make_empty_tensor_value_info(f"{name}.cos"))
 
 
-def add_outputs(proto: onnx.ModelProto) -> None:
-    proto.graph.output.extend(helper.make_empty_tensor_value_info(f"{name}.out") for name in "an")
-
-
 # Changes of `norm_between_convolutions` that prevent folding. Its nodes are a, n and b.
 UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
     "training": lambda proto: proto.graph.node[1].attribute.append(
@@ -137,7 +126,9 @@ UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
     ),
     "second output": lambda proto: proto.graph.node[1].output.append("running_mean"),
     "other domain": move_to_other_domain,
-    "is an output": add_outputs,
+    "is an output": lambda proto: proto.graph.output.extend(
+        helper.make_empty_tensor_value_info(f"{name}.out") for name in "an"
+    ),
     "other consumers": add_consumers,
     "parameter missing": lambda proto: proto.graph.node[1].input.pop(),
     "computed gamma": lambda proto: compute_input(proto, proto.graph.node[1], 1),

@@ -1,5 +1,3 @@
-"""Calibration caches: scales of all tensors, first line, contents, and the build with them."""
-
 import shlex
 import struct
 from collections.abc import Callable
@@ -127,8 +125,7 @@ def conv_relu(net: Net) -> list[str]:
 
 def moves(net: Net) -> list[str]:
     pooled = net.op("MaxPool", "pool", "x", kernel_shape=[2, 2])
-    turned = net.op("Transpose", "turn", pooled, perm=[0, 2, 3, 1])
-    return [net.reshape("flat", turned, 1, -1)]
+    return [net.reshape("flat", net.op("Transpose", "turn", pooled, perm=[0, 2, 3, 1]), 1, -1)]
 
 
 def concat(net: Net) -> list[str]:
@@ -271,8 +268,11 @@ def test_scales_follow_from_neighbors(
 
 
 def test_measured_scales_are_used_next_to_those_of_quantizers(net: Net) -> None:
-    net.output(net.op("Relu", "r", net.conv("c", "x")))
-    result = complete_scales(net.index(), {"r.out": 0.5}, {"x": 0.25, "r.out": 9.0, "no": 1.0})
+    result = complete_scales(
+        net.output(net.op("Relu", "r", net.conv("c", "x"))).index(),
+        {"r.out": 0.5},
+        {"x": 0.25, "r.out": 9.0, "no": 1.0},
+    )
     assert result.scales == {"x": 0.25, "c.out": 0.5, "r.out": 0.5}
     assert result.counts == {"measured": 1, "quantizer": 1, "clipped": 1}
 
@@ -292,8 +292,7 @@ def test_convolution_before_an_add_gets_a_unary_scale_on_request() -> None:
 
 
 def test_shapes_and_indices_are_no_float_tensors(net: Net) -> None:
-    shape = net.op("Shape", "shape", "x")
-    net.output(net.op("Reshape", "same", net.conv("c", "x"), shape))
+    net.output(net.op("Reshape", "same", net.conv("c", "x"), net.op("Shape", "shape", "x")))
     assert list_float_tensors(net.index()) == ["x", "c.out", "same.out"]
 
 
@@ -302,8 +301,9 @@ def test_shapes_and_indices_are_no_float_tensors(net: Net) -> None:
 
 def test_precisions_keep_quantized_and_float_layers(net: Net) -> None:
     first = net.op("Relu", "r", net.conv("c0", "x"))
-    net.output(net.op("Relu", "rh", net.conv("head", first)), net.conv("last", first))
-    model = net.index()
+    model = net.output(
+        net.op("Relu", "rh", net.conv("head", first)), net.conv("last", first)
+    ).index()
     scales = complete_scales(model, {"x": 1.0, "r.out": 0.5, "rh.out": 0.5})
     precisions = choose_precisions(model, scales, {"c0", "last"})
     # The head is float, with its activation; the last layer is INT8 and writes float.
@@ -317,8 +317,7 @@ def test_precisions_keep_quantized_and_float_layers(net: Net) -> None:
 
 
 def test_layer_without_a_scale_for_its_input_is_float() -> None:
-    net = residual()
-    model = net.index()
+    model = residual().index()
     precisions = choose_precisions(model, complete_scales(model, {}), {"c"})
     assert precisions.layers == {"c": "fp16", "add": "fp16"}
 

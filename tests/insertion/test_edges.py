@@ -1,5 +1,3 @@
-"""Rare cases of insertion: unknown shapes, shared constants, integer inputs, wrong options."""
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -69,8 +67,9 @@ def test_residual_of_unknown_shape_is_no_broadcast(net: Net) -> None:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     skip = net.op("Strange", "strange", stem, domain="example")
     out = net.op("Add", "add", net.conv("c1", stem), skip)
-    net.output(net.op("Conv", "c2", out, "c0.weight", kernel_shape=[3, 3]))
-    model = Model(net.open_model())
+    model = Model(
+        net.output(net.op("Conv", "c2", out, "c0.weight", kernel_shape=[3, 3])).open_model()
+    )
     assert model.shape("strange.out") is None and model.shape("c1.out") is not None
     placement = compute_placement(model, PlacementRules(head="none"))
     assert [r.role for r in placement.inputs["strange.out"]] == ["residual"]
@@ -79,11 +78,12 @@ def test_residual_of_unknown_shape_is_no_broadcast(net: Net) -> None:
 def test_prepare_removes_nodes_before_weights_but_not_before_outputs(net: Net) -> None:
     weight = net.op("Identity", "i", net.const("w", net.rng.standard_normal((16, 16, 3, 3))))
     out = net.op("Conv", "c", "x", weight, kernel_shape=[3, 3])
-    net.output(
-        net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1])
+    after, _ = prepare_and_compare(
+        net.output(
+            net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1])
+        ).model(),
+        1e-5,
     )
-    before = net.model()
-    after, _ = prepare_and_compare(before, 1e-5)
     assert [n.name for n in after.graph.node] == ["c", "end", "turned"]
 
 
@@ -93,8 +93,7 @@ def test_folding_keeps_bias_with_another_consumer(net: Net) -> None:
     second = net.op(
         "Conv", "b", "x", net.const("wb", net.rng.standard_normal((16, 16, 1, 1))), bias
     )
-    before = net.output(net.norm("n", first), second).model()
-    after, _ = prepare_and_compare(before)
+    after, _ = prepare_and_compare(net.output(net.norm("n", first), second).model())
     left = {t.name for t in after.graph.initializer}
     assert {"bias", "wb"} <= left and not {"wa", "n.gamma", "n.var"} & left
 
@@ -149,7 +148,6 @@ def test_dfl_is_found_after_operators_that_move_values(
 
 
 def add_box_head(net: Net, tensor: str) -> Net:
-    """Add a Slice of eight channels, Softmax and the mean over the bins."""
     bounds = {"starts": [0], "ends": [8], "axes": [1]}
     cut = net.op("Slice", "cut", tensor, *(net.const(k, v, np.int64) for k, v in bounds.items()))
     bins = net.const("bins", np.arange(8).reshape(1, 8, 1, 1))
@@ -180,8 +178,7 @@ def test_box_channels_are_followed_while_they_stay_axis_1(
         "Concat", "join", net.conv("box", "x", cout=8), net.conv("cls", "x", cout=8), axis=1
     )
     turned = net.op("Transpose", "turned", joined, **({} if perm is None else {"perm": perm}))
-    head = find_head(add_box_head(net, turned).index())
-    assert {net.nodes[i].name for i in head.boxes} == boxes
+    assert {net.nodes[i].name for i in find_head(add_box_head(net, turned).index()).boxes} == boxes
 
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (1, 16, 8, 8), np.uint8)
@@ -193,7 +190,6 @@ def insert_into(
     data: list[dict[str, Any]] | None = None,
     **options: Any,
 ) -> qdqtool.Insertion:
-    """Insert with inputs of another type."""
     options = {"input_type": kind, "predict": False, **options}
     result = qdqtool.insert(model or two_layers(), data or images(), **options)
     check(result.model)
@@ -220,14 +216,20 @@ def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
     assert np.mean(np.abs(before - after) > 1e-4) < 0.02  # near ties, the code differs by one
 
 
+def sine_branch() -> onnx.ModelProto:
+    net = Net()
+    return net.output(net.op("Relu", "r", net.conv("a", "x")), net.op("Sin", "other", "x")).model()
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "error", "code", "node", "value"),
     [
         ("uint8", {"preprocess": PREPROCESS}, ModelError, "wrong-shape", "x", "3 channels"),
         ("uint8", {"target": "trt8.4"}, QdqtoolError, "unsupported", "", "trt8.4"),
         ("int8", {"exclude": ["^a$"]}, ModelError, "option-without-effect", "", "int8"),
+        ("int8", {"model": sine_branch()}, ModelError, "needed-as-float", "x", "'other'"),
     ],
-    ids=["channels of mean", "target", "float input"],
+    ids=["channels of mean", "target", "float input", "float consumer"],
 )
 def test_input_type_that_does_not_fit_is_refused(
     kind: str, options: dict[str, Any], error: type[QdqtoolError], code: str, node: str, value: str
@@ -236,21 +238,8 @@ def test_input_type_that_does_not_fit_is_refused(
         insert_into(kind, **options)
 
 
-def sine_branch() -> onnx.ModelProto:
-    """Return a convolution and a Sin that read the same input."""
-    net = Net()
-    return net.output(net.op("Relu", "r", net.conv("a", "x")), net.op("Sin", "other", "x")).model()
-
-
-def test_int8_input_with_float_consumer_is_refused() -> None:
-    refused = has("needed-as-float", parameter="input_type", node="x")
-    with pytest.raises(ModelError, check=refused, match="'other'"):
-        insert_into("int8", sine_branch())
-
-
 def test_uint8_input_with_float_consumer() -> None:
-    changed = insert_into("uint8", sine_branch())
-    sine = run(changed.model, {"x": PIXELS})[1]
+    sine = run(insert_into("uint8", sine_branch()).model, {"x": PIXELS})[1]
     np.testing.assert_allclose(sine, np.sin(PIXELS.astype(np.float32) / 255), atol=1e-6)
 
 
@@ -349,7 +338,6 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
 
 
 def ramp(low: float, high: float) -> list[dict[str, Any]]:
-    """Return a sample with evenly spaced values."""
     return [{"x": np.linspace(low, high, 1024, dtype=np.float32).reshape(1, 16, 8, 8)}]
 
 

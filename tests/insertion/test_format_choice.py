@@ -1,5 +1,3 @@
-"""The choice between INT8 and FP8, from statistics, errors and times."""
-
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -68,30 +66,55 @@ def errors(int8: float, fp8: float, noise: float = 0.05) -> Floats:
 
 INT8_FASTER = {"int8": 1.0, "fp8": 1.2, "fp16": 1.3}
 FP8_FASTER = {"int8": 1.3, "fp8": 1.0, "fp16": 1.5}
-NEITHER_FASTER = {"int8": 1.4, "fp8": 1.3, "fp16": 1.3}
 
 
 @pytest.mark.parametrize(
-    ("measured", "ms", "precision"),
+    ("measured", "ms", "precision", "is_assumed"),
     [
-        pytest.param(errors(0.14, 0.08), {}, "fp8", id="fp8 is more accurate"),
-        pytest.param(errors(0.14, 0.08), INT8_FASTER, "fp8", id="and INT8's error is not small"),
-        pytest.param(errors(0.09, 0.04), INT8_FASTER, "int8", id="both errors are small"),
-        pytest.param(errors(0.09, 0.14), {}, "int8", id="int8 is more accurate"),
-        pytest.param(errors(0.11, 0.14), FP8_FASTER, "int8", id="and FP8's error is not small"),
-        pytest.param(errors(0.14, 0.13), {}, "int8", id="alike, without a GPU"),
-        pytest.param(errors(0.14, 0.13), FP8_FASTER, "fp8", id="alike, FP8 is faster"),
-        pytest.param(errors(0.03, 0.02, noise=2.0), {}, "int8", id="too noisy to tell"),
+        pytest.param(errors(0.14, 0.08), {}, "fp8", True, id="fp8 is more accurate"),
+        pytest.param(
+            errors(0.14, 0.08), INT8_FASTER, "fp8", False, id="and INT8's error is not small"
+        ),
+        pytest.param(errors(0.09, 0.04), INT8_FASTER, "int8", False, id="both errors are small"),
+        pytest.param(errors(0.09, 0.14), {}, "int8", True, id="int8 is more accurate"),
+        pytest.param(
+            errors(0.11, 0.14), FP8_FASTER, "int8", False, id="and FP8's error is not small"
+        ),
+        pytest.param(errors(0.14, 0.13), {}, "int8", True, id="alike, without a GPU"),
+        pytest.param(errors(0.14, 0.13), FP8_FASTER, "fp8", False, id="alike, FP8 is faster"),
+        pytest.param(errors(0.03, 0.02, noise=2.0), {}, "int8", True, id="too noisy to tell"),
+        # Formats that are inaccurate or slow are not chosen.
+        pytest.param(errors(0.2, 0.08), {}, "fp8", False, id="INT8 loses too much"),
+        pytest.param(errors(0.14, 0.2), {}, "int8", False, id="FP8 loses too much"),
+        pytest.param(
+            errors(0.14, 0.2), FP8_FASTER, "int8", False, id="FP8 is faster, but loses too much"
+        ),
+        pytest.param(errors(0.2, 0.19), {}, "fp16", False, id="both lose too much"),
+        pytest.param(
+            errors(0.2, 0.19), FP8_FASTER, "fp16", False, id="both are faster, but lose too much"
+        ),
+        pytest.param(np.array([[np.nan, 0.13]] * 8), {}, "fp8", False, id="INT8 is not finite"),
+        pytest.param(np.array([[np.nan, 0.3]] * 8), {}, "fp16", False, id="and FP8 loses too much"),
+        pytest.param(
+            errors(0.01, 0.02),
+            {"int8": 1.4, "fp8": 1.3, "fp16": 1.3},
+            "fp16",
+            False,
+            id="neither is faster than FP16",
+        ),
+        pytest.param(
+            errors(0.2, 0.08), {**INT8_FASTER, "fp8": 1.3}, "fp16", False, id="each has an obstacle"
+        ),
     ],
 )
-def test_choice_between_suitable_formats(
-    measured: Floats, ms: dict[str, float], precision: str
+def test_choice_of_format(
+    measured: Floats, ms: dict[str, float], precision: str, is_assumed: bool
 ) -> None:
     choice = choose_number_format(measured, ms, "a GPU")
-    assert choice.precision == precision and not choice.is_float
-    assert choice.samples == 8
+    assert (choice.precision, choice.samples) == (precision, 8)
+    assert choice.is_float == (precision == "fp16")
     # Without times, the reason names the assumption that INT8 is as fast as FP8.
-    assert ("assumed" in choice.reason) == (not ms)
+    assert ("assumed" in choice.reason) == is_assumed
 
 
 def test_choice_of_fp16_names_the_required_gain() -> None:
@@ -101,33 +124,6 @@ def test_choice_of_fp16_names_the_required_gain() -> None:
     assert choice.precision == "fp16"
     assert "FP8 is not more than 2 % faster than FP16" in choice.reason
     assert "1.29 ms in FP8 and 1.3 ms in FP16" in choice.reason
-
-
-@pytest.mark.parametrize(
-    ("measured", "ms", "precision"),
-    [
-        pytest.param(errors(0.2, 0.08), {}, "fp8", id="INT8 loses too much"),
-        pytest.param(errors(0.14, 0.2), {}, "int8", id="FP8 loses too much"),
-        pytest.param(errors(0.14, 0.2), FP8_FASTER, "int8", id="FP8 is faster, but loses too much"),
-        pytest.param(errors(0.2, 0.19), {}, "fp16", id="both lose too much"),
-        pytest.param(
-            errors(0.2, 0.19), FP8_FASTER, "fp16", id="both are faster, but lose too much"
-        ),
-        pytest.param(np.array([[np.nan, 0.13]] * 8), {}, "fp8", id="INT8 is not finite"),
-        pytest.param(np.array([[np.nan, 0.3]] * 8), {}, "fp16", id="and FP8 loses too much"),
-        pytest.param(errors(0.01, 0.02), NEITHER_FASTER, "fp16", id="neither is faster than FP16"),
-        pytest.param(
-            errors(0.2, 0.08), {**INT8_FASTER, "fp8": 1.3}, "fp16", id="each has an obstacle"
-        ),
-    ],
-)
-def test_choice_without_formats_that_are_inaccurate_or_slow(
-    measured: Floats, ms: dict[str, float], precision: str
-) -> None:
-    choice = choose_number_format(measured, ms, "a GPU")
-    assert choice.precision == precision
-    assert choice.is_float == (precision == "fp16")
-    assert "assumed" not in choice.reason
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,11 @@ def test_constants_outside_half_keep_consumers_float(net: Net) -> None:
 def test_scales_below_half_are_raised(net: Net) -> None:
     scale, zero = net.const("s", 1e-9), net.const("z", 0, np.int8)
     code = net.op("QuantizeLinear", "q", "x", scale, zero)
-    net.output(net.conv("c", net.op("DequantizeLinear", "dq", code, scale, zero)))
-    after = copy_as_fp16(net.model(19, ir=9))
+    after = copy_as_fp16(
+        net.output(net.conv("c", net.op("DequantizeLinear", "dq", code, scale, zero))).model(
+            19, ir=9
+        )
+    )
     assert value_of(after, "s") == np.float16(2.0**-24) and value_of(after, "s").dtype == np.float16
     assert Model(after).elem_type("dq.out") == TensorProto.FLOAT16
 
@@ -121,8 +124,13 @@ def test_constant_that_half_cannot_hold_keeps_consumer_float(
     """Values too small for half matter only if they are at least a sixteenth of the constant."""
     net = Net(channels=count)
     constant = net.const("k", np.r_[np.ones(count - 1), value].reshape(-1, 1, 1))
-    net.output(net.conv("c", net.op("Add", "a", "x", constant), count, 4, 1))
-    index = Model(copy_as_fp16(net.model(19, ir=9)))
+    index = Model(
+        copy_as_fp16(
+            net.output(net.conv("c", net.op("Add", "a", "x", constant), count, 4, 1)).model(
+                19, ir=9
+            )
+        )
+    )
     assert index.elem_type(index.node("a").output) == (
         TensorProto.FLOAT16 if half else TensorProto.FLOAT
     )
@@ -137,8 +145,9 @@ def test_half_casts_inputs_outputs_and_tail(net: Net) -> None:
         net.op("Sigmoid", "s", net.op("Add", "add", net.conv("c", "x"), "f"))  # the tail reads f
     )
     net.output(net.conv("d", net.op("Cast", "cast", "i", to=1)))
-    net.output(net.op("Neg", "neg", "h"), dtype=TensorProto.FLOAT16)
-    after = copy_as_fp16(net.model(19, ir=9))
+    after = copy_as_fp16(
+        net.output(net.op("Neg", "neg", "h"), dtype=TensorProto.FLOAT16).model(19, ir=9)
+    )
     assert {(n.input[0], n.output[0]) for n in nodes_of(after, "Cast")} == {
         ("x", "x_fp16"),
         ("i", "cast.out"),
@@ -153,8 +162,7 @@ def test_half_leaves_integers_other_domains_and_unknown_types(net: Net) -> None:
     shape = net.op(
         "Concat", "sizes", net.op("Shape", "shape", inner), net.const("four", [4], np.int64), axis=0
     )
-    strange = net.op("Strange", "strange", inner, domain="example")
-    mixed = net.op("Mul", "mixed", inner, strange)
+    mixed = net.op("Mul", "mixed", inner, net.op("Strange", "strange", inner, domain="example"))
     late = net.op("Relu", "late", mixed)
     net.output(net.conv("b", net.op("Relu", "r", inner)), net.conv("c", late))
     proto = net.output(net.op("Identity", "end", shape), dtype=TensorProto.INT64).open_model(19)
@@ -331,8 +339,7 @@ def test_to_float_widens_type_attributes(net: Net) -> None:
         net.op("Any", f"n{i}", "x", **{name: before})
     model = net.open_model()
     widen_float16(Model(model))
-    values = [node.attribute[0].i for node in model.graph.node]
-    assert values == [after for *_, after in attributes]
+    assert [node.attribute[0].i for node in model.graph.node] == [after for *_, after in attributes]
 
 
 def list_initializers(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -389,8 +396,7 @@ def test_newer_opsets_become_fp16_too(opset: int, net: Net) -> None:
     """From opset 23 on, the type of a DequantizeLinear's result may be an attribute."""
     model = net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x")))).model(opset, ir=11)
     result = insert(model, images(), target="11", head="none")
-    codes = require_prediction(result).findings_by_code()
-    assert "FLOAT-FP32" not in codes
+    assert "FLOAT-FP32" not in require_prediction(result).findings_by_code()
     weights = [t for t in result.model.graph.initializer if len(t.dims) == 4]
     assert {t.data_type for t in weights} == {TensorProto.FLOAT16}
     run(result.model, images(1)[0])

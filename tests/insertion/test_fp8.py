@@ -1,5 +1,3 @@
-"""FP8: numbers, placement and models that checker, onnxruntime and TensorRT-RTX accept."""
-
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,6 @@ def round_fp8(values: npt.NDArray[Any], scale: npt.NDArray[Any] | float) -> Arra
 
 
 def relu_net() -> Net:
-    """Return two convolutions with a Relu between, of 32 channels."""
     net = Net(32)
     first = net.op("Relu", "r", net.conv("a", "x", 32, 32))
     return net.output(net.op("Relu", "end", net.conv("b", first, 32, 32)))
@@ -127,8 +124,7 @@ def test_forms_of_convolutions_that_remain_float(
     form: dict[str, int], obstacle: SkipCause | None
 ) -> None:
     model = conv_net(**form).index()
-    placement = compute_placement(model, FP8_RULES)
-    reasons = [s.record for s in placement.skipped]
+    reasons = [s.record for s in compute_placement(model, FP8_RULES).skipped]
     obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
     assert obstacles == ([] if obstacle is None else [obstacle])
     included = compute_placement(
@@ -150,15 +146,13 @@ def test_forms_of_products_that_remain_float(
     shape: tuple[int, int], columns: int, obstacle: SkipCause | None, net: Net
 ) -> None:
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-    weights = net.const("w", np.ones((shape[1], columns)))
-    net.output(net.op("MatMul", "m", "x", weights))
+    net.output(net.op("MatMul", "m", "x", net.const("w", np.ones((shape[1], columns)))))
     reasons = [s.record for s in compute_placement(net.index(), FP8_RULES).skipped]
     obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
     assert obstacles == ([] if obstacle is None else [obstacle])
 
 
 def attention_net(head: int, sequence: int = 64) -> Model:
-    """Return a Linear and one attention of one head."""
     net = Net()
     shape = [1, 2, sequence, head]
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
@@ -238,15 +232,13 @@ def test_version_without_fp8_convolutions_is_a_warning(
     result = insert_fp8(relu_net().model(), target=target, gpu=gpu)
     assert ("fp8-version" in note_codes(result.warnings)) == is_warned
     assert result.prediction is not None
-    codes = {f.code for f in result.prediction.findings}
-    assert ("FP8-VERSION" in codes) == is_warned
+    assert ("FP8-VERSION" in {f.code for f in result.prediction.findings}) == is_warned
 
 
 # Conversion of INT8 pairs
 
 
 def mixed_net() -> onnx.ModelProto:
-    """Return a depthwise convolution between two others, of 32 channels."""
     net = Net(32)
     first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
     deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))
@@ -264,10 +256,9 @@ def test_conversion_equals_insertion_by_max() -> None:
     assert len(nodes_of(model.proto, "QuantizeLinear")) == len(fp8.quantized) == 4
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.proto.graph.initializer}
     scales = [constants[n.input[1]] for n in nodes_of(model.proto, "QuantizeLinear")]
-    expected = [np.asarray(q.scale) for q in fp8.quantized]
     for scale, other in zip(
         sorted(scales, key=lambda s: float(s.max())),
-        sorted(expected, key=lambda s: float(s.max())),
+        sorted([np.asarray(q.scale) for q in fp8.quantized], key=lambda s: float(s.max())),
         strict=True,
     ):
         assert scale == pytest.approx(other, rel=1e-5)

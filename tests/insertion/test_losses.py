@@ -57,7 +57,6 @@ def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
 
 
 def remove_pairs(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
-    """Return the model without the Q/DQ pairs of some activations."""
     for entry in entries:
         model = remove_pair(Model(model), entry).proto
     check(model)
@@ -67,7 +66,6 @@ def remove_pairs(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.Mode
 def mean_error(
     model: onnx.ModelProto, other: onnx.ModelProto, data: list[dict[str, np.ndarray]]
 ) -> float:
-    """Return the mean over the samples of the second model's error."""
     return float(np.mean([relative_error(run(model, x)[0], run(other, x)[0]) for x in data]))
 
 
@@ -165,12 +163,12 @@ def chain_insertion() -> Insertion:
     return qdqtool.insert(chain(), images(3), predict=False)
 
 
-def measure_all(result: Insertion, data: object, **options: Any) -> ActivationLosses | None:
-    """Measure all activations of an insertion."""
-    activations = result.activations
-    return measure_losses(
-        Model(result.model), activations, data, activations=activations, **options
+def measure_all(result: Insertion, data: object, **options: Any) -> ActivationLosses:
+    losses = measure_losses(
+        Model(result.model), result.activations, data, activations=result.activations, **options
     )
+    assert losses is not None
+    return losses
 
 
 def test_measure_gives_same_losses_on_one_and_two_threads(
@@ -180,7 +178,7 @@ def test_measure_gives_same_losses_on_one_and_two_threads(
     for cores in (1, 2):
         monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda cores=cores: cores)
         losses.append(measure_all(chain_insertion, images(3), samples=3))
-    assert losses[0] is not None and losses[0] == losses[1]
+    assert losses[0] == losses[1]
 
 
 def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: NetworkRuns) -> None:
@@ -203,14 +201,13 @@ def test_measure_tries_activations_only_for_large_error(
         chain(), images(3), predict=False, method="percentile", percentile=percentile
     )
     losses = result.losses = measure_all(result, images(3), samples=None)
-    assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
+    assert (losses.error > SMALL_ERROR) == bool(tried)
     assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, count)
     assert ("--losses 3 tries them" in str(render(result, 400, everything=True))) == (not tried)
 
 
 @pytest.fixture(scope="module")
 def clipping() -> Insertion:
-    """An insertion with one activation that is clipped on every image."""
     return qdqtool.insert(
         chain(), images(8), predict=False, method_for=[("b/relu", "percentile")], percentile=60.0
     )
@@ -220,7 +217,6 @@ def test_measure_confirms_gain_on_other_images(clipping: Insertion) -> None:
     """Gains are 1 minus the ratio of the summed errors: of two images, and of the other six."""
     data = images(8)
     losses = measure_all(clipping, data, samples=None)
-    assert losses is not None
     assert (losses.samples, losses.trial_samples) == (8, 2)
     worst = losses.tensors[0]
     assert (worst.tensor, worst.confirmed, worst.confirmed_on) == ("b/relu.out", True, 6)
@@ -237,15 +233,12 @@ def test_measure_confirms_gain_on_other_images(clipping: Insertion) -> None:
 def test_measure_confirms_on_four_images_or_more(
     clipping: Insertion, count: int, confirmed_on: int
 ) -> None:
-    losses = measure_all(clipping, images(count), samples=None)
-    assert losses is not None
-    assert losses.tensors[0].confirmed_on == confirmed_on
-    assert losses.tensors[0].confirmed == bool(confirmed_on)
+    worst = measure_all(clipping, images(count), samples=None).tensors[0]
+    assert (worst.confirmed_on, worst.confirmed) == (confirmed_on, bool(confirmed_on))
 
 
 def test_measure_confirms_on_all_requested_images(clipping: Insertion) -> None:
     losses = measure_all(clipping, images(8), samples=5)
-    assert losses is not None
     assert (losses.tensors[0].confirmed_on, losses.trial_samples) == (5, 5)
     assert losses.tensors[0].confirmed_gain == pytest.approx(losses.tensors[0].gain)
 
@@ -257,9 +250,7 @@ def test_measure_does_not_confirm_gain_of_single_images() -> None:
     quantizer = next(n for n in result.model.graph.node if n.input[0] == "x")
     set_value(result.model, quantizer.input[1], np.float32(0.2 / 127))
     data[1:7] = [{"x": sample["x"] * np.float32(0.2)} for sample in data[1:7]]
-    losses = measure_all(result, data, samples=None)
-    assert losses is not None
-    worst = losses.tensors[0]
+    worst = measure_all(result, data, samples=None).tensors[0]
     assert (worst.tensor, worst.confirmed_on, worst.confirmed) == ("x", 6, False)
     assert worst.confirmed_gain is not None and worst.confirmed_gain < 0.1 < worst.gain
 
@@ -267,43 +258,25 @@ def test_measure_does_not_confirm_gain_of_single_images() -> None:
 def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no image")
     result = qdqtool.insert(one_layer(3), images(2, 3), predict=False, include=["."])
-    assert measure_all(result, str(tmp_path)) is None
+    tensors = result.activations
+    assert measure_losses(Model(result.model), tensors, str(tmp_path), activations=tensors) is None
 
 
-@pytest.fixture(scope="module")
-def exact_insertion() -> tuple[Insertion, list[dict[str, np.ndarray]]]:
-    """Return inputs that the scale 1/127 represents without error, and their insertion."""
+def test_losses_leave_out_activation_without_error() -> None:
+    # The scale 1/127 represents the inputs without error.
     data = [{"x": np.rint(d["x"])} for d in images(4)]
-    return qdqtool.insert(chain(), data, predict=False, method="max"), data
-
-
-def test_losses_leave_out_activation_without_error(
-    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
-) -> None:
-    result, data = exact_insertion
-    assert result.activations[0].tensor == "x"
-    assert result.activations[0].scale == float(np.float32(1 / 127))
+    result = qdqtool.insert(chain(), data, predict=False, method="max")
+    exact = result.activations[0]
+    assert (exact.tensor, exact.scale) == ("x", float(np.float32(1 / 127)))
     losses = measure_all(result, data, samples=2)
-    assert losses is not None and (losses.samples, losses.tried) == (2, 4)
+    assert (losses.samples, losses.tried) == (2, 4)
     assert "x" not in [loss.tensor for loss in losses.tensors] and len(losses.tensors) == 3
+    assert measure_losses(Model(result.model), [exact], data, activations=[exact]) is None
 
 
-def test_measure_returns_none_without_error(
-    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
-) -> None:
-    result, data = exact_insertion
-    exact = result.activations[:1]
-    assert measure_losses(Model(result.model), exact, data, activations=exact) is None
-
-
-def test_losses_name_clipped_tensor_and_consumers_first() -> None:
-    data = images(2)
-    result = qdqtool.insert(
-        chain(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0
-    )
-    losses = measure_all(result, data, samples=2)
-    assert losses is not None
-    assert (losses.tensors[0].tensor, losses.tensors[0].readers) == ("b/relu.out", ("c",))
+def test_losses_name_clipped_tensor_and_consumers_first(clipping: Insertion) -> None:
+    first = measure_all(clipping, images(2), samples=2).tensors[0]
+    assert (first.tensor, first.readers) == ("b/relu.out", ("c",))
 
 
 def test_candidates_are_sorted_by_error() -> None:
@@ -482,7 +455,6 @@ def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
 
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed: bool) -> None:
-    """The suggested pattern leaves the tensor float."""
     assert yolov8.losses is not None
     worst = replace(
         yolov8.losses.tensors[0],
@@ -520,10 +492,9 @@ def test_confirmed_losses_state_their_cost_in_time(yolov8: Insertion) -> None:
         lambda changed: estimate_variant(time, changed, target),
     )
     (activation,) = (a for a in yolov8.activations if a.tensor == first.tensor)
-    other = remove_pairs(yolov8.model, activation)
     before, after = (
         qdqtool.predict(model, gpu="Orin Nano 8GB").time["total_ms"]
-        for model in (yolov8.model, other)
+        for model in (yolov8.model, remove_pairs(yolov8.model, activation))
     )
     assert timed.tensors[0].ms == pytest.approx(after - before, abs=2e-3)
     assert all(loss.ms is None for loss in timed.tensors[1:])
@@ -562,7 +533,6 @@ def test_error_of_onnxruntime_is_one_line(
 
 
 def mismatched_network() -> onnx.ModelProto:
-    """Return a convolution of four channels with an input of any number of channels."""
     net = Net()
     net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
     return net.output(net.conv("c", "x", 4, 4)).open_model()
@@ -575,7 +545,6 @@ def insert_detector() -> tuple[Insertion, list[dict[str, Array]]]:
 
 
 def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
-    """Return a residual block whose input is used again after it, crossed by a sequence."""
     net, data = Net(), images(2)
     first = net.op("Relu", "r0", net.conv("c0", "x"))
     sizes = net.const("eights", [8, 8], np.int64)

@@ -24,12 +24,10 @@ from tests.insertion.nets import Net, detector, initializer, with_constant_nodes
 
 
 def inputs(placement: Placement) -> set[tuple[str, str, str]]:
-    """Return the quantized inputs as (tensor, consumer, role)."""
     return {(t, r.node.name, r.role) for t, readers in placement.inputs.items() for r in readers}
 
 
 def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
-    """Return why each node is left float: the class and the values of the reason."""
     return {s.node: (type(s.record), *field_values(s.record)[2:]) for s in placement.skipped}
 
 
@@ -38,13 +36,11 @@ def place_net(net: Net, rules: PlacementRules | None = None) -> Placement:
 
 
 def quantized_inputs(placement: Placement, node: str) -> set[str]:
-    """Return the quantized inputs of a node."""
     return {t for t, name, _ in inputs(placement) if name == node}
 
 
 def test_convolution_is_quantized_per_output_channel(net: Net) -> None:
-    net.output(net.silu("s", net.norm("n", net.conv("c", "x"))))
-    result = place_net(net)
+    result = place_net(net.output(net.silu("s", net.norm("n", net.conv("c", "x")))))
     assert inputs(result) == {("x", "c", "input")}
     assert [(w.tensor, w.axis) for w in result.weights] == [("c.weight", 0)]
     assert not result.skipped
@@ -53,10 +49,8 @@ def test_convolution_is_quantized_per_output_channel(net: Net) -> None:
 def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     first = net.op("Add", "add1", net.conv("c1", stem), stem)
-    second = net.op("Add", "add2", net.conv("c2", stem), first)
-    net.output(net.conv("c3", second))
-    result = place_net(net)
-    skips = {(t, n) for t, n, role in inputs(result) if role == "residual"}
+    net.output(net.conv("c3", net.op("Add", "add2", net.conv("c2", stem), first)))
+    skips = {(t, n) for t, n, role in inputs(place_net(net)) if role == "residual"}
     assert skips == {("stem.out", "add1"), ("add1.out", "add2")}
 
 
@@ -67,7 +61,6 @@ def test_sparse_weights_are_left_float(net: Net) -> None:
 
 
 def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Store an initializer as a sparse one that holds every value."""
     graph = model.graph
     (full,) = (t for t in graph.initializer if t.name == name)
     array = onnx.numpy_helper.to_array(full)
@@ -79,10 +72,6 @@ def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
-    """Return a residual block, optionally with an activation before its Add.
-
-    ``after`` follows it.
-    """
     net = Net()
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     inner = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
@@ -209,7 +198,7 @@ def test_residual_input_of_add(
 def classifier(float_consumer: bool) -> Net:
     net = Net()
     relu = net.op("Relu", "r", net.conv("c", "x"))
-    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", relu))
+    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "pool", relu))
     outputs = [
         net.op("Gemm", "fc", flat, net.const("w", net.rng.standard_normal((10, 16))), transB=1)
     ]
@@ -218,26 +207,12 @@ def classifier(float_consumer: bool) -> Net:
     return net.output(*outputs)
 
 
-def test_pooling_of_classifier_is_quantized() -> None:
-    assert ("r.out", "gap", "input") in inputs(place_net(classifier(False)))
-
-
-def test_pooling_next_to_float_consumer_is_left_float() -> None:
-    result = place_net(classifier(True))
-    assert not quantized_inputs(result, "gap")
-    assert reasons(result)["gap"] == (
-        placement_reasons.FloatNode,
-        placement_reasons.SkipCause.INPUT_READ_AS_FLOAT,
-    )
-
-
 def test_poolings_in_a_row_are_quantized(net: Net) -> None:
     first = net.op(
         "AveragePool", "p1", net.op("Relu", "r", net.conv("a", "x")), kernel_shape=[1, 1]
     )
     second = net.op("AveragePool", "p2", first, kernel_shape=[1, 1])
-    net.output(net.conv("b", first), net.conv("c", second))
-    result = place_net(net)
+    result = place_net(net.output(net.conv("b", first), net.conv("c", second)))
     assert {node for _, node, _ in inputs(result)} == {"a", "p1", "b", "p2", "c"}
     assert not result.skipped
     assert [r.node.name for r in result.inputs["p1.out"]] == ["p2", "b"]
@@ -280,8 +255,7 @@ def test_small_convolution_is_left_float(
     sides = [kernel] * 2 if isinstance(kernel, int) else kernel
     weight = net.const("w", net.rng.standard_normal((cout, cin // group, *sides)))
     attributes = {} if group == 1 else {"group": group}
-    net.output(net.op("Conv", "c", tensor, weight, **attributes))
-    result = place_net(net)
+    result = place_net(net.output(net.op("Conv", "c", tensor, weight, **attributes)))
     assert quantized or reasons(result) == {
         "c": (placement_reasons.SmallConvolution, cin // group, cout, tuple(sides))
     }
@@ -336,6 +310,13 @@ def relu_net() -> Net:
             "exclude_op",
             r"Relu.*Add, Conv",
         ),
+        (
+            residual_net(),
+            PlacementRules(exclude=["("]),
+            "invalid-pattern",
+            "",
+            r"`exclude` '\('.*not a regular expression",
+        ),
         (relu_net(), PlacementRules(include=["r"]), "no-match", "include", "'r'"),
         (
             relu_net(),
@@ -351,11 +332,6 @@ def test_option_that_fits_no_node_is_refused(
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter), match=value):
         place_net(net, rules)
-
-
-def test_pattern_that_is_no_regular_expression_is_refused() -> None:
-    with pytest.raises(QdqtoolError, match=r"`exclude` '\('.*not a regular expression"):
-        place_net(residual_net(), PlacementRules(exclude=["("]))
 
 
 FILES = pytest.mark.parametrize(("path", "label"), [("", "model"), ("a.onnx", "a.onnx")])
@@ -442,7 +418,6 @@ def test_exclusion_names_first_pattern_that_matches() -> None:
 
 
 def transposed_net(group: int = 1) -> Net:
-    """Return a convolution ``c`` and a transposed convolution ``t``."""
     net = Net()
     weights = net.const("w", np.ones((16, 16, 2, 2)))
     relu = net.op("Relu", "r", net.conv("c", "x"))
@@ -561,8 +536,7 @@ def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
         return graph(name, helper.make_node("If", ["if.condition"], ["else.if"], **branches))
 
     net.const("w", np.ones((16, 16, 1, 1)))
-    net.output(net.conv("c", net.op("Relu", "r", net.choice("if", branch))))
-    result = place_net(net)
+    result = place_net(net.output(net.conv("c", net.op("Relu", "r", net.choice("if", branch)))))
     assert [w.node.name for w in result.weights] == ["c"]
     assert reasons(result) == {"if": (placement_reasons.SubgraphLayers, 3)}
 
@@ -615,7 +589,6 @@ def test_residual_is_quantized_for_quantized_consumer(
 
 
 def pooling_net(before: str = "Relu", after: str = "Conv", output: bool = False) -> Net:
-    """Return a pooling ``pool`` after a convolution and another operator, before ``after``."""
     net = Net()
     tensor = net.conv("a", "x")
     if before == "Add":
@@ -629,9 +602,13 @@ def pooling_net(before: str = "Relu", after: str = "Conv", output: bool = False)
     return net.output(tensor) if output else net
 
 
-@pytest.mark.parametrize("before", ["Relu", "Add", "Softmax"])
-def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
-    assert quantized_inputs(place_net(pooling_net(before)), "pool")
+@pytest.mark.parametrize(
+    "net",
+    [*(pooling_net(before) for before in ("Relu", "Add", "Softmax")), classifier(False)],
+    ids=["Relu", "Add", "Softmax", "classifier"],
+)
+def test_pooling_between_quantized_nodes_is_quantized(net: Net) -> None:
+    assert quantized_inputs(place_net(net), "pool")
 
 
 @pytest.mark.parametrize(
@@ -662,6 +639,12 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
             (placement_reasons.FloatNode, placement_reasons.SkipCause.INPUT_READ_AS_FLOAT),
             id="float consumer",
         ),
+        pytest.param(
+            classifier(True),
+            [],
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.INPUT_READ_AS_FLOAT),
+            id="float consumer in a classifier",
+        ),
     ],
 )
 def test_pooling_next_to_float_is_left_float(
@@ -675,8 +658,10 @@ def test_pooling_next_to_float_is_left_float(
 def test_longest_path_of_random_and_clipped_input(net: Net) -> None:
     low = net.op("RandomNormal", "made", shape=[1, 16, 8, 8])
     clipped = net.op("Clip", "clip", net.op("Relu", "r", "x"), "", net.const("six", 6.0))
-    net.output(net.op("Add", "add", low, clipped))
-    assert branch_lengths(net.index(), low, clipped) == (1, 2)
+    assert branch_lengths(net.output(net.op("Add", "add", low, clipped)).index(), low, clipped) == (
+        1,
+        2,
+    )
 
 
 @pytest.mark.parametrize("constant_nodes", [False, True])
@@ -743,7 +728,6 @@ MOVES = {
 
 
 def best_scores(net: Net, x: str) -> str:
-    """Add a TopK and a multiplication of the selected scores."""
     values, _ = net.op("TopK", "top", x, net.const("k", [1], np.int64), outputs=2, axis=1)
     return str(net.op("Mul", "end", values, net.const("two", 2.0)))
 

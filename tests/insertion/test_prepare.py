@@ -21,7 +21,6 @@ from tests.notes import note
 
 
 def prepare_copy(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a prepared copy of a model, and the notes."""
     copy = copy_model(model)
     notes = prepare_float_model(Model(copy), opset=13)
     check(copy)
@@ -31,7 +30,6 @@ def prepare_copy(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
 def prepare_and_compare(
     model: onnx.ModelProto, tolerance: float = 1e-4
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a prepared copy of a model, which must compute the same, and the notes."""
     copy, notes = prepare_copy(model)
     for feeds in images(2):
         assert_same_outputs(model, copy, feeds, rtol=tolerance, atol=tolerance)
@@ -173,8 +171,9 @@ def test_einsum_needs_equal_summed_sizes(
         onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape)
         for n, shape in (("x", left), ("y", right))
     ]
-    net.output(net.op("Einsum", "e", "x", "y", equation="bns,bsd->bnd"))
-    _, notes = prepare_copy(net.model())
+    _, notes = prepare_copy(
+        net.output(net.op("Einsum", "e", "x", "y", equation="bns,bsd->bnd")).model()
+    )
     assert notes == [note("products-written", count=1)] * written
 
 
@@ -202,25 +201,20 @@ def test_shared_weights_are_copied(net: Net) -> None:
     square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
     first, *others = (net.op("Conv", f"c{i}", "x", square) for i in range(3))
     net.output(net.norm("n", first), *others)
-    net.output(net.conv("d", "x", kernel=1), net.op("Relu", "r", "d.weight"))
-    after, notes = prepare_and_compare(net.model())
+    after, notes = prepare_and_compare(
+        net.output(net.conv("d", "x", kernel=1), net.op("Relu", "r", "d.weight")).model()
+    )
     assert notes[0] == note("weights-copied", count=3)
     weights = {n.name: n.input[1] for n in nodes_of(after, "Conv")}
     assert len(set(weights.values())) == 4 and weights["d"] != "d.weight"
 
 
-def deep_network(length: int) -> onnx.ModelProto:
-    """Return a convolution whose weights go through a chain of Identity nodes."""
-    net = Net()
+@pytest.mark.parametrize(("length", "folded"), [(1, True), (1000, True), (1001, False)])
+def test_weights_after_up_to_1000_nodes_are_computed(net: Net, length: int, folded: bool) -> None:
     tensor = net.const("w", np.ones((16, 16, 1, 1)))
     for i in range(length):
         tensor = net.op("Identity", f"i{i}", tensor)
-    return net.output(net.op("Conv", "c", "x", tensor)).model()
-
-
-@pytest.mark.parametrize(("length", "folded"), [(1, True), (1000, True), (1001, False)])
-def test_weights_after_up_to_1000_nodes_are_computed(length: int, folded: bool) -> None:
-    after, notes = prepare_and_compare(deep_network(length))
+    after, notes = prepare_and_compare(net.output(net.op("Conv", "c", "x", tensor)).model())
     assert [n.op_type for n in after.graph.node] == ([] if folded else ["Identity"] * length) + [
         "Conv"
     ]
@@ -230,15 +224,12 @@ def test_weights_after_up_to_1000_nodes_are_computed(length: int, folded: bool) 
 def computed_weights(
     op: str, *inputs: tuple[str, object, object], **attributes: object
 ) -> onnx.ModelProto:
-    """Return a convolution whose weights ``k`` are the output of one node with constant inputs."""
     net = Net()
     weights = net.op(op, "k", *(net.const(*i) for i in inputs), **attributes)
     return net.output(net.op("Conv", "c", "x", weights)).open_model()
 
 
 RAMP = np.arange(512.0).reshape(32, 16)
-VALUE = onnx.helper.make_tensor("v", 1, [1], [0.5])
-TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -273,7 +264,11 @@ TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
             np.zeros((2, 16, 1, 3)),
         ),
         (
-            computed_weights("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=VALUE),
+            computed_weights(
+                "ConstantOfShape",
+                ("s", [2, 16, 1, 3], np.int64),
+                value=onnx.helper.make_tensor("v", 1, [1], [0.5]),
+            ),
             np.full((2, 16, 1, 3), 0.5),
         ),
         (
@@ -361,7 +356,11 @@ def test_standardized_weights_become_constants(net: Net) -> None:
             "Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]
         ),
         computed_weights("ConstantOfShape", ("s", [np.inf], np.float32)),
-        computed_weights("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=TWO),
+        computed_weights(
+            "ConstantOfShape",
+            ("s", [2, 16, 1, 3], np.int64),
+            value=onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0]),
+        ),
         computed_weights("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3),
     ],
 )
@@ -393,8 +392,7 @@ def test_computed_parameters_become_constants(net: Net) -> None:
     normed = net.op("BatchNormalization", "n", net.op("Relu", "r", conv), *parameters)
     added = net.op("Add", "a", normed, identity("k", (16, 1, 1)))
     constant = net.op("Conv", "c2", identity("data", (1, 16, 8, 8)), "w/i.out")
-    before = net.output(constant, added, net.conv("plain", "x")).model()
-    after, notes = prepare_and_compare(before)
+    after, notes = prepare_and_compare(net.output(constant, added, net.conv("plain", "x")).model())
     assert notes == [note("weights-computed", count=7)]
     assert {n.name for n in after.graph.node} == {
         "c",
@@ -411,8 +409,9 @@ def test_computed_parameters_become_constants(net: Net) -> None:
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_raising_opset_keeps_names_and_metadata(net: Net, opset: int) -> None:
     relu = net.op("Relu", "named/relu", net.conv("named/conv", "x"))
-    net.output(net.op("Squeeze", "sq", net.op("GlobalAveragePool", "gap", relu), axes=[2, 3]))
-    before = net.model(opset, ir=6)
+    before = net.output(
+        net.op("Squeeze", "sq", net.op("GlobalAveragePool", "gap", relu), axes=[2, 3])
+    ).model(opset, ir=6)
     before.metadata_props.add(key="stride", value="32")
     before.doc_string = "kept"
     before.graph.node[0].doc_string = "first"
@@ -461,8 +460,7 @@ def test_model_without_opset_is_refused(net: Net) -> None:
 def test_raising_opset_keeps_node_names(net: Net) -> None:
     halves = net.op("Split", "halves", net.conv("c", "x"), outputs=2, axis=1, split=[8, 8])
     up = net.op("Upsample", "up", halves[1], net.const("s", [1, 1, 2, 2]))
-    before = net.output(up, net.op("Relu", "r", halves[0])).model(9, ir=6)
-    after, _ = prepare_and_compare(before)
+    after, _ = prepare_and_compare(net.output(up, net.op("Relu", "r", halves[0])).model(9, ir=6))
     named = {n.output[0]: (n.op_type, n.name) for n in after.graph.node if n.op_type != "Constant"}
     assert named == {
         "c.out": ("Conv", "c"),
@@ -483,8 +481,7 @@ def test_duplicate_node_names_are_replaced() -> None:
     ]
     graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    notes = prepare_float_model(Model(model))
-    assert notes == [note("nodes-named", count=2)]
+    assert prepare_float_model(Model(model)) == [note("nodes-named", count=2)]
     assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 

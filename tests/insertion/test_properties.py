@@ -1,5 +1,3 @@
-"""Properties of every insertion, on small random graphs."""
-
 import math
 from collections import Counter
 
@@ -55,7 +53,6 @@ STEPS = [
 def add_step(
     draw: st.DrawFn, net: Net, step: str, label: str, tensors: list[Tensor]
 ) -> Tensor | None:
-    """Add a step after one of the last three tensors; None if the step does not fit."""
     name, channels, side = tensors[draw(st.integers(max(0, len(tensors) - 3), len(tensors) - 1))]
     others = [t for t, *shape in tensors if shape == [channels, side] and t != name]
     if step in SIMPLE:
@@ -91,7 +88,6 @@ def add_step(
 
 
 def hard_swish(net: Net, name: str, x: str) -> str:
-    """Add HardSwish of simple operators; its Add of a constant is not a residual."""
     three, six = net.const(f"{name}.3", 3.0), net.const(f"{name}.6", 6.0)
     clipped = net.op("Clip", f"{name}/Clip", net.op("Add", f"{name}/Add", x, three), "", six)
     return str(net.op("Div", f"{name}/Div", net.op("Mul", f"{name}/Mul", x, clipped), six))
@@ -99,7 +95,6 @@ def hard_swish(net: Net, name: str, x: str) -> str:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> onnx.ModelProto:
-    """Draw a graph of up to a dozen steps."""
     net = Net(seed=draw(st.integers(0, 99)))
     tensors: list[Tensor] = [("x", 16, 8)]
     for i in range(draw(st.integers(2, 12))):
@@ -130,8 +125,7 @@ def test_inserted_model_is_valid_and_runs(
     result = qdqtool.insert(model, images(2), residual=residual, unify=unify, include=["Conv"])
     check(result.model)
     require_prediction(result)
-    outputs = run(result.model, images(1)[0])
-    assert all(np.isfinite(o).all() for o in outputs)
+    assert all(np.isfinite(o).all() for o in run(result.model, images(1)[0]))
     index = Model(result.model)
     for node in filter(is_q, index.nodes):
         params = read_params(index, node)
@@ -242,7 +236,6 @@ def test_prediction_does_not_warn_of_insertion(
 
 
 def attention(net: Net) -> str:
-    """Add YOLO11's attention, with a depthwise position encoding of its values."""
     qkv = net.conv("qkv", net.silu("act", net.conv("stem", "x")), 16, 48, 1)
     parts = net.op("Split", "split", qkv, net.const("sizes", [16] * 3, np.int64), outputs=3, axis=1)
     flat = net.const("flat", [1, 16, 64], np.int64)
@@ -305,13 +298,11 @@ def test_prediction_does_not_warn_of_insertion_into_network_parts(
 
 
 def find_warning_codes(result: qdqtool.Insertion) -> list[str]:
-    """Return the codes of findings that are more than information."""
     return [f.code for f in require_prediction(result).findings if f.severity != Severity.INFO]
 
 
 @st.composite
 def chains(draw: st.DrawFn) -> onnx.ModelProto:
-    """Draw a residual Add with elementwise nodes before it on one side or both."""
     net = Net(seed=draw(st.integers(0, 9)))
     stem = net.conv("stem", "x")
     inner = net.conv("b", net.op("Relu", "inner", net.conv("a", stem)))
@@ -375,7 +366,6 @@ def test_excluded_convolution_next_to_int8_is_warned_of(net: Net) -> None:
 
 
 def rename_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the same graph with other names and without metadata."""
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     del copy.metadata_props[:]
     copy.producer_name = copy.doc_string = ""
@@ -426,8 +416,7 @@ def test_values_too_large_for_half_stay_float32(net: Net, largest: float, kept: 
     set_value(model, "a.weight", np.ones((16, 16, 1, 1), np.float32))
     result = qdqtool.insert(model, images(2), target="trt11", method="max", losses=1)
     assert ("wide.out" in result.float32) == kept
-    kind = Model(result.model).elem_type("wide.out")
-    assert (kind == onnx.TensorProto.FLOAT) == kept
+    assert (Model(result.model).elem_type("wide.out") == onnx.TensorProto.FLOAT) == kept
     assert result.agreement is not None and math.isfinite(result.agreement.error)
     assert "FLOAT-FP32" not in require_prediction(result).findings_by_code()
 

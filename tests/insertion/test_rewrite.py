@@ -35,7 +35,6 @@ def insert_scaled(
     weights: str = "float",
     include: tuple[str, ...] = (),
 ) -> tuple[onnx.ModelProto, list[QuantizedTensor]]:
-    """Return the Q/DQ model with one scale for all activations, and its quantized tensors."""
     copy = copy_model(model)
     index = Model(copy)
     placement = compute_placement(index, PlacementRules(head="none", include=include))
@@ -50,7 +49,6 @@ def insert_scaled(
 
 
 def two_layers() -> onnx.ModelProto:
-    """Return two layers with the names of Ultralytics' exports."""
     net = Net()
     first = net.op("Relu", "/m.0/act/Relu", net.conv("/m.0/conv/Conv", "x"))
     return net.output(net.op("Relu", "/m.1/act/Relu", net.conv("/m.1/conv/Conv", first))).model()
@@ -151,9 +149,8 @@ def test_quantize_equals_onnxruntime() -> None:
     value[0, 0] = [[0.5, 1.5, -0.5], [-1.5, 2.5, 200.0], [-200.0, 0.0, 3.5]]
     scale = rng.uniform(0.5, 2.0, 5).astype(np.float32)
     scale[0] = 1.0
-    node = helper.make_node("QuantizeLinear", ["v", "s", "z"], ["q"], axis=1)
     graph = helper.make_graph(
-        [node],
+        [helper.make_node("QuantizeLinear", ["v", "s", "z"], ["q"], axis=1)],
         "q",
         [
             helper.make_tensor_value_info("v", 1, value.shape),
@@ -259,8 +256,9 @@ def test_names_of_pairs_avoid_existing_tensors(net: Net) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_sketched_weights_have_scales_of_one(net: Net, dtype: type) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x", cout=24))
-    net.output(net.op("ConvTranspose", "t", relu, net.const("tw", np.full((24, 8, 2, 2), 3.0))))
-    model = net.model()
+    model = net.output(
+        net.op("ConvTranspose", "t", relu, net.const("tw", np.full((24, 8, 2, 2), 3.0)))
+    ).model()
     for name in [t.name for t in model.graph.initializer]:
         set_value(model, name, value_of(model, name).astype(dtype))
     index = Model(model)
@@ -302,8 +300,7 @@ def test_matrix_products_that_share_tensor_have_a_dq_each(net: Net, op: str, tar
     rng = np.random.default_rng(0)
     outputs = []
     for name in ("one", "two", "three"):
-        weight = net.const(f"{name}.w", rng.normal(size=(16, 4)))
-        outputs.append(net.op(op, name, rows, weight))
+        outputs.append(net.op(op, name, rows, net.const(f"{name}.w", rng.normal(size=(16, 4)))))
     model, quantized = insert_scaled(net.output(*outputs).model())
     shared = [n for n in nodes_of(model, "QuantizeLinear") if n.input[0] == rows]
     assert len(shared) == 1 and len([q for q in quantized if q.tensor == rows]) == 1
@@ -311,8 +308,7 @@ def test_matrix_products_that_share_tensor_have_a_dq_each(net: Net, op: str, tar
     fed = [dqs[n.input[0]] for n in nodes_of(model, op)]
     assert len({n.name for n in fed}) == 3 and {n.input[0] for n in fed} == {shared[0].output[0]}
     assert fed[1].name == "two/_input_quantizer/DequantizeLinear"
-    convolutions = predict(model, target).convolutions
-    assert {c.name: c.precision for c in convolutions} == dict.fromkeys(
+    assert {c.name: c.precision for c in predict(model, target).convolutions} == dict.fromkeys(
         ("c", "one", "two", "three"), Precision.INT8
     )
 

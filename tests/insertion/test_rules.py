@@ -22,10 +22,6 @@ TRT85 = target_named("trt8.5")
 
 
 def bottleneck(activation: str, bare: bool = False) -> Model:
-    """Return a residual block with or without SiLU.
-
-    ``bare`` adds a residual without activation before it.
-    """
     net = Net()
     stem = net.silu("stem/s", net.conv("stem", "x"))
     stem = net.op("Relu", "r", net.op("Add", "bare", net.conv("b", stem), stem)) if bare else stem
@@ -37,7 +33,6 @@ def bottleneck(activation: str, bare: bool = False) -> Model:
 
 
 def sketch(model: Model, **options: Any) -> Model:
-    """Return the Q/DQ model that is simulated to compare placements."""
     placement = compute_placement(model, PlacementRules(**options))
     return rules.build_simulation_model(
         model, placement, find_scale_groups(model, placement.inputs)
@@ -156,20 +151,13 @@ def test_skip_has_to_be_better_in_both_outcomes(
     assert simulations == fused
 
 
+@pytest.mark.parametrize(("activation", "bare"), [("silu", True), ("", False)])
 def test_placements_are_simulated_if_one_residual_has_activation(
-    fake_simulations: Callable[..., list[bool]],
+    fake_simulations: Callable[..., list[bool]], activation: str, bare: bool
 ) -> None:
     simulations = fake_simulations()
-    choose_option(bottleneck("silu", bare=True))
-    assert simulations
-
-
-def test_placements_are_not_simulated_without_activation(
-    fake_simulations: Callable[..., list[bool]],
-) -> None:
-    simulations = fake_simulations()
-    assert choose_option(bottleneck("")) == "both"
-    assert not simulations
+    assert choose_option(bottleneck(activation, bare)) == "both"
+    assert bool(simulations) is bool(activation)
 
 
 def test_sketch_has_no_large_weights_and_numbers_groups() -> None:

@@ -45,7 +45,6 @@ def group(*sources: str) -> ScaleGroup:
 
 
 def relative_error(values: np.ndarray, scale: float) -> float:
-    """Return the root of the squared error of quantization over the sum of squares."""
     wide = values.astype(np.float64)
     restored = np.clip(np.rint(wide / scale), -127, 127) * scale
     return float(np.sqrt(((wide - restored) ** 2).mean() / (wide**2).mean()))
@@ -59,14 +58,12 @@ def test_max_range_of_group_is_largest() -> None:
     assert chosen.scale == pytest.approx(float(np.abs(WIDE).max()) / 127, rel=1e-6)
     assert [m.tensor for m in chosen.members] == ["a", "b"]
     ratio = np.abs(WIDE).max() / np.abs(NARROW).max()
-    lost = [m.bits_lost for m in chosen.members]
-    assert lost == pytest.approx([0.0, np.log2(ratio)], abs=1e-4)
+    assert [m.bits_lost for m in chosen.members] == pytest.approx([0.0, np.log2(ratio)], abs=1e-4)
     assert (chosen.power, warnings) == (None, [])
 
 
 def test_percentile_of_group_is_that_of_all_values() -> None:
-    choice = MethodChoice("percentile", percentile=99.0)
-    chosen, _ = choose_scale(group("a", "b"), PAIR, choice)
+    chosen, _ = choose_scale(group("a", "b"), PAIR, MethodChoice("percentile", percentile=99.0))
     expected = np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127
     assert chosen.scale == pytest.approx(expected, rel=0.01)
 
@@ -121,8 +118,6 @@ def test_zero_tensor_does_not_change_scale_of_group(method: str) -> None:
 
 
 class CountedStatistics(TensorStatistics):
-    """Statistics that count how often their histogram is read."""
-
     reads = 0
 
     @property
@@ -247,7 +242,6 @@ def test_positive(scale: float, expected: float) -> None:
 
 
 def table(folder: Path, **scales: float) -> Path:
-    """Write a TensorRT calibration table."""
     path = folder / "calib.table"
     rows = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
     path.write_text("\n".join(["TRT-8502-EntropyCalibration2", *rows]) + "\n")
@@ -312,7 +306,6 @@ def test_entries_of_other_widths_are_named(tmp_path: Path) -> None:
 
 
 def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any]:
-    """Calibrate a heat map on at most three samples and return the report."""
     net = Net()
     body = net.op("Relu", "r", net.conv("c", "x"))
     model = net.output(net.op("Sigmoid", "s", net.conv("heat", body, cout=3))).index()
@@ -345,7 +338,6 @@ def list_tensors(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
 
 @pytest.fixture
 def concat(net: Net) -> Net:
-    """Return the Concat ``cat`` of activations ``a`` and ``b``, and convolutions of all three."""
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     joined = net.op("Concat", "cat", a, b, axis=1)
     return net.output(net.conv("c", joined, 32), net.conv("d", a), net.conv("e", b))
@@ -366,8 +358,7 @@ def test_concat_that_is_not_quantized_ties_nothing(concat: Net) -> None:
 
 def test_scale_groups_without_unify_have_one_tensor(concat: Net) -> None:
     groups = find_scale_groups(concat.index(), ["cat.out", "a.out"], unify=False)
-    single = [("cat.out",), ("a.out",)]
-    assert list_tensors(groups) == [g.sources for g in groups] == single
+    assert list_tensors(groups) == [g.sources for g in groups] == [("cat.out",), ("a.out",)]
 
 
 def test_concat_with_constant_is_source_itself(net: Net) -> None:
@@ -427,8 +418,7 @@ def test_scale_groups_tie_operators_that_q_passes(
     net.const("flat", [1, 16, 64], np.int64)
     net.const("zero", 0.0)
     net.const("six", 6.0)
-    a = net.op("Relu", "a", net.conv("ca", "x"))
-    net.output(net.op(op, "n", a, *inputs, **attributes))
+    net.output(net.op(op, "n", net.op("Relu", "a", net.conv("ca", "x")), *inputs, **attributes))
     groups = find_scale_groups(net.index(), ["a.out", "n.out"])
     assert list_tensors(groups) == ([("a.out", "n.out")] if ties else [("a.out",), ("n.out",)])
     assert groups[0].sources == ("a.out",) and not groups[0].is_shared
@@ -482,8 +472,7 @@ def test_pad_between_two_consumers_keeps_one_scale(
 
 def test_table_of_another_tool(tmp_path: Path) -> None:
     path = tmp_path / "ranges.json"
-    entries = {"a": [-1.0, 2.54], "b": [0.0, 1.0], "elsewhere": [0.0, 9.0]}
-    path.write_text(json.dumps(entries))
+    path.write_text(json.dumps({"a": [-1.0, 2.54], "b": [0.0, 1.0], "elsewhere": [0.0, 9.0]}))
     model = Model(one_layer())
     model.inputs.append("a")
     (chosen,), report = read_table_scales(path, [GROUP], model)

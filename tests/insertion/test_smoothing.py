@@ -1,5 +1,3 @@
-"""SmoothQuant: the float network computes the same, and channels have similar sizes."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,6 @@ OUT = 3  # the outlier channel
 
 
 def add_outliers(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
-    """Make one channel of each LayerNormalization large and the weights that consume it small."""
     result = copy_model(model)
     for tensor in result.graph.initializer:
         value = numpy_helper.to_array(tensor).copy()
@@ -49,7 +46,6 @@ def add_outliers(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelPro
 def smooth_model(
     model: onnx.ModelProto, alpha: float = 0.5
 ) -> tuple[onnx.ModelProto, list[ScaleMigration]]:
-    """Return the float model after smoothing, and the smoothed places."""
     work = Model(model).copy()
     places, _ = smooth_activations(
         work, compute_placement(work, PlacementRules()), alpha, samples(model)
@@ -60,7 +56,6 @@ def smooth_model(
 
 
 def error(model: onnx.ModelProto, **options: Any) -> float:
-    """Return the output error of INT8, as a part of the outputs' standard deviation."""
     quantized = qdqtool.insert(model, samples(model), predict=False, **options).model
     floats, integers = (np.stack([run(m, s)[0] for s in samples(m)]) for m in (model, quantized))
     return float(np.sqrt(((floats - integers) ** 2).mean() / floats.var()))
@@ -158,7 +153,6 @@ def windows(net: Tokens, x: str) -> str:
 
 
 def average_pooling(net: Tokens, x: str) -> str:
-    """Add Swin's pooling before its classes: channels first, then an average over the grid."""
     grid = net.op(
         "Reshape",
         "grid",
@@ -184,12 +178,6 @@ def scaling(net: Tokens, x: str) -> str:
     x = net.layer_norm("ln", x)
     net.output(net.op("Mul", "mul", x, net.const("factor", net.rng.uniform(1, 2, WIDTH))))
     return x
-
-
-def sum_of_inputs(net: Tokens, x: str) -> str:
-    return str(
-        net.op("Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x)))
-    )
 
 
 def one_tensor(net: Tokens, x: str) -> str:
@@ -254,7 +242,14 @@ def test_smoothing_copies_shared_scale_of_normalization() -> None:
         (lambda net, x: gelu(net, net.linear("first", x)), {"half"}),
         (windows, {"ln"}),
         (scaling, {"ln"}),
-        (sum_of_inputs, {"one", "two"}),
+        (
+            lambda net, x: str(
+                net.op(
+                    "Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x))
+                )
+            ),
+            {"one", "two"},
+        ),
         (
             lambda net, x: net.op(
                 "Sub", "sub", net.const("c", np.ones(WIDTH)), net.linear("first", x)
@@ -284,7 +279,6 @@ def graph_output(net: Tokens, x: str) -> str:
 
 
 def normalized_stream(net: Tokens, x: str) -> str:
-    """Add a normalization after a residual sum that has another consumer."""
     x = net.layer_norm("ln", x)
     net.output(net.layer_norm("next", net.op("Add", "sum", x, net.linear("branch", x))))
     return x
@@ -297,7 +291,6 @@ def split_channels(net: Tokens, x: str) -> str:
 
 
 def mixing(net: Tokens, x: str) -> str:
-    """Add a product that sums over the channels, as queries and keys do."""
     x = net.linear("first", x)
     turned = net.op("Transpose", "turned", net.linear("other", x), perm=[0, 2, 1])
     return str(net.op("MatMul", "qk", x, turned))

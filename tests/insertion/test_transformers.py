@@ -1,5 +1,3 @@
-"""Insertion into networks with attention, and the predictions for them."""
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -52,7 +50,6 @@ needs_compiler = pytest.mark.skipif(
 
 
 def build(model: onnx.ModelProto) -> Answer:
-    """Build a model with TensorRT-RTX and compare it with its prediction."""
     with Lab() as lab:
         return lab.answer(model)
 
@@ -152,7 +149,6 @@ def test_unused_and_constant_products_are_not_counted() -> None:
 
 
 def is_left_by_attention(reason: Reason) -> bool:
-    """Return whether the preset of attention leaves a node float."""
     return getattr(reason, "part", None) == PresetPart.ATTENTION
 
 
@@ -255,7 +251,6 @@ def test_tuning_sites_of_attention(attention: str) -> None:
 
 
 def add_pairs(model: onnx.ModelProto, *consumers: str) -> onnx.ModelProto:
-    """Return a copy with a Q/DQ pair before every input of some nodes."""
     copy = copy_model(model)
     del copy.graph.node[:]
     for node in model.graph.node:
@@ -344,7 +339,6 @@ KINDS = ("rt-detr", "dab-detr", "rf-detr", "d-fine", "d-fine column")
 
 
 def coordinate_nodes(kind: str) -> set[str]:
-    """Return producers of boxes and sampling points, MLPs before them, and consumers of boxes."""
     boxes = {f"{head}.{i}" for head in ("first", "d0.box", "d1.box") for i in range(3)}
     project = {"d0.project", "d1.project"} if kind == "d-fine column" else set()
     return (
@@ -369,8 +363,7 @@ def test_coordinates_stay_float(kind: str) -> None:
     }
     for head, nodes in expected.items():
         skipped = compute_placement(Model(detr(kind)), PlacementRules(head=head)).skipped
-        names = {s.node for s in skipped if not is_left_by_attention(s.record)}
-        assert names == nodes | vectors
+        assert {s.node for s in skipped if not is_left_by_attention(s.record)} == nodes | vectors
 
 
 def test_find_coordinates() -> None:
@@ -411,8 +404,10 @@ def test_box_mlp_next_to_scores_stays_float() -> None:
 
 def test_classifier_of_four_classes_is_no_box_mlp() -> None:
     net = Detr(3, 32)
-    net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))
-    assert find_skipped_nodes(net) == {"b.attn.qk", "b.attn.av"}
+    assert find_skipped_nodes(net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))) == {
+        "b.attn.qk",
+        "b.attn.av",
+    }
 
 
 def test_convolution_of_flow_grid_stays_float() -> None:
@@ -422,8 +417,9 @@ def test_convolution_of_flow_grid_stays_float() -> None:
     flow = net.conv("flow", net.op("Relu", "r1", net.conv("c1", x, 32, 32)), 32, 2)
     last = net.op("Transpose", "last", flow, perm=[0, 2, 3, 1])
     grid = net.op("Add", "moved", last, net.const("at", np.zeros(2)))
-    net.output(net.conv("end", net.op("GridSample", "warped", x, grid), 32, 16))
-    assert find_skipped_nodes(net) == {"flow"}
+    assert find_skipped_nodes(
+        net.output(net.conv("end", net.op("GridSample", "warped", x, grid), 32, 16))
+    ) == {"flow"}
 
 
 @needs_compiler
@@ -483,7 +479,6 @@ EINSUMS = {
 
 
 def replace_by_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which Einsums compute some of the products."""
     result = copy_model(model)
     for node in result.graph.node:
         if node.name in EINSUMS:

@@ -1,5 +1,3 @@
-"""Small float networks: a vision transformer, and a detector with deformable attention."""
-
 import functools
 from typing import Any
 
@@ -13,8 +11,6 @@ WIDTH, HEADS = 16, 2
 
 
 class Tokens(Net):
-    """Network of layers on tokens [1, n, channels]."""
-
     def linear(self, name: str, x: str, cin: int = WIDTH, cout: int = WIDTH) -> str:
         """Add MatMul and Add, as exporters write a Linear on three dimensions."""
         w = self.const(f"{name}.weight", self.rng.standard_normal((cin, cout)) / np.sqrt(cin))
@@ -57,7 +53,6 @@ class Tokens(Net):
         return self.op("Transpose", f"{name}.heads", split, perm=perm)
 
     def attention(self, name: str, x: str, *, masked: bool = False) -> str:
-        """Add attention with projections, scaled and optionally masked before the Softmax."""
         q, k, v = (self.linear(f"{name}.{part}", x) for part in "qkv")
         q, v = (
             self.split_heads(f"{name}.{part}", t, [0, 2, 1, 3]) for part, t in (("q", q), ("v", v))
@@ -78,7 +73,6 @@ class Tokens(Net):
         return self.linear(f"{name}.out", self.reshape(f"{name}.join", out, 0, -1, WIDTH))
 
     def block(self, name: str, x: str, **norm: Any) -> str:
-        """Add a pre-norm block; its two sums are the residual stream."""
         x = self.op(
             "Add",
             f"{name}.res1",
@@ -90,7 +84,6 @@ class Tokens(Net):
         return self.op("Add", f"{name}.res2", x, y)
 
     def embed(self, patch: int) -> str:
-        """Add the patch embedding of the input."""
         weight = self.const(
             "embed.weight", self.rng.standard_normal((WIDTH, 3, patch, patch)) / (patch * 3)
         )
@@ -119,7 +112,6 @@ def vit(
 
 
 def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArray[Any]]]:
-    """Return random inputs for a model with one input."""
     (value,) = model.graph.input
     shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
     rng = np.random.default_rng(3)
@@ -127,8 +119,6 @@ def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArra
 
 
 class Detr(Tokens):
-    """Detector with queries and deformable attention by GridSample, on a map of 8 x 8."""
-
     QUERIES, POINTS, SIDE = 6, 4, 8
 
     def mlp(self, name: str, x: str, outputs: int) -> str:
@@ -155,7 +145,6 @@ class Detr(Tokens):
         )
 
     def sampled(self, name: str, x: str, points: str, memory: str) -> str:
-        """Add deformable attention: weighted values at offsets from reference points, projected."""
         n, each = self.QUERIES, WIDTH // HEADS
         value = self.op(
             "Transpose", f"{name}.turned", self.linear(f"{name}.value", memory), perm=[0, 2, 1]

@@ -1,5 +1,3 @@
-"""Bounds that hold for every input, and quantizers that round all of them to one value."""
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Branches of If and bodies of Loop: folded if the condition is constant, else counted."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +41,6 @@ def model_with(
     before: tuple[onnx.NodeProto, ...] = (),
     flag: bool = False,
 ) -> onnx.ModelProto:
-    """Return a network of a node with subgraphs and of a Relu after this node."""
     inputs = [image("x")]
     if flag:
         inputs.append(helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))
@@ -65,7 +62,6 @@ def conditional(
 
 
 def nested() -> onnx.NodeProto:
-    """Return an If whose first branch is another If."""
     inner = conditional(output="inner", name="inner")
     return conditional(then_branch=helper.make_graph([inner], "then", [], [image("inner")]))
 
@@ -78,7 +74,6 @@ def float_branches(x: str) -> dict[str, onnx.GraphProto]:
 
 
 def after_stem(node: onnx.NodeProto, weights: str, scale: float | None) -> onnx.ModelProto:
-    """Return a network of a convolution with the output ``r``, and an If of the data."""
     g = Graph(opset=17)
     stem = g.model(g.conv(g.input(*IMAGE), "stem", 16, weights=weights, scale=scale)).graph
     before = (*stem.node, helper.make_node("Relu", [stem.node[-1].output[0]], ["r"]))
@@ -94,11 +89,7 @@ def run(proto: onnx.ModelProto) -> np.ndarray:
     return nets.run(proto, {"x": x})[0]
 
 
-COUNT = onnx.numpy_helper.from_array(np.asarray(3, np.int64), "count")
-
-
 def model_with_loop(body: onnx.GraphProto) -> onnx.ModelProto:
-    """Return a network with a Loop. The graph gets the inputs and outputs of a body."""
     body.node.add(op_type="Identity", input=["go"], output=["go_on"])
     body.input.extend(
         [
@@ -108,39 +99,34 @@ def model_with_loop(body: onnx.GraphProto) -> onnx.ModelProto:
         ]
     )
     body.output.insert(0, helper.make_tensor_value_info("go_on", onnx.TensorProto.BOOL, []))
-    node = helper.make_node("Loop", ["count", "", "x"], ["y"], "loop", body=body)
-    return model_with(node, COUNT)
+    return model_with(
+        helper.make_node("Loop", ["count", "", "x"], ["y"], "loop", body=body),
+        onnx.numpy_helper.from_array(np.asarray(3, np.int64), "count"),
+    )
 
 
 def loop() -> onnx.ModelProto:
-    """Return a network with a convolution in the body of a Loop."""
     return model_with_loop(branch("body", "state", "next"))
 
 
 def loop_with_if(*, quantized: bool = True) -> onnx.ModelProto:
-    """Return a network with an If inside a Loop; one of its branches has a convolution."""
     then = branch("yes", "state", "t", quantized=quantized)
-    relu = helper.make_node("Relu", ["state"], ["e"])
-    other = helper.make_graph([relu], "no", [], [image("e")])
+    other = helper.make_graph([helper.make_node("Relu", ["state"], ["e"])], "no", [], [image("e")])
     node = helper.make_node("If", ["go"], ["r"], "if", then_branch=then, else_branch=other)
     return model_with_loop(helper.make_graph([node], "body", [], [image("r")]))
 
 
 def scan() -> onnx.ModelProto:
-    """Return a network with a convolution in the body of a Scan."""
     body = branch("body", "state", "next")
     body.input.extend([image("state"), image("row")])
     body.node.add(op_type="Identity", input=["row"], output=["row_out"])
     body.output.append(image("row_out"))
     node = helper.make_node("Scan", ["x", "rows"], ["y", ""], "scan", body=body, num_scan_inputs=1)
-    rows = onnx.numpy_helper.from_array(np.zeros([2, *IMAGE], np.float32), "rows")
-    return model_with(node, rows)
+    return model_with(node, onnx.numpy_helper.from_array(np.zeros([2, *IMAGE], np.float32), "rows"))
 
 
 def subgraph_reason(proto: onnx.ModelProto, target: str = "trt8.5") -> Any:
-    """Return the reason of the only finding about subgraphs."""
-    findings = qdqtool.predict(proto, target).findings
-    (finding,) = (f for f in findings if f.code == "SUBGRAPH")
+    (finding,) = (f for f in qdqtool.predict(proto, target).findings if f.code == "SUBGRAPH")
     return finding.causes[0].reason
 
 
@@ -211,8 +197,7 @@ FEEDS = {"x": np.zeros(IMAGE, np.float32), "flag": np.asarray(True)}
 
 def test_insert_says_that_branches_stay_float() -> None:
     proto = after_stem(conditional(**float_branches("r")), "float", None)
-    insertion = qdqtool.insert(proto, [FEEDS])
-    (warning,) = (w for w in insertion.warnings if w.code == "subgraph-float")
+    (warning,) = (w for w in qdqtool.insert(proto, [FEEDS]).warnings if w.code == "subgraph-float")
     assert warning.values["count"] == 2
 
 
@@ -242,10 +227,8 @@ def test_weights_with_quantizers_outside_of_the_branch() -> None:
     for node in (q, dq):
         graph.node.remove(node)
     constants = [t for t in graph.initializer if t.name in (*q.input, *dq.input)]
-    other = branch("no", "x", "e", quantized=False)
-    node = conditional(then_branch=graph, else_branch=other)
-    proto = model_with(node, *constants, before=(q, dq), flag=True)
-    assert subgraph_reason(proto).int8 == 1
+    node = conditional(then_branch=graph, else_branch=branch("no", "x", "e", quantized=False))
+    assert subgraph_reason(model_with(node, *constants, before=(q, dq), flag=True)).int8 == 1
 
 
 @pytest.mark.parametrize("make", [loop, loop_with_if, scan])
@@ -271,9 +254,8 @@ def test_headline_states_what_was_not_analyzed() -> None:
 
 
 def test_bfloat16_in_a_branch_is_found() -> None:
-    bfloat16 = onnx.TensorProto.BFLOAT16
     nodes = [
-        helper.make_node("Cast", ["x"], ["b"], to=bfloat16),
+        helper.make_node("Cast", ["x"], ["b"], to=onnx.TensorProto.BFLOAT16),
         helper.make_node("Relu", ["b"], ["r"]),
         helper.make_node("Cast", ["r"], ["t"], to=FLOAT),
     ]
@@ -289,8 +271,7 @@ def test_simulated_quantizers_in_a_branch_are_found() -> None:
     domain = "aimet.customop.cpu"
     quantizer = helper.make_node("QcQuantizeOp", ["x"], ["t"], "quantizer", domain=domain)
     then = helper.make_graph([quantizer], "then", [], [image("t")])
-    node = conditional(**{**float_branches("x"), "then_branch": then})
-    proto = model_with(node, flag=True)
+    proto = model_with(conditional(**{**float_branches("x"), "then_branch": then}), flag=True)
     assert "FAKE-QUANT" in [f.code for f in qdqtool.predict(proto).findings]
     with pytest.raises(QdqtoolError, check=has("already-quantized")):
         qdqtool.insert(proto, [FEEDS])

@@ -1,5 +1,3 @@
-"""Values of constants, computed node by node and within limits."""
-
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +13,7 @@ from tests.insertion.nets import Net
 
 
 def value(net: Net, tensor: str, work: int = 1 << 29) -> np.ndarray | None:
-    net.output(net.conv("end", "x"))
-    return ConstantEvaluator(net.index(), work).evaluate(tensor)
+    return ConstantEvaluator(net.output(net.conv("end", "x")).index(), work).evaluate(tensor)
 
 
 def test_constant_of_chain_of_operators(net: Net) -> None:
@@ -33,8 +30,7 @@ def test_shared_part_of_constants_is_computed_once(net: Net) -> None:
     chain = [net.const("w", np.ones(8))]
     for i in range(20):
         chain.append(net.op("Neg", f"n{i}", chain[-1]))
-    net.output(net.conv("end", "x"))
-    constants = ConstantEvaluator(net.index(), work=1000)
+    constants = ConstantEvaluator(net.output(net.conv("end", "x")).index(), work=1000)
     for length in (10, 20, 5):
         np.testing.assert_array_equal(
             constants.evaluate(chain[length]), np.ones(8) * (-1) ** length
@@ -42,37 +38,41 @@ def test_shared_part_of_constants_is_computed_once(net: Net) -> None:
     assert constants.operations_left == 1000 - 20 * (8 + 8)  # elements read and written by 20 nodes
 
 
-def expensive_constant(net: Net, kind: str) -> str:
-    """Add nodes of a few hundred bytes that compute a constant for hours or in gigabytes."""
-    sizes = net.op(
-        "Mul",
-        "sizes",
-        net.const("s", [1 << 15, 1 << 18], np.int64),
-        net.const("one", [1, 1], np.int64),
-    )
+def sizes(net: Net) -> str:
     # The size is computed, so that the file does not state it.
-    if kind == "filled":
-        return net.op("ReduceSum", "r", net.op("ConstantOfShape", "f", sizes))
-    if kind == "expanded":
-        return net.op(
-            "ReduceSum", "r", net.op("Expand", "f", net.const("w", np.ones((1, 1))), sizes)
-        )
-    if kind == "product":
-        square = net.op("ConstantOfShape", "f", net.const("side", [4096, 4096], np.int64))
-        return net.op("MatMul", "p", square, square)
-    if kind == "drawn":
-        return net.op("RandomUniformLike", "u", net.const("w", np.ones(8)))
+    numbers = net.const("s", [1 << 15, 1 << 18], np.int64)
+    return net.op("Mul", "sizes", numbers, net.const("one", [1, 1], np.int64))
+
+
+def repeated(net: Net, count: int, op: str, operands: int, **attributes: int) -> str:
     tensor = net.const("w", np.ones(8))
-    for i in range(1001 if kind == "long" else 30):
-        joined = ("Concat", f"n{i}", tensor, tensor)
-        tensor = net.op(*joined, axis=0) if kind == "doubled" else net.op("Neg", f"n{i}", tensor)
+    for i in range(count):
+        tensor = net.op(op, f"n{i}", *[tensor] * operands, **attributes)
     return tensor
 
 
-@pytest.mark.parametrize("kind", ["filled", "expanded", "product", "drawn", "long", "doubled"])
-def test_expensive_constant_is_not_computed(net: Net, kind: str) -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda net: net.op("ReduceSum", "r", net.op("ConstantOfShape", "f", sizes(net))),
+        lambda net: net.op(
+            "ReduceSum", "r", net.op("Expand", "f", net.const("w", np.ones((1, 1))), sizes(net))
+        ),
+        lambda net: net.op(
+            "MatMul",
+            "p",
+            *[net.op("ConstantOfShape", "f", net.const("side", [4096, 4096], np.int64))] * 2,
+        ),
+        lambda net: net.op("RandomUniformLike", "u", net.const("w", np.ones(8))),
+        lambda net: repeated(net, 1001, "Neg", 1),
+        lambda net: repeated(net, 30, "Concat", 2, axis=0),
+    ],
+    ids=["filled", "expanded", "product", "drawn", "long", "doubled"],
+)
+def test_expensive_constant_is_not_computed(net: Net, build: Callable[[Net], str]) -> None:
+    # A few hundred bytes of nodes compute each constant for hours or in gigabytes.
     net.output(net.conv("end", "x"))
-    tensor = expensive_constant(net, kind)
+    tensor = build(net)
     constants = ConstantEvaluator(net.index(), work=1 << 28)
     tracemalloc.start()
     assert constants.evaluate(tensor) is None
@@ -120,15 +120,12 @@ def test_unknown_tensor_is_not_constant() -> None:
 
 
 def filled(net: Net, name: str, dims: list[int], value: float = 0.5) -> str:
-    """Add a constant that ConstantOfShape computes."""
     tensor = helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [value])
     return net.op("ConstantOfShape", name, net.const(f"{name}.dims", dims, np.int64), value=tensor)
 
 
 def convolution(net: Net, weights: str) -> Model:
-    y = net.op("Conv", "c", "x", weights, kernel_shape=[3, 3], pads=[1] * 4)
-    net.output(y)
-    return net.index()
+    return net.output(net.op("Conv", "c", "x", weights, kernel_shape=[3, 3], pads=[1] * 4)).index()
 
 
 def test_computed_weights_become_initializers(net: Net) -> None:
@@ -143,8 +140,7 @@ def test_computed_weights_become_initializers(net: Net) -> None:
 
 def test_chain_from_a_static_shape_is_folded(net: Net) -> None:
     size = net.op("Cast", "float", net.op("Size", "size", "x"), to=onnx.TensorProto.FLOAT)
-    net.output(net.op("Mul", "scaled", "x", size))
-    folded = fold_constants(net.index())
+    folded = fold_constants(net.output(net.op("Mul", "scaled", "x", size)).index())
     assert [node.op for node in folded.nodes] == ["Mul"]
     assert folded.constant(size) == np.prod(folded.shape("x"))
 
@@ -160,21 +156,14 @@ def test_large_constant_has_shape_without_data(net: Net) -> None:
 def test_computed_scale_is_folded(net: Net) -> None:
     scale, zero = filled(net, "s", [1]), net.const("z", 0, np.int8)
     q = net.op("QuantizeLinear", "q", "x", scale, zero)
-    net.output(net.op("DequantizeLinear", "dq", q, scale, zero))
-    model = net.index()
+    model = net.output(net.op("DequantizeLinear", "dq", q, scale, zero)).index()
     assert [node.op for node in fold_constants(model).nodes] == [
         "QuantizeLinear",
         "DequantizeLinear",
     ]
-    consumers = find_computed_parameters(model)
-    assert {t: [n.op for n in nodes] for t, nodes in consumers.items()} == {
+    assert {t: [n.op for n in nodes] for t, nodes in find_computed_parameters(model).items()} == {
         scale: ["QuantizeLinear", "DequantizeLinear"]
     }
-
-
-def moved_weights(net: Net) -> str:
-    """Return weights that the passes move."""
-    return net.op("Transpose", "t", net.const("w", np.ones((3, 3, 4, 8))), perm=[3, 2, 0, 1])
 
 
 def quantized_weights(net: Net) -> str:
@@ -192,7 +181,9 @@ def output_weights(net: Net) -> str:
 @pytest.mark.parametrize(
     "make_weights",
     [
-        moved_weights,
+        lambda net: net.op(
+            "Transpose", "t", net.const("w", np.ones((3, 3, 4, 8))), perm=[3, 2, 0, 1]
+        ),
         quantized_weights,
         output_weights,
         lambda net: net.op("RandomNormal", "noise", shape=[8, 16, 3, 3]),

@@ -1,5 +1,3 @@
-"""Index and editor of a model."""
-
 import numpy as np
 import onnx
 import pytest
@@ -17,7 +15,6 @@ from tests.trt.builder import Graph
 
 
 def network(seed: int) -> onnx.ModelProto:
-    """Build pairs, a residual, a Concat, a Reshape, and two nodes of one name."""
     g = Graph(seed=seed)
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
     y = g.conv(g.pair(x, "p", 0.1), "a", 8)
@@ -35,7 +32,6 @@ NODE_FIELDS = ("index", "name", "op", "domain", "inputs", "outputs", "captured")
 
 
 def describe(model: Model) -> dict[str, object]:
-    """Return everything in the index of a model, with nodes by position."""
     tensors = sorted(
         {t for n in model.nodes for t in (*n.inputs, *n.outputs) if t} | set(model.inputs)
     )
@@ -59,7 +55,6 @@ def describe(model: Model) -> dict[str, object]:
 
 
 def edit(model: Model, draw: st.DrawFn) -> None:
-    """Make up to four edits that take effect together."""
     editor = Editor(model)
     tensors = sorted(t for t in (*model.producers, *model.inputs) if not model.is_constant(t))
 
@@ -127,14 +122,12 @@ def insert_pair(editor: Editor, node: Node) -> None:
 
 
 def finish(editor: Editor) -> onnx.ModelProto:
-    """Return the edited model, which is valid."""
     proto = editor.finish().proto
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
 def without_pairs(model: Model, stems: str) -> onnx.ModelProto:
-    """Return a copy of a model without the pairs of these stems."""
     editor = Editor(model.copy())
     for stem in stems:
         assert editor.remove_pairs(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
@@ -169,15 +162,6 @@ def test_editing_a_copy_keeps_the_original() -> None:
     assert editor.remove_pairs(copy.node("p.Q"), [copy.node("p.DQ")])
     assert editor.finish() is copy and "p.Q:0" not in copy.producers
     assert (describe(model), model.proto.SerializeToString()) == before
-
-
-def test_finish_sorts_nodes() -> None:
-    # An early node reads the output of a node that is inserted after it.
-    model = Model(two_pairs())
-    editor = Editor(model.copy())
-    output = editor.insert_node(model.node("end"), "Relu", "late", ["r:0"])
-    editor.set_input(model.node("a.Q"), 0, output)
-    finish(editor)
 
 
 def test_replace_constants_of_a_copy_keeps_types_of_original() -> None:
@@ -231,7 +215,6 @@ def test_rename_includes_branches() -> None:
 
 
 def two_pairs() -> onnx.ModelProto:
-    """Build r -> pair a -> pair b -> end, and a constant that no node reads."""
     g = Graph()
     x = g.relu(g.input(1, 4, 4, 4), "r")
     g.const("spare", np.float32(1))
@@ -255,12 +238,23 @@ def test_bypass_removes_pairs_and_their_constants(stems: str, nodes: list[str]) 
     assert "spare" in names, "nothing read it before the edit either"
 
 
-def test_inserted_node_gets_unique_name() -> None:
+@pytest.mark.parametrize(
+    ("name", "source", "consumer", "order"),
+    [
+        # An early node reads the output of a node that is inserted after it.
+        ("late", "r:0", "a.Q", ["r", "late", "a.Q"]),
+        ("r", "b.DQ:0", "end", ["b.DQ", "r_1", "end"]),
+    ],
+)
+def test_inserted_node_is_sorted_and_gets_unique_name(
+    name: str, source: str, consumer: str, order: list[str]
+) -> None:
     model = Model(two_pairs())
     editor = Editor(model.copy())
-    output = editor.insert_node(model.node("end"), "Relu", "r", ["b.DQ:0"])
-    editor.set_input(model.node("end"), 0, output)
-    assert [n.name for n in finish(editor).graph.node][-2:] == ["r_1", "end"]
+    output = editor.insert_node(model.node("end"), "Relu", name, [source])
+    editor.set_input(model.node(consumer), 0, output)
+    names = [n.name for n in finish(editor).graph.node]
+    assert [name for name in names if name in order] == order
 
 
 def test_set_quantizer_keeps_float16() -> None:

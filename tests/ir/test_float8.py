@@ -17,7 +17,6 @@ FINITE = np.isfinite(NUMBERS)
 
 
 def spread_values() -> npt.NDArray[np.float32]:
-    """Return values over all exponents, and every middle between two numbers (ties)."""
     rng = np.random.default_rng(0)
     numbers = np.sort(NUMBERS[FINITE])
     middles = (numbers[:-1] + numbers[1:]) / 2

@@ -1,5 +1,3 @@
-"""Graphs of onnx-graphsurgeon as models, and models as such graphs."""
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +14,6 @@ from tests.trt.builder import Graph
 
 
 def model() -> onnx.ModelProto:
-    """Return a quantized convolution with metadata."""
     g = Graph()
     proto = g.model(g.conv(g.pair(g.input(1, 16, 8, 8), "p"), "c", 16))
     onnx.helper.set_model_props(proto, {"stride": "32", "names": "{0: 'person'}"})

@@ -1,5 +1,3 @@
-"""Shapes of open inputs, and the size in the metadata."""
-
 from typing import Any
 
 import onnx
@@ -17,7 +15,6 @@ from tests.calibration.nets import conv_net
 
 
 def network(*shape: int | None) -> onnx.ModelProto:
-    """Return a network with one input of a shape; None is a dynamic dimension."""
     x = onnx.helper.make_tensor_value_info("in0", onnx.TensorProto.FLOAT, shape)
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
     node = onnx.helper.make_node("Relu", ["in0"], ["y"])

@@ -1,5 +1,3 @@
-"""Reading and writing model files."""
-
 import gzip
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,7 +77,6 @@ def test_names_of_model_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_external_weight(entries: Mapping[str, str] | list[tuple[str, str]]) -> onnx.ModelProto:
-    """Return a model whose first initializer, 432 bytes, is in a file."""
     proto = conv_net()
     tensor = proto.graph.initializer[0]
     assert len(tensor.raw_data) == 432
@@ -131,8 +128,7 @@ def test_wrong_entry_of_external_weight_is_an_error(
     path = tmp_path / "m.onnx"
     path.write_bytes(with_external_weight(entries).SerializeToString())
     (tmp_path / "w.bin").write_bytes(bytes(500))
-    name = conv_net().graph.initializer[0].name
-    refused = has("tensor-damaged", path=str(path), node=name)
+    refused = has("tensor-damaged", path=str(path), node=conv_net().graph.initializer[0].name)
     with pytest.raises(ModelError, check=refused, match=value):
         load(path)
 
@@ -232,15 +228,7 @@ def test_folder_or_missing_file_is_an_error(tmp_path: Path) -> None:
         load(missing)
 
 
-def elu() -> onnx.ModelProto:
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 4, 4]) for n in "xy")
-    node = helper.make_node("Elu", ["x"], ["y"], "n", alpha=1.0)
-    graph = helper.make_graph([node], "g", [x], [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-
-
 def refer_to_attribute(proto: onnx.ModelProto) -> None:
-    """Make a node outside of functions refer to an attribute of a function."""
     attribute = proto.graph.node[0].attribute[0]
     attribute.ref_attr_name = "alpha"
     attribute.ClearField("f")
@@ -280,7 +268,10 @@ def test_damaged_model_is_rejected_by_every_command(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    proto = elu()
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y)'
+        "{ [n] y = Elu <alpha = 1.0> (x) }"
+    )
     load(proto)
     damage(proto)
     path = tmp_path / "m.onnx"
@@ -306,7 +297,6 @@ def test_save_never_overwrites_source(tmp_path: Path, data: bytes) -> None:
 
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every model exceed the size that protobuf can serialize."""
     monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 100)
 
 

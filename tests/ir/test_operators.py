@@ -102,7 +102,6 @@ def recipes(operator: Operator) -> list[Recipe]:
 
 
 def forms(matches: Callable[[Operator], object]) -> list[Any]:
-    """Return (operator, recipe) for each recipe of each matching operator."""
     return [
         pytest.param(operator, recipe, id=f"{operator.name} {number}")
         for operator in OPERATORS.values()
@@ -112,10 +111,8 @@ def forms(matches: Callable[[Operator], object]) -> list[Any]:
 
 
 def build_quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
-    """Build a convolution, the operator, and a pair on each of its results."""
     g = Graph(opset=OPSET)
-    before = g.conv(g.input(*SHAPE), "before")
-    results = recipe(g, before)
+    results = recipe(g, g.conv(g.input(*SHAPE), "before"))
     outputs = [
         g.op("Neg", g.pair(t, f"q{i}", second if i else 0.1), f"end{i}")
         for i, t in enumerate(results)
@@ -133,13 +130,11 @@ def find_passed_operators(prediction: Prediction) -> list[str]:
 
 
 def has_one_input(operator: Operator) -> bool:
-    """Return whether an operator needs only one input. Other operators have separate tests."""
-    two = ("PRelu", "BatchNormalization", "LayerNormalization")
     return (
         operator.weights is None
         and not operator.operation
         and not operator.myelin
-        and operator.name not in two
+        and operator.name not in ("PRelu", "BatchNormalization", "LayerNormalization")
         and operator.kind not in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.SHAPE)
     )
 
@@ -156,8 +151,7 @@ def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recip
     prediction = simulate(model, TARGET)
     is_layer = any("op" in layer.nodes for layer in prediction.layers)  # an Identity is not
     assert "op" in find_passed_operators(prediction) or not is_layer
-    outcome = next(c for c in prediction.convolutions if c.name == "before")
-    assert str(outcome.output) == "INT8"
+    assert str(next(c for c in prediction.convolutions if c.name == "before").output) == "INT8"
     (group,) = find_scale_groups(model, ["before:0", *results])
     assert set(group.quantized) == {"before:0", *results}
     assert {u.kind for u in find_consumers(View(model), "before:0")} == {"q"}
@@ -184,8 +178,7 @@ def test_fix_unifies_scales_across_operator_that_a_q_passes(
 )
 def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> None:
     model, results = build_quantized(recipe)
-    node = model.node("op")
-    assert operators.commuting_inputs(model, node) == ()
+    assert operators.commuting_inputs(model, model.node("op")) == ()
     assert "op" not in find_passed_operators(simulate(model, TARGET))
     assert len(find_scale_groups(model, ["before:0", *results])) == 1 + len(results)
 
@@ -194,8 +187,7 @@ def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> N
 def test_q_commutes_with_operator_that_it_passes(operator: Operator, recipe: Recipe) -> None:
     # Q(op(x)) equals op(Q(x)) if the passage is exact. Otherwise both differ by at most a step.
     g = Graph(opset=OLD.get(operator.name, OPSET))
-    results = recipe(g, g.input(*SHAPE))
-    proto = g.model(*results)
+    proto = g.model(*recipe(g, g.input(*SHAPE)))
     passage = operators.find_passage(Model(proto), Model(proto).node("op"))
     assert passage is not None
     random = np.random.default_rng(0)
@@ -318,8 +310,7 @@ def test_average_runs_in_int8_like_pooling(operator: Operator, recipe: Recipe) -
     g = Graph(opset=OPSET)
     (out,) = recipe(g, g.pair(g.conv(g.input(*SHAPE), "c"), "in"))
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
-    node = model.node("op")
-    assert is_average_pooling(model, node)
+    assert is_average_pooling(model, model.node("op"))
     layer = next(la for la in simulate(model, TARGET).layers if "op" in la.nodes)
     assert {str(t.precision) for t in (*layer.inputs, *layer.outputs)} == {"INT8"}
 
@@ -328,14 +319,12 @@ def test_average_runs_in_int8_like_pooling(operator: Operator, recipe: Recipe) -
 
 
 def build_with_weights(operator: Operator) -> tuple[onnx.ModelProto, int]:
-    """Return a node with weights, four outputs of three inputs, and the rank of the weights."""
     shapes = {"Conv": (4, 3, 3, 3), "ConvTranspose": (3, 4, 2, 2), "Gemm": (3, 4), "MatMul": (3, 4)}
     shape = shapes[operator.name]
     data = (1, 3, 6, 6) if len(shape) == 4 else (2, 3)
     value = np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
-    node = helper.make_node(operator.name, ["x", "w"], ["y"], "n")
     graph = helper.make_graph(
-        [node],
+        [helper.make_node(operator.name, ["x", "w"], ["y"], "n")],
         "g",
         [helper.make_tensor_value_info("x", 1, data)],
         [helper.make_tensor_value_info("y", 1, None)],
@@ -392,8 +381,7 @@ def test_weights_quantized_along_outputs_run_in_int8(
     model = Model(g.model(g.op(operator.name, [data, weights], "n", kernel_shape=[3, 3])))
     (outcome,) = simulate(model, TARGET).convolutions
     # TensorRT requires scales along the output channels: axis 0 of a Conv, axis 1 of a ConvTranspose.
-    is_int8 = axis == operators.output_axis(model.node("n"), 4)
-    assert (str(outcome.precision) == "INT8") is is_int8
+    assert (str(outcome.precision) == "INT8") is (axis == operators.output_axis(model.node("n"), 4))
 
 
 # The table itself ---------------------------------------------------------------------------------

@@ -1,5 +1,3 @@
-"""Simulated quantizers: recognized in each form, never quantized twice, and rewritten exactly."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -56,14 +54,11 @@ def arithmetic(*steps: str) -> MakeQuantizer:
 
 
 def straight_through(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return ``x + (quantized - x)``, the straight-through form of training."""
     quantized = arithmetic("/", "round", "clip", "*")(g, x, name, scale)
-    difference = g.op("Sub", [quantized, x], f"{name}.difference")
-    return g.op("Add", [x, difference], f"{name}.sum")
+    return g.op("Add", [x, g.op("Sub", [quantized, x], f"{name}.difference")], f"{name}.sum")
 
 
 def floor(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return a quantizer that rounds by ``Floor(x + 0.5)``."""
     s = g.const(f"{name}.s", np.asarray(scale, np.float32))
     x = g.op(
         "Add",
@@ -100,8 +95,6 @@ def openvino(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 def affine(
     domain: str, op: str, *, factor: float | None = None, **attributes: Any
 ) -> MakeQuantizer:
-    """Return a maker of quantizers with scale, zero point, bounds and gradient factor as inputs."""
-
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         values: list[Any] = [np.asarray(scale.reshape(-1) if scale.size > 1 else scale, np.float32)]
         values.append(np.zeros(values[0].shape, np.int64))
@@ -122,8 +115,7 @@ def pt2e_named(names: str) -> MakeQuantizer:
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         domain, suffix = "quantized_decomposed", "channel" if scale.size > 1 else "tensor"
-        quantize = affine(domain, names.format("", suffix))
-        integers = quantize(g, x, f"{name}.q", scale)
+        integers = affine(domain, names.format("", suffix))(g, x, f"{name}.q", scale)
         inputs = [f"{name}.q.{i}" for i in range(5 if scale.size > 1 else 4)]
         return g.op(names.format("de", suffix), [integers, *inputs], name, domain=domain)
 
@@ -134,7 +126,6 @@ pt2e = pt2e_named("{}quantize_per_{}")
 
 
 def reversed_operands(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return a quantizer whose constants are the first operands."""
     values = {"i": 1 / scale, "l": np.float32(-128), "h": np.float32(127), "s": scale}
     c = {k: g.const(f"{name}.{k}", np.asarray(v, np.float32)) for k, v in values.items()}
     x = g.op("Round", g.op("Mul", [c["i"], x], f"{name}.0"), f"{name}.1")
@@ -143,7 +134,6 @@ def reversed_operands(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 
 
 def dq_operator(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return a quantizer of arithmetic up to the integers, and a DQ."""
     s = g.const(f"{name}.s", np.asarray(scale, np.float32))
     bounds = [g.const(f"{name}.{key}", np.float32(b)) for key, b in (("l", -128), ("u", 127))]
     x = g.op("Round", g.op("Div", [x, s], f"{name}.0"), f"{name}.1")
@@ -154,8 +144,6 @@ def dq_operator(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 
 
 def qcdq(low: int, high: int) -> MakeQuantizer:
-    """Return a maker of Brevitas quantizers: Q, Clip of the integers, DQ."""
-
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         flat = np.asarray(scale, np.float32).reshape(-1 if np.size(scale) > 1 else ())
         pair = [g.const(f"{name}.s", flat), g.const(f"{name}.z", np.zeros(flat.shape, np.int8))]
@@ -168,16 +156,10 @@ def qcdq(low: int, high: int) -> MakeQuantizer:
 
 
 def custom(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
-    """Return a maker of quantizers of one operator whose inputs have an unknown meaning."""
-
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         return g.op(op, x, name, domain=domain, **attributes)
 
     return make
-
-
-def aimet(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    return g.op("QcQuantizeOp", x, name, domain="aimet.customop.cpu", op_name=name)
 
 
 DECOMPOSED = {
@@ -228,7 +210,9 @@ INEXACT = {
     "rounding": qonnx(rounding_mode="FLOOR"),
     "bipolar": qonnx(op="BipolarQuant"),
     "halves up": floor,
-    "AIMET": aimet,
+    "AIMET": lambda g, x, name, scale: g.op(
+        "QcQuantizeOp", x, name, domain="aimet.customop.cpu", op_name=name
+    ),
     "AIMET, blocks": custom("aimet.customop.cuda", "GroupedBlockQuantizeDequantize"),
     "no bounds": arithmetic("/", "round", "*"),
     "unsigned and narrow": qonnx(signed=0, narrow=1),
@@ -249,7 +233,6 @@ ARITHMETIC = ("halves up", "no bounds")  # forms of INEXACT that TensorRT builds
 def network(
     make: MakeQuantizer, count: int = 2, per_channel: bool = True, step: float = 0.02
 ) -> onnx.ModelProto:
-    """Return convolutions whose inputs and weights have quantizers."""
     g = Graph(opset=17)
     x = g.input(1, 16, 8, 8)
     for number in range(count):
@@ -258,8 +241,7 @@ def network(
         scale = scale if per_channel else scale.max()
         data = make(g, x, f"a{number}", np.asarray(step, np.float32))
         w = make(g, g.const(f"w{number}", weights), f"q{number}", np.asarray(scale))
-        x = g.op("Conv", [data, w], f"c{number}", kernel_shape=[1, 1])
-        x = g.relu(x, f"r{number}")
+        x = g.relu(g.op("Conv", [data, w], f"c{number}", kernel_shape=[1, 1]), f"r{number}")
     proto = g.model(x)
     known = {o.domain for o in proto.opset_import}
     for domain in sorted({n.domain for n in proto.graph.node} - known):
@@ -289,7 +271,6 @@ def test_fix_rewrites_arithmetic_exactly(name: str, per_channel: bool) -> None:
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_fix_rewrites_operators_of_other_tools(name: str, per_channel: bool) -> None:
-    """The outputs equal those of arithmetic with the same scales."""
     make, form = OPERATORS[name]
     before = network(make, per_channel=per_channel)
     assert {f.form for f in find_fake_quantizers(load(before))} == {form}
@@ -337,7 +318,6 @@ def test_chain_with_a_second_consumer_is_no_quantizer() -> None:
 
 
 def fallback() -> onnx.ModelProto:
-    """Return a network whose convolution is an operator of ATen."""
     g = Graph(opset=17)
     y = g.op(
         "ATen", g.input(1, 16, 8, 8), "conv", domain="org.pytorch.aten", operator="_convolution"
@@ -367,8 +347,7 @@ def test_arithmetic_of_stored_integers_becomes_a_dq(per_channel: bool) -> None:
     def weights(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         (tensor,) = (t for t in g.initializers if t.name == x)
         values = onnx.numpy_helper.to_array(tensor)
-        integers = np.clip(np.rint(values / scale), -127, 127).astype(np.int8)
-        stored = g.const(f"{name}.i", integers)
+        stored = g.const(f"{name}.i", np.clip(np.rint(values / scale), -127, 127).astype(np.int8))
         s = g.const(f"{name}.s", np.asarray(scale, np.float32))
         return g.op("Mul", [g.op("Cast", stored, f"{name}.c", to=1), s], f"{name}.m")
 
@@ -404,7 +383,6 @@ def test_verdict_of_integer_clips_names_wrong_results() -> None:
 
 
 def to_half(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model of arithmetic with all tensors in float16."""
     for tensor in proto.graph.initializer:
         array = onnx.numpy_helper.to_array(tensor)
         tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float16), tensor.name))

@@ -1,5 +1,3 @@
-"""Detection heads: YOLO's distribution focal loss (DFL), and the convolutions before it."""
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,7 +18,6 @@ FORMS = ("read", "unread", "pair", "stored", "moved", "joined")
 
 
 def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
-    """Build convolutions of boxes and scores. The boxes go through a DFL with bins 0 to 7, each to a power."""
     g = Graph()
     stem = g.op("Relu", g.conv(g.input(1, 16, 4, 4), "stem", 16), "r")
     box, score = (
@@ -82,8 +79,7 @@ def test_importer_head_and_view_agree_on_dfl(op: str, form: str, power: int) -> 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_convolutions_before_dfl_are_the_last_ones(form: str) -> None:
-    view = View(Model(detector(form)))
-    assert {n.name for n in find_last_convolutions(view)} == {"box", "score"}
+    assert {n.name for n in find_last_convolutions(View(Model(detector(form))))} == {"box", "score"}
 
 
 @pytest.mark.parametrize(
@@ -101,8 +97,7 @@ def test_product_with_other_bins_is_not_dfl(g: Graph, shape: tuple[int, ...], st
     op, count = ("Conv", shape[1]) if len(shape) == 4 else ("MatMul", shape[0])
     soft = g.op("Softmax", g.input(1, count, 4, count), "soft", axis=1)
     weights = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) * step
-    proto = g.model(g.op(op, [soft, g.const("w", weights)], "end"))
-    assert not find_dfl(Model(proto))
+    assert not find_dfl(Model(g.model(g.op(op, [soft, g.const("w", weights)], "end"))))
 
 
 def test_search_for_dfl_is_linear_in_branches(g: Graph) -> None:
@@ -128,5 +123,4 @@ def test_search_for_dfl_is_linear_in_branches(g: Graph) -> None:
 )
 def test_counts_up(net: Net, values: Sequence[int], expected: bool) -> None:
     net.const("k", list(values))
-    net.output(net.op("Relu", "r", "x"))
-    assert is_bin_sequence(net.index(), "k") is expected
+    assert is_bin_sequence(net.output(net.op("Relu", "r", "x")).index(), "k") is expected

@@ -1,5 +1,3 @@
-"""Networks that normalize their inputs."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -27,55 +25,20 @@ def by_255(g: Graph, x: str) -> str:
     return g.op("Div", [x, g.const("divisor", 255.0)], "div")
 
 
-def by_factor(g: Graph, x: str) -> str:
-    """Multiply by 1/255, with the constant as the first operand."""
-    return g.op("Mul", [g.const("factor", 1 / 255), x], "mul")
-
-
 def after_other_nodes(g: Graph, x: str) -> str:
     """Rescale as Keras does, by 1/127.5 and an offset of -1, after a Q/DQ pair."""
-    quantized = g.dq(g.q(x, "q", 1.0), "dq", 1.0)
-    moved = g.op("Identity", quantized, "same")
+    moved = g.op("Identity", g.dq(g.q(x, "q", 1.0), "dq", 1.0), "same")
     scaled = g.op("Mul", [moved, g.const("factor", 1 / 127.5)], "mul")
     return g.op("Add", [scaled, g.const("offset", -1.0)], "add")
 
 
-def mean_of_pixels(g: Graph, x: str) -> str:
-    return g.op("Sub", [x, g.const("mean", channels([103.939, 116.779, 123.68]))], "sub")
-
-
-def mean_and_deviation_of_pixels(g: Graph, x: str) -> str:
-    centered = g.op("Sub", [x, g.const("mean", channels(MEAN * 255))], "sub")
-    return g.op("Div", [centered, g.const("std", channels(STD * 255))], "div")
+def standardize(g: Graph, x: str, largest: float) -> str:
+    centered = g.op("Sub", [x, g.const("mean", channels(MEAN * largest))], "sub")
+    return g.op("Div", [centered, g.const("std", channels(STD * largest))], "div")
 
 
 def imagenet(g: Graph, x: str) -> str:
-    centered = g.op("Sub", [x, g.const("mean", channels(MEAN))], "sub")
-    return g.op("Div", [centered, g.const("std", channels(STD))], "div")
-
-
-def back_to_pixels(g: Graph, x: str) -> str:
-    pixels = g.op("Mul", [x, g.const("factor", 255.0)], "mul")
-    centered = g.op("Sub", [pixels, g.const("mean", channels(MEAN * 255))], "sub")
-    return g.op("Div", [centered, g.const("std", channels(STD * 255))], "div")
-
-
-def minus_one_to_one(g: Graph, x: str) -> str:
-    doubled = g.op("Mul", [x, g.const("two", 2.0)], "mul")
-    return g.op("Sub", [doubled, g.const("one", 1.0)], "sub")
-
-
-def nothing(g: Graph, x: str) -> str:
-    return x
-
-
-def other_arithmetic(g: Graph, x: str) -> str:
-    """Divide a constant by the input."""
-    return g.op("Div", [g.const("one", 1.0), x], "div")
-
-
-def a_bias(g: Graph, x: str) -> str:
-    return g.op("Add", [x, g.const("bias", 0.1)], "add")
+    return standardize(g, x, 1)
 
 
 Normalization = Callable[[Graph, str], str]
@@ -94,22 +57,38 @@ def used(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "normalization",
-    [by_255, by_factor, after_other_nodes, mean_of_pixels, mean_and_deviation_of_pixels],
+    [
+        by_255,
+        lambda g, x: g.op("Mul", [g.const("factor", 1 / 255), x], "mul"),
+        after_other_nodes,
+        lambda g, x: g.op("Sub", [x, g.const("mean", channels([103.939, 116.779, 123.68]))], "sub"),
+        lambda g, x: standardize(g, x, 255),
+    ],
+    ids=["by_255", "by_factor", "after_other_nodes", "mean", "mean_and_deviation"],
 )
 def test_networks_that_take_pixels(normalization: Normalization) -> None:
     model = Model(build(normalization))
     assert find_normalized_inputs(model) == {"x": 255}
     for name in ("yolo", "imagenet", "vit"):
         (warning,) = warn_own_normalization(model, used(name))
-        assert warning.code == "own-normalization"
-        assert warning.values["highest"] == 255
+        assert (warning.code, warning.values["highest"]) == ("own-normalization", 255)
         assert "(-0 to" not in warning
         assert "preprocess='none'" in warning
     for name in ("none", "yolox"):
         assert warn_own_normalization(model, used(name)) == []
 
 
-@pytest.mark.parametrize("normalization", [imagenet, back_to_pixels, minus_one_to_one])
+@pytest.mark.parametrize(
+    "normalization",
+    [
+        imagenet,
+        lambda g, x: standardize(g, g.op("Mul", [x, g.const("factor", 255.0)], "mul"), 255),
+        lambda g, x: g.op(
+            "Sub", [g.op("Mul", [x, g.const("two", 2.0)], "mul"), g.const("one", 1.0)], "sub"
+        ),
+    ],
+    ids=["imagenet", "back_to_pixels", "minus_one_to_one"],
+)
 def test_networks_that_take_values_up_to_one(normalization: Normalization) -> None:
     model = Model(build(normalization))
     assert find_normalized_inputs(model) == {"x": 1}
@@ -121,7 +100,15 @@ def test_networks_that_take_values_up_to_one(normalization: Normalization) -> No
         assert warn_own_normalization(model, used(name)) == []
 
 
-@pytest.mark.parametrize("normalization", [nothing, other_arithmetic, a_bias])
+@pytest.mark.parametrize(
+    "normalization",
+    [
+        lambda g, x: x,
+        lambda g, x: g.op("Div", [g.const("one", 1.0), x], "div"),
+        lambda g, x: g.op("Add", [x, g.const("bias", 0.1)], "add"),
+    ],
+    ids=["nothing", "other_arithmetic", "a_bias"],
+)
 def test_other_networks(normalization: Normalization) -> None:
     model = Model(build(normalization))
     assert find_normalized_inputs(model) == {}
@@ -134,8 +121,7 @@ def test_feature_maps_and_functions_are_not_judged() -> None:
 
 
 def test_detectors_of_yolo_take_no_pixels() -> None:
-    model = Model(detector())
-    assert warn_preprocess(model, used("yolo")) == []
+    assert warn_preprocess(Model(detector()), used("yolo")) == []
 
 
 def test_classifier_with_its_own_normalization_is_not_sent_to_a_mean() -> None:

@@ -1,5 +1,3 @@
-"""Recognition of networks other than YOLO-like detectors, by metadata, outputs and normalizations."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -31,20 +29,7 @@ def classifier(g: Graph, softmax: bool = False) -> str:
     return g.op("Softmax", scores, "prob") if softmax else scores
 
 
-def features_too(g: Graph) -> list[str]:
-    """Return the outputs of a classifier that also returns its last feature map."""
-    return [classifier(g, softmax=True), "act:0"]
-
-
-def unknown_shapes(g: Graph) -> str:
-    """Add a classifier with a plugin, after which no shape can be inferred."""
-    features = g.op("MyPlugin", backbone(g), "plugin", domain="custom")
-    pooled = g.op("ReduceMean", features, "pool", axes=[2, 3], keepdims=0)
-    return g.op("Sigmoid", g.gemm(pooled, "fc", 8), "prob")
-
-
 def grid_heads(g: Graph) -> list[str]:
-    """Add a detector without decoding: grids of strides 8 and 16."""
     deep = strided(g, 3, 8)
     return [g.conv(deep, "head8"), g.conv(g.conv(deep, "c3", stride=2), "head16")]
 
@@ -58,7 +43,6 @@ def transformer(g: Graph) -> str:
 
 
 def strided(g: Graph, count: int, channels: int = 16) -> str:
-    """Add a feature map of stride 2**count."""
     tensor = g.input(1, 3, 64, 64)
     for number in range(count):
         tensor = g.relu(g.conv(tensor, f"c{number}", channels, stride=2), f"a{number}")
@@ -66,13 +50,8 @@ def strided(g: Graph, count: int, channels: int = 16) -> str:
 
 
 def products(g: Graph, tensor: str, features: int, *widths: int) -> list[str]:
-    """Add a matrix product for each width."""
     weights = {n: g.const(f"w{n}", np.ones((features, n), np.float32)) for n in widths}
     return [g.op("MatMul", [tensor, w], f"fc{n}") for n, w in weights.items()]
-
-
-def depth(g: Graph) -> str:
-    return g.reshape(g.conv(backbone(g), "depth", 1), "squeeze", 1, 32, 32)
 
 
 def simcc(g: Graph) -> list[str]:
@@ -82,7 +61,6 @@ def simcc(g: Graph) -> list[str]:
 
 
 def patches(g: Graph) -> str:
-    """Add attention on patches of 8x8 pixels, without layer normalization."""
     tokens = g.reshape(g.conv(g.input(1, 3, 64, 64), "patch", 32, k=8, stride=8), "t", 1, 32, 64)
     tokens = g.op("Transpose", tokens, "last", perm=[0, 2, 1])
     keys = g.op("Transpose", tokens, "keys", perm=[0, 2, 1])
@@ -91,28 +69,13 @@ def patches(g: Graph) -> str:
 
 
 def pyramid(g: Graph) -> list[str]:
-    """Add feature maps of a backbone, whose number of channels grows with the stride."""
     low = g.relu(g.conv(strided(g, 3), "c8", 64, stride=1), "a8")
     return [low, g.relu(g.conv(low, "c16", 128, stride=2), "a16")]
 
 
-def text_line(g: Graph) -> str:
-    """Add scores of 40 characters at 32 positions along a line of text."""
-    features = g.conv(g.input(1, 3, 32, 128), "stem", 40, stride=4)
-    scores = g.op("ReduceMax", features, "rows", axes=[2], keepdims=0)
-    return g.op("Transpose", scores, "last", perm=[0, 2, 1])
-
-
 def rows_of_boxes(g: Graph) -> str:
-    """Add decoded boxes [1, 84, 336] of an image that is 128 pixels high."""
-    features = g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8)
-    first = g.reshape(features, "first", 1, 84, 256)
+    first = g.reshape(g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8), "first", 1, 84, 256)
     return g.concat([first, g.slice(first, "s", 0, 80, axis=2)], "c", axis=2)
-
-
-def rows_of_anchors(g: Graph) -> str:
-    turned = g.op("Transpose", backbone(g), "last", perm=[0, 2, 3, 1])
-    return g.reshape(turned, "rows", 1024, 4)
 
 
 Build = Callable[[Graph], str | list[str]]
@@ -131,8 +94,25 @@ OTHERS: dict[str, tuple[Build, NetworkKind]] = {
         lambda g: g.conv(g.op("GlobalAveragePool", backbone(g), "pool"), "fc", k=1),
         NetworkKind.CLASSIFIER,
     ),
-    "features too": (features_too, NetworkKind.CLASSIFIER),
-    "unknown shapes": (unknown_shapes, NetworkKind.CLASSIFIER),
+    "features too": (lambda g: [classifier(g, softmax=True), "act:0"], NetworkKind.CLASSIFIER),
+    "unknown shapes": (
+        lambda g: g.op(
+            "Sigmoid",
+            g.gemm(
+                g.op(
+                    "ReduceMean",
+                    g.op("MyPlugin", backbone(g), "plugin", domain="custom"),
+                    "pool",
+                    axes=[2, 3],
+                    keepdims=0,
+                ),
+                "fc",
+                8,
+            ),
+            "prob",
+        ),
+        NetworkKind.CLASSIFIER,
+    ),
     "pyramid": (pyramid, NetworkKind.CLASSIFIER),
     "segmentation": (lambda g: g.conv(backbone(g), "head"), NetworkKind.MAP),
     "segmentation at stride 8, without the final resize": (
@@ -143,7 +123,10 @@ OTHERS: dict[str, tuple[Build, NetworkKind]] = {
         lambda g: g.op("ArgMax", g.conv(backbone(g), "c", 21), "argmax", axis=1, keepdims=0),
         NetworkKind.MAP,
     ),
-    "depth": (depth, NetworkKind.MAP),
+    "depth": (
+        lambda g: g.reshape(g.conv(backbone(g), "depth", 1), "squeeze", 1, 32, 32),
+        NetworkKind.MAP,
+    ),
     "simcc": (simcc, NetworkKind.MAP),
     "super-resolution": (
         lambda g: g.op("DepthToSpace", g.conv(backbone(g), "up", 12), "shuffle", blocksize=2),
@@ -159,8 +142,27 @@ OTHERS: dict[str, tuple[Build, NetworkKind]] = {
         lambda g: g.conv(g.input(1, 1, 64, 101), "stem", 16, stride=8),
         NetworkKind.CHANNELS,
     ),
-    "text line": (text_line, NetworkKind.TEXT),
-    "rows of anchors": (rows_of_anchors, NetworkKind.ROWS),
+    "text line": (
+        lambda g: g.op(
+            "Transpose",
+            g.op(
+                "ReduceMax",
+                g.conv(g.input(1, 3, 32, 128), "stem", 40, stride=4),
+                "rows",
+                axes=[2],
+                keepdims=0,
+            ),
+            "last",
+            perm=[0, 2, 1],
+        ),
+        NetworkKind.TEXT,
+    ),
+    "rows of anchors": (
+        lambda g: g.reshape(
+            g.op("Transpose", backbone(g), "last", perm=[0, 2, 3, 1]), "rows", 1024, 4
+        ),
+        NetworkKind.ROWS,
+    ),
 }
 
 
@@ -188,9 +190,18 @@ def test_segmentation_network_of_any_size_is_a_map() -> None:
     assert other is not None and other.kind == NetworkKind.MAP
 
 
+def set_metadata(model: onnx.ModelProto, **metadata: str) -> Model:
+    helper.set_model_props(model, metadata)
+    return Model(model)
+
+
 @pytest.mark.parametrize(
     "proto",
     [
+        pytest.param(
+            set_metadata(build(classifier), task="detect", stride="32").proto,
+            id="task of Ultralytics, whatever the outputs",
+        ),
         pytest.param(detector(), id="head with DFL"),
         pytest.param(build(grid_heads), id="grids"),
         pytest.param(
@@ -209,11 +220,6 @@ def test_task_of_another_tool_is_not_a_task_of_ultralytics() -> None:
     model = set_metadata(build(OTHERS["segmentation"][0]), task="image-segmentation")
     assert find_non_detector_kind(model) is not None
     assert choose_preprocess(model.metadata, None).origin == "default"
-
-
-def set_metadata(model: onnx.ModelProto, **metadata: str) -> Model:
-    helper.set_model_props(model, metadata)
-    return Model(model)
 
 
 def test_task_alone_is_not_enough_to_be_sure_of_ultralytics() -> None:
@@ -237,11 +243,6 @@ def test_preprocess_of_another_task_is_warned(changes: dict[str, Any], is_warned
     assert codes == (["preprocess-of-task"] if is_warned else [])
     other = set_metadata(build(classifier), task="depth", stride="32")
     assert not warn_task_mismatch(other, {"origin": "option", **changes})
-
-
-def test_ultralytics_detectors_get_none_whatever_their_outputs() -> None:
-    model = set_metadata(build(classifier), task="detect", stride="32")
-    assert find_non_detector_kind(model) is None
 
 
 def test_model_of_a_function_gets_a_warning() -> None:

@@ -1,5 +1,3 @@
-"""Structures of a graph: attention, layer normalization, activations, quantizers, subgraphs."""
-
 import cProfile
 import math
 import tracemalloc
@@ -66,9 +64,9 @@ def test_attention_through_mask_transpose_and_pair() -> None:
         "QuantizeLinear", "Q", soft, net.const("scale", 1 / 127), net.const("zp", 0, np.int8)
     )
     pair = net.op("DequantizeLinear", "DQ", pair, "scale", "zp")
-    turned = net.op("Transpose", "turned", pair, perm=[0, 2, 1])
-    net.output(net.op("MatMul", "av", v, turned))
-    model = net.index()
+    model = net.output(
+        net.op("MatMul", "av", v, net.op("Transpose", "turned", pair, perm=[0, 2, 1]))
+    ).index()
     (attention,) = find_attentions(model)
     assert (attention.scores.name, attention.values.name) == ("qk", "av")
     assert attention.probabilities == "turned.out"
@@ -102,14 +100,12 @@ def probabilities(net: Net) -> str:
 )
 def test_other_products_are_not_attention(build: Callable[[Net], str]) -> None:
     net = Tokens(4, 4)
-    net.output(build(net))
-    assert find_attentions(net.index()) == []
+    assert find_attentions(net.output(build(net)).index()) == []
 
 
 @pytest.mark.parametrize("square", ["Pow", "Mul"])
 def test_decomposed_layer_norms(square: str) -> None:
-    model = Model(vit(pieces=True, square=square))
-    norms = find_decomposed_layer_norms(model)
+    norms = find_decomposed_layer_norms(Model(vit(pieces=True, square=square)))
     assert [norm.nodes[0].name for norm in norms] == [
         "b0.ln1.mean",
         "b0.ln2.mean",
@@ -163,7 +159,6 @@ def test_layer_norm_with_gain_before_division_is_not_fused(root: str, inverse: b
 
 
 def vit_with_change(change: str) -> Model:
-    """Build a transformer whose first decomposed layer norm is changed."""
     proto = onnx.ModelProto.FromString(vit(pieces=True).SerializeToString())
     nodes = {n.name: n for n in proto.graph.node}
     if change == "cube":
@@ -201,16 +196,14 @@ def test_changed_layer_norm_is_not_fused(change: str, count: int) -> None:
     "axes", [np.float32(-1), np.int64(-1), np.zeros((2, 2), np.int64)], ids=["float", "0-d", "2-d"]
 )
 def test_placement_accepts_damaged_axes(net: Net, axes: np.ndarray) -> None:
-    mean = net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype))
-    net.output(net.conv("c", mean))
+    net.output(net.conv("c", net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype))))
     compute_placement(Model(net.open_model(18)), PlacementRules())
 
 
 def test_coordinates_from_weights_without_output_axis() -> None:
     net = Net(2, 4)
     grid = net.op("ConvTranspose", "up", "x", net.const("w", np.ones(3)))
-    net.output(net.op("GridSample", "s", "x", grid))
-    model = Model(net.open_model())
+    model = Model(net.output(net.op("GridSample", "s", "x", grid)).open_model())
     assert find_coordinates(model, ()).producers == {model.node("up").index}
 
 
@@ -251,8 +244,7 @@ def test_activation_is_function_of_convolution_output(
     form: Callable[[Net, str], str], count: int, net: Net
 ) -> None:
     out = form(net, net.conv("c", "x"))
-    net.output(net.conv("next", out))
-    model = net.index()
+    model = net.output(net.conv("next", out)).index()
     assert list(pointwise.activation_outputs(model, "c.out")) == [out]
     tensor, nodes = out, 0
     while tensor != "c.out":
@@ -277,8 +269,7 @@ def test_activation_is_function_of_convolution_output(
 def test_input_of_activation(
     net: Net, build: Callable[[Net], str], node: str, expected: str | None
 ) -> None:
-    net.output(net.conv("a", "x"), net.conv("b", "x"), build(net))
-    model = net.index()
+    model = net.output(net.conv("a", "x"), net.conv("b", "x"), build(net)).index()
     assert pointwise.activation_input(model, model.node(node)) == expected
 
 
@@ -291,8 +282,7 @@ def test_gate_with_other_consumer_is_an_activation_output(net: Net) -> None:
 def test_add_of_reshaped_constant_is_a_bias(net: Net) -> None:
     net.const("k", np.ones(16))
     shaped = net.op("Reshape", "shape", "k", net.const("to", [1, 16, 1, 1], np.int64))
-    net.output(net.op("Add", "add", net.conv("c", "x"), shaped))
-    model = net.index()
+    model = net.output(net.op("Add", "add", net.conv("c", "x"), shaped)).index()
     assert pointwise.run_time_inputs(model, model.node("add")) == ["c.out"]
     assert pointwise.is_bias(model, model.node("add"))
     assert not pointwise.is_bias(model, model.node("c"))
@@ -303,8 +293,7 @@ def test_search_for_activation_is_linear_in_levels(net: Net) -> None:
     a, b = net.conv("a", "x"), net.conv("b", "x")
     for i in range(40):
         a, b = net.op("Add", f"p{i}", a, b), net.op("Mul", f"m{i}", a, b)
-    net.output(net.op("Add", "last", a, b))
-    model = net.index()
+    model = net.output(net.op("Add", "last", a, b)).index()
     profile = cProfile.Profile()
     assert profile.runcall(pointwise.activation_input, model, model.node("last")) is None
     assert sum(entry.callcount for entry in profile.getstats()) < 5000
@@ -312,8 +301,7 @@ def test_search_for_activation_is_linear_in_levels(net: Net) -> None:
 
 def test_activation_input_is_the_nearest_tensor_in_any_order_of_nodes(net: Net) -> None:
     start = net.op("Relu", "r", net.conv("c", "x"))
-    net.output(net.op("Mul", "m", start, net.op("Sigmoid", "g", start)))
-    proto = net.index().proto
+    proto = net.output(net.op("Mul", "m", start, net.op("Sigmoid", "g", start))).index().proto
     nodes = list(proto.graph.node)
     for _ in range(2):
         model = Model(proto)
@@ -359,7 +347,6 @@ def test_summaries_are_equal_for_equal_scales(
 
 
 def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> onnx.ModelProto:
-    """Build pairs in a row that share a scale and, if there are zeros, a zero point."""
     constants = [numpy_helper.from_array(scale.astype(np.float32), "s")]
     constants += [numpy_helper.from_array(np.zeros(scale.size, np.int8), "z")] if zeros else []
     nodes, tensor = [], "x"
@@ -448,13 +435,11 @@ def test_shared_scales_are_held_once() -> None:
 
 def test_inner_graphs_are_listed_with_those_inside_of_them() -> None:
     deep, otherwise = (helper.make_graph([], name, [], []) for name in ("deep", "else"))
-    loop = helper.make_node("Loop", [], [], body=deep)
-    then = helper.make_graph([loop], "then", [], [])
+    then = helper.make_graph([helper.make_node("Loop", [], [], body=deep)], "then", [], [])
     branch = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise)
     several = helper.make_node("Own", [], [], domain="own", graphs=[deep, otherwise])
     nodes = [helper.make_node("Relu", ["x"], ["c"]), branch, several]
-    names = [g.name for g in nested_graphs(nodes)]
-    assert names in (
+    assert [g.name for g in nested_graphs(nodes)] in (
         ["then", "deep", "else", "deep", "else"],
         ["else", "then", "deep", "deep", "else"],
     )

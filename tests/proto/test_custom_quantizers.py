@@ -1,5 +1,3 @@
-"""TensorRT's custom FP8 quantizers are read as ONNX's quantizers."""
-
 import onnx
 import pytest
 from onnx import helper
@@ -27,8 +25,7 @@ def test_custom_quantizers_are_read_as_fp8() -> None:
 
 def test_custom_quantizers_of_stored_weights_are_read_as_fp8() -> None:
     model = load(custom("FP8 custom operators, stored weights"))
-    precisions = {qdq.read_params(model, q).precision for q in qdq.quantizers(model)}
-    assert precisions == {Precision.FP8}
+    assert {qdq.read_params(model, q).precision for q in qdq.quantizers(model)} == {Precision.FP8}
 
 
 def test_model_of_the_user_is_not_changed() -> None:
@@ -40,15 +37,13 @@ def test_model_of_the_user_is_not_changed() -> None:
 
 @pytest.mark.parametrize("target", ["trt10", "trt11", "rtx1.7"])
 def test_custom_quantizers_are_predicted_like_native_ones(target: str) -> None:
-    prediction = predict(custom(), target)
-    assert [c.precision for c in prediction.convolutions] == [Precision.FP8]
+    assert [c.precision for c in predict(custom(), target).convolutions] == [Precision.FP8]
 
 
 def test_opset_remains_if_an_operator_has_another_form_later() -> None:
     proto = custom()
     proto.opset_import[0].version = 17
-    mean = helper.make_node("ReduceMean", ["c_y"], ["mean"], "mean", axes=[2, 3])
-    proto.graph.node.append(mean)
+    proto.graph.node.append(helper.make_node("ReduceMean", ["c_y"], ["mean"], "mean", axes=[2, 3]))
     assert load(proto).opset == 17
 
 

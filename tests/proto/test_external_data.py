@@ -1,5 +1,3 @@
-"""Messages of models: serialization, hash, extraction of parts, and public functions on models."""
-
 import functools
 import hashlib
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from tests.errors import has
 
 
 def documented() -> onnx.ModelProto:
-    """Return a model with documentation, metadata, typed weights and a large first weight."""
     model = conv_net()
     graph = model.graph
     large = numpy_helper.from_array(np.ones(2048, np.float32), "large")
@@ -43,26 +40,24 @@ def documented() -> onnx.ModelProto:
     return model
 
 
-def with_binary_documentation(part: str) -> onnx.ModelProto:
-    """Return a model in which the documentation of a part is not UTF-8."""
+def with_field(part: str, data: bytes) -> onnx.ModelProto:
     model = documented()
-    message, field = {
-        "model": (model, b"\x32"),
-        "graph": (model.graph, b"\x52"),
-        "weight": (model.graph.initializer[0], b"\x62"),
-    }[part]
-    message.MergeFromString(field + b"\x02\xff\xfe")
+    message = {"model": model, "graph": model.graph, "weight": model.graph.initializer[0]}[part]
+    message.MergeFromString(data)
     return model
 
 
 BINARY_DOCUMENTATION = [
-    pytest.param(lambda part=part: with_binary_documentation(part), id=f"documentation of {part}")
-    for part in ("model", "graph", "weight")
+    pytest.param(
+        functools.partial(with_field, part, field + b"\x02\xff\xfe"), id=f"documentation of {part}"
+    )
+    for part, field in (("model", b"\x32"), ("graph", b"\x52"), ("weight", b"\x62"))
 ]
+# onnx does not define the field 3000.
+UNKNOWN_FIELD = b"\xc2\xbb\x01\x03new"
 
 
 def with_function() -> onnx.ModelProto:
-    """Return a model with a function, a sparse initializer and a weight of several megabytes."""
     model = documented()
     body = [helper.make_node("Relu", ["a"], ["b"])]
     model.functions.append(
@@ -75,19 +70,14 @@ def with_function() -> onnx.ModelProto:
     return model
 
 
-def with_unknown_field(part: str) -> onnx.ModelProto:
-    """Return a model in which a part has the field 3000, which onnx does not define."""
-    model = documented()
-    message = {"model": model, "graph": model.graph, "weight": model.graph.initializer[0]}[part]
-    message.MergeFromString(b"\xc2\xbb\x01\x03new")
-    return model
-
-
 @pytest.mark.parametrize(
     "build",
     [
         *BINARY_DOCUMENTATION,
-        *(functools.partial(with_unknown_field, part) for part in ("model", "graph", "weight")),
+        *(
+            functools.partial(with_field, part, UNKNOWN_FIELD)
+            for part in ("model", "graph", "weight")
+        ),
         conv_net,
         with_function,
         onnx.ModelProto,

@@ -1,5 +1,3 @@
-"""Functions of a model: calls are replaced by the functions' nodes, with readable names."""
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -11,7 +9,6 @@ from qdqtool.ir.modelfile import load
 from tests.errors import has
 from tests.trt.builder import Graph
 
-HEADER = '<ir_version: 10, opset_import: ["": 17, "pkg": 1]>'
 LEAKY = """
     <domain: "pkg", opset_import: ["": 17]>
     Leaky <slope: float = 0.25> (a) => (b)
@@ -96,16 +93,14 @@ EXPECTED = {
 
 
 def parse(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(HEADER + text)
+    return onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 17, "pkg": 1]>' + text)
 
 
 def call_chain(length: int, body: str) -> str:
-    """Return a model with a chain of functions, each of which calls the next one in its body."""
     header = '<domain: "pkg", opset_import: ["": 17, "pkg": 1]>'
     functions = [f"{header} F{k} (a) => (b) {{ {body.format(next=k + 1)} }}" for k in range(length)]
     last = f"{header} F{length} (a) => (b) {{ b = Relu (a) }}"
-    text = "g (float[1] x) => (float[1] y) { y = pkg.F0 (x) }"
-    return "\n".join([text, *functions, last])
+    return "\n".join(["g (float[1] x) => (float[1] y) { y = pkg.F0 (x) }", *functions, last])
 
 
 def run(proto: onnx.ModelProto, flag: bool) -> np.ndarray:
@@ -172,7 +167,6 @@ def test_functions_that_cannot_be_inlined(text: str, code: str) -> None:
 
 
 def blocks(body: str) -> onnx.ModelProto:
-    """Return two calls of a function with data, weights, scale and zero point."""
     g = Graph()
     x = g.input(1, 16, 16, 16)
     for number in (0, 1):
@@ -188,7 +182,6 @@ def blocks(body: str) -> onnx.ModelProto:
 
 
 def quantized_blocks() -> onnx.ModelProto:
-    """Return two convolutions with Q/DQ, each in a call of one function."""
     return blocks("""
         { [in_Q] xq = QuantizeLinear (x, s, z)
           [in_DQ] xd = DequantizeLinear (xq, s, z)
@@ -239,7 +232,6 @@ def test_fix_writes_the_model_without_functions() -> None:
 
 def test_compare_and_extract_see_functions() -> None:
     model = quantized_blocks()
-    comparison = qdqtool.compare(model, load(model).copy())
-    assert comparison.summary()["lost_int8"] == 0
+    assert qdqtool.compare(model, load(model).copy()).summary()["lost_int8"] == 0
     part = qdqtool.extract(model, node="layer1/Conv", hops=1).proto
     assert "Conv" in [n.op_type for n in part.graph.node]

@@ -1,13 +1,13 @@
-"""Both backends; tests of ModelOpt are skipped if ModelOpt is not installed."""
-
 import importlib.util
 
 import pytest
 
-_MODELOPT = importlib.util.find_spec("modelopt") is None
 BACKENDS = [
     "pytorch-quantization",
     pytest.param(
-        "modelopt", marks=pytest.mark.skipif(_MODELOPT, reason="nvidia-modelopt is not installed")
+        "modelopt",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("modelopt") is None, reason="nvidia-modelopt is not installed"
+        ),
     ),
 ]

@@ -12,8 +12,6 @@ MISSING = [
 
 
 class _SkippedModule(pytest.Module):
-    """Test file that is skipped without being imported."""
-
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         pytest.skip(
             f"needs {', '.join(MISSING)} (pip install 'qdqtool[qat]')", allow_module_level=True
@@ -30,7 +28,6 @@ def pytest_pycollect_makemodule(
 
 @pytest.fixture(scope="session", autouse=True)
 def limit_threads_and_logs() -> Iterator[None]:
-    """Run torch on one thread, and silence the notes of pytorch-quantization."""
     if MISSING:
         yield
         return

@@ -1,5 +1,3 @@
-"""Lightning module, data and trainer of the tests."""
-
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ DATA = TensorDataset(torch.randn(32, 16, 8, 8) * SIZES, torch.randn(32, 16, 8, 8
 
 
 class Module(lightning.LightningModule):
-    """Module that records whether its BatchNormalization trains, and saves its state at the end."""
-
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__()
         self.net = nn.Sequential(nets.conv(), nn.BatchNorm2d(16), nn.ReLU(), nets.conv())
@@ -38,7 +34,6 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
     def ranges(self) -> dict[str, torch.Tensor]:
-        """Return the ranges of the quantizers by their names in the state dict."""
         return {k: v for k, v in self.net.state_dict().items() if k.endswith("_amax")}
 
     def on_train_end(self) -> None:

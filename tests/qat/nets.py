@@ -1,5 +1,3 @@
-"""Networks for tests of training, which need torch and pytorch-quantization."""
-
 import inspect
 import types
 from typing import Any
@@ -26,8 +24,6 @@ WIDTH = 16  # channels of the first stage; a small number saves time, the placem
 
 
 class ResidualBlock(resnet.BasicBlock):
-    """Block with a quantizer on the skip, as in NVIDIA's example."""
-
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, stride)
         self.residual_quantizer = quant_nn.TensorQuantizer(QuantDescriptor(num_bits=8))
@@ -58,7 +54,6 @@ def handmade(placement: str) -> nn.Module:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give each BatchNormalization random statistics and parameters, as after training."""
     torch.manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -74,19 +69,16 @@ def resnet18(width: int = WIDTH) -> nn.Module:
 
 
 def prepared(model: nn.Module, sample: object, **options: object) -> nn.Module:
-    """Insert quantizers and return the network."""
     qat.prepare(model, sample, report=None, **options)  # type: ignore[arg-type]
     return model
 
 
 def ready(model: nn.Module, sample: object, **options: object) -> nn.Module:
-    """Insert quantizers, calibrate them on the sample and return the network."""
     qat.calibrate(prepared(model, sample, **options), [sample])
     return model
 
 
 def evaluate(model: nn.Module, *arguments: object) -> Any:
-    """Return the outputs of a network in evaluation mode, without gradients."""
     with torch.no_grad():
         return model.eval()(*arguments)
 
@@ -97,14 +89,10 @@ def quantizer(model: nn.Module, name: str) -> nn.Module:
 
 
 def range_of(model: nn.Module, name: str) -> float:
-    """Return the largest magnitude that a quantizer represents."""
-    amax = read_amax(quantizer(model, name))
-    assert amax is not None
-    return float(amax)
+    return float(read_amax(quantizer(model, name)))
 
 
 def float_weights(convolution: nn.Module) -> Tensor:
-    """Return the weights before their quantizer, which are the weights that the optimizer trains."""
     return dict(convolution.named_parameters(recurse=False))["weight"].detach()
 
 
@@ -125,7 +113,6 @@ def max_calibrate(model: nn.Module, *batches: Tensor) -> None:
 
 
 def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelProto:
-    """Return the export of a network by torch alone."""
     quant_nn.TensorQuantizer.use_fb_fake_quant = True
     try:
         return export_proto(model, NetworkCall((sample,)), opset)
@@ -139,8 +126,6 @@ def conv(inputs: int = 16, outputs: int = 16, kernel: int = 3, **options: object
 
 
 class Shared(nn.Module):
-    """Network that calls one convolution at two places."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.both, self.last = conv(), conv(), conv()
@@ -152,8 +137,6 @@ class Shared(nn.Module):
 
 
 class Again(nn.Module):
-    """Network with a Linear on vectors and an attention that are called twice."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.both = nn.Conv2d(16, 32, 4, 4), nn.Linear(32, 32)
@@ -193,15 +176,11 @@ class Heads(nn.Module):
 
 
 class SkipSequential(nn.Sequential):
-    """Container with a skip around its children."""
-
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(super().forward(x) + x)
 
 
 class Skips(nn.Module):
-    """Network of containers with skips."""
-
     def __init__(self) -> None:
         super().__init__()
         self.a = SkipSequential(conv(), nn.BatchNorm2d(16), nn.ReLU(), conv())
@@ -213,8 +192,6 @@ class Skips(nn.Module):
 
 
 class UpAndDown(nn.Module):
-    """Network with a transposed convolution, plain or grouped, BatchNormalization and a Concat."""
-
     def __init__(self, groups: int = 1) -> None:
         super().__init__()
         self.down = conv(16, 32, stride=2)
@@ -228,8 +205,6 @@ class UpAndDown(nn.Module):
 
 
 class Odd(nn.Module):
-    """Network with convolutions outside of modules, and one convolution in a module."""
-
     def __init__(self) -> None:
         super().__init__()
         self.free = nn.Parameter(torch.randn(16, 16, 3, 3) * 0.1)
@@ -245,8 +220,6 @@ class Odd(nn.Module):
 
 
 class Moody(nn.Module):
-    """Network that has one more Add in training than in evaluation."""
-
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.c = conv(), conv(), conv()

@@ -1,5 +1,3 @@
-"""`qat.check` on wrong models, the noise of a network, and checkpoints."""
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +76,6 @@ def pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> list[onnx.NodeProto]:
 def set_input(
     graph: onnx.GraphProto, nodes: list[onnx.NodeProto], position: int, value: np.ndarray
 ) -> None:
-    """Give nodes a separate scale or zero point."""
     graph.initializer.append(numpy_helper.from_array(value, "other"))
     for node in nodes:
         node.input[position] = "other"
@@ -116,7 +113,6 @@ def remove_pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> None:
 
 
 def make_skip_float(graph: onnx.GraphProto) -> None:
-    """Connect the skip of a pair with two consumers to the float tensor."""
     for q in quantizers(graph):
         dq = next(n for n in graph.node if q.output[0] in n.input)
         for consumer in graph.node:

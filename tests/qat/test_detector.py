@@ -1,5 +1,3 @@
-"""The example `examples/qat_yolov8`, and the types of calibration data."""
-
 import copy
 import importlib
 import sys
@@ -216,8 +214,6 @@ def test_calibrate_accepts_data(data: object) -> None:
 
 
 class Unread(dict[str, object]):
-    """Batch that only supports indexing."""
-
     def __repr__(self) -> str:
         raise AssertionError("a batch is not printed")
 

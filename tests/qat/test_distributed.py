@@ -1,5 +1,3 @@
-"""Training in two processes with gloo on the CPU."""
-
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +53,6 @@ def run_process(rank: int, folder: str) -> None:
 
 
 def calibrate_and_train(rank: int, place: Path) -> dict[str, Any]:
-    """Return the ranges, weights and errors of one process."""
     results: dict[str, Any] = {}
     wrapped = nn.parallel.DistributedDataParallel(new_network())
     calibration = qat.calibrate(wrapped, [X[rank]], "max")  # each process has its own data

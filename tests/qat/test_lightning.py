@@ -15,7 +15,6 @@ from tests.qat.torchvision_ops import usable_torchvision
 
 @pytest.fixture(scope="module")
 def own() -> Any:
-    """Import the module, data and trainer of the tests, and with them Lightning and torchvision."""
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("needs lightning (pip install lightning)")
     usable_torchvision()

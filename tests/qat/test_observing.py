@@ -1,5 +1,3 @@
-"""Calibration: statistics of activations, and the ranges of quantizers."""
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +22,6 @@ from tests.qat.backends import BACKENDS
 
 
 def statistics_of(values: torch.Tensor) -> tuple[TensorStatistics, TensorStatistics]:
-    """Return the statistics that the device and the CPU collect."""
     device = DeviceStatistics()
     for part in values:
         device.add(part)
@@ -121,8 +118,10 @@ def test_sample_covers_every_channel_and_position(shape: tuple[int, ...], last: 
         np.testing.assert_allclose(counts / counts.sum(), present, rtol=0.1)
 
 
-GENERATOR = torch.Generator().manual_seed(3)
-BATCHES = [torch.randn(2, 16, 16, 16, generator=GENERATOR) * scale for scale in (1.0, 3.0, 0.5)]
+BATCHES = [
+    torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(3)) * scale
+    for scale in (1.0, 3.0, 0.5)
+]
 
 
 def prepared(backend: str = "pytorch-quantization") -> nn.Module:
@@ -140,16 +139,14 @@ def test_calibrated_ranges_equal_those_of_all_values(backend: str, method: str) 
     with qat.disabled(model):
         hidden = [nets.evaluate(model[:2], batch) for batch in BATCHES]
     for name, batches in (("0._input_quantizer", BATCHES), ("2._input_quantizer", hidden)):
-        values = torch.cat(batches).numpy()
-        expected = amax_of(TensorStatistics.of(values), method)
+        expected = amax_of(TensorStatistics.of(torch.cat(batches).numpy()), method)
         tolerance = 1e-5 if method == "max" else 1e-3
         assert nets.range_of(model, name) == pytest.approx(expected, rel=tolerance)
 
 
 def test_tied_quantizers_have_the_largest_range() -> None:
     model = nets.prepared(nets.UpAndDown(), BATCHES[0])
-    calibration = qat.calibrate(model, BATCHES, "max")
-    group = next(s for s in calibration.scales if len(s.members) == 2)
+    group = next(s for s in qat.calibrate(model, BATCHES, "max").scales if len(s.members) == 2)
     own = {m.tensor: m.amax for m in group.members}
     assert own.keys() == {"down._input_quantizer", "last._input_quantizer"}
     largest = max(float(b.abs().max()) for b in BATCHES)

@@ -1,5 +1,3 @@
-"""Quantizers in a network: placement, values, gradients, copies."""
-
 import copy
 import pickle
 import sys
@@ -265,8 +263,6 @@ def test_failing_weight_quantizer_is_an_error() -> None:
 
 def test_convolution_subclass_keeps_its_forward() -> None:
     class Scaled(nn.Conv2d):
-        """Standardizes its weights."""
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
             return self._conv_forward(x, weight, self.bias)
@@ -275,8 +271,7 @@ def test_convolution_subclass_keeps_its_forward() -> None:
     before = nets.evaluate(model, SMALL)
     qat.prepare(model, SMALL, report=None)
     assert type(model[0]).__name__ == "Scaled" and isinstance(model[0], Scaled)
-    change = nets.evaluate(model, SMALL) - before
-    assert 0 < change.abs().max() < 0.1 * before.std() + 0.05
+    assert 0 < (nets.evaluate(model, SMALL) - before).abs().max() < 0.1 * before.std() + 0.05
 
 
 def test_observers_see_float_activations() -> None:

@@ -1,5 +1,3 @@
-"""Where quantizers go: the sites of a network, its plan, and the calls that are watched."""
-
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -31,12 +29,8 @@ from tests.errors import has
 from tests.insertion.nets import run
 from tests.qat import nets
 
-X = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(1))
-
 
 class Block(nn.Module):
-    """Block with a skip around a branch. The branch may contain another block."""
-
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
         self.branch = nn.Sequential(
@@ -48,20 +42,19 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Network of nested skips with a pool at its end."""
-
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(nets.conv(), nn.BatchNorm2d(16), Block(), Block(Block()))
         self.last = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled = nn.functional.adaptive_avg_pool2d(self.features(x), 1)
-        return self.last(pooled.flatten(1))
+        return self.last(nn.functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
 
 
 def test_plan_counts_calls() -> None:
-    counted = plan(Network(), X)
+    counted = plan(
+        Network(), torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(1))
+    )
     assert set(counted.counted) == {"add", "pool"} and counted.counted["pool"] == [""]
     assert {a.site.kind for a in counted.activations} == {"input", "add", "pool"}
 
@@ -115,8 +108,7 @@ def test_traced_graph_computes_the_same_and_has_no_marks() -> None:
 
 def test_sites_of_containers_count_calls() -> None:
     traced = trace_network(nets.Skips(), torch.randn(1, 16, 8, 8))
-    adds = {s for s in traced.sites.values() if s.kind == "add"}
-    assert adds == {
+    assert {s for s in traced.sites.values() if s.kind == "add"} == {
         QuantizerSite("", "add", call, position) for call in (0, 1) for position in (0, 1)
     }
     assert traced.calls["", "add"] == 2
@@ -161,8 +153,7 @@ def test_plan_of_resnet18() -> None:
     assert len(resnet_plan.convolutions) == 21
     residuals = [a.site for a in resnet_plan.activations if a.role == "residual"]
     assert len(residuals) == 8 and all(s.position == 1 for s in residuals)  # "out += identity"
-    pools = [a.site.module for a in resnet_plan.activations if a.site.kind == "pool"]
-    assert pools == ["avgpool"]
+    assert [a.site.module for a in resnet_plan.activations if a.site.kind == "pool"] == ["avgpool"]
 
 
 def test_plan_has_quantizers_of_insert(tmp_path: Path) -> None:
@@ -288,9 +279,9 @@ def test_attention_called_in_two_ways_is_refused(
 
     sample = (torch.randn(1, 5, 16), torch.randn(1, 7, 16))
     for call in (lambda m: plan(m, sample), lambda m: qat.prepare(m, sample, report=None)):
-        with pytest.raises(QdqtoolError, check=has("calls-differ", node="own")) as caught:
+        expected = has("calls-differ", "2 or 3", "exclude=['^own$']", node="own")
+        with pytest.raises(QdqtoolError, check=expected):
             call(Both(False))
-        assert "2 or 3" in str(caught.value) and "exclude=['^own$']" in str(caught.value)
     assert plan(Both(False), sample, exclude=["^own$"]).convolutions == ["up"]
     assert plan(Both(True), sample).convolutions == (
         ["up", "other", "own"] if cross_first else ["up", "own", "other"]
@@ -318,8 +309,7 @@ def test_attention_is_quantized_as_by_insert(
     expected = nets.evaluate(model, TOKENS)
     export = {"dynamo": False, "opset_version": 17, "input_names": ["x"]}
     torch.onnx.export(model, (TOKENS,), path, **export)
-    attention = qat.prepare(model, TOKENS, report=None)
-    assert len(attention.weights) == projections + 2
+    assert len(qat.prepare(model, TOKENS, report=None).weights) == projections + 2
     qat.calibrate(model, [TOKENS])
     quantized = nets.evaluate(model, TOKENS)
     with qat.disabled(model):
@@ -333,7 +323,6 @@ def test_attention_is_quantized_as_by_insert(
     assert torch.equal(nets.evaluate(other, TOKENS), quantized)
     summary = qat.export(model, tmp_path / "q.onnx", TOKENS).summary
     inserted = qdqtool.insert(path, [{"x": TOKENS.numpy()}], residual="none", losses=0)
-    assert inserted.prediction is not None
     for counts in (summary, inserted.prediction.summary()):
         assert counts["matrix_products_int8"] == projections + 2
     trained, placed = (
@@ -383,7 +372,6 @@ MANY = torch.randn(16, 16, 8, 8, generator=torch.Generator().manual_seed(2))
 
 @pytest.fixture
 def ready() -> tuple[nn.Module, Tensor]:
-    """Return a calibrated network, and its outputs before quantization."""
     torch.manual_seed(0)
     model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv(), nn.ReLU(), nets.conv())
     before = nets.evaluate(model, MANY)
@@ -420,9 +408,8 @@ def test_unsuitable_sample_is_refused(
 ) -> None:
     """Export and check refuse it; nothing is written."""
     model, path = ready[0], tmp_path / "m.onnx"
-    with pytest.raises(QdqtoolError, check=has(code, parameter="sample")) as caught:
+    with pytest.raises(QdqtoolError, check=has(code, value, parameter="sample")):
         qat.export(model, path, change(MANY))
-    assert value in str(caught.value) and str(caught.value).isprintable()
     assert not list(tmp_path.iterdir())
     qat.export(model, path, MANY[:1])
     with pytest.raises(QdqtoolError, check=has(code, parameter="sample"), match=re.escape(value)):

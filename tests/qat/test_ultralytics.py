@@ -64,7 +64,6 @@ def training() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write images with one bright square each, labels, and a checkpoint with statistics."""
     from ultralytics import YOLO
 
     where = tmp_path_factory.mktemp("ultralytics")
@@ -94,7 +93,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def training_options(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Return arguments of ``YOLO.train``."""
     from qdqtool.qat.ultralytics import RECIPE
 
     return {
@@ -115,7 +113,6 @@ def training_options(folder: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(training: Any, folder: Path) -> Path:
-    """Return the folder of the checkpoints of one epoch."""
     yolo = open_yolo(folder / "float.pt")
     counts: dict[str, int] = {}
     shapes: list[tuple[int, ...]] = []
@@ -196,7 +193,6 @@ def test_resume_keeps_ranges(training: Any, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def fresh(trained: Path) -> qat.Export:
-    """Export the best checkpoint."""
     return qat.export(
         open_yolo(trained / "best.pt"), trained / "fresh.onnx", torch.zeros(1, 3, SIZE, SIZE)
     )

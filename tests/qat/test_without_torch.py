@@ -1,5 +1,3 @@
-"""qdqtool without torch."""
-
 import runpy
 import subprocess
 import sys

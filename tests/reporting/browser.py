@@ -61,17 +61,13 @@ def missing() -> str:
 
 
 class Page:
-    """An open report."""
-
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Run a script and return its result."""
         return self.driver.execute_script(script, *arguments)
 
     def open(self, path: Path, fragment: str = "") -> None:
-        """Open a file and wait until the page has been drawn."""
         self.driver.get("about:blank")
         self.driver.get(path.resolve().as_uri() + fragment)
         self.driver.execute_async_script("""
@@ -82,14 +78,12 @@ class Page:
             wait();""")
 
     def wait(self, condition: str) -> None:
-        """Wait until a script returns true."""
         self.driver.execute_async_script(
             "const done = arguments[0]; const look = () => "
             f"(() => {{ {condition} }})() ? done() : setTimeout(look, 20); look();"
         )
 
     def size(self, width: int, height: int = 900, dark: bool = False) -> None:
-        """Set the size of the window and the color scheme."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
@@ -100,7 +94,6 @@ class Page:
         )
 
     def errors(self) -> list[str]:
-        """Return the errors and warnings of the page."""
         logged = [
             e["message"]
             for e in self.driver.get_log("browser")
@@ -114,11 +107,9 @@ class Page:
         return int(next(m["value"] for m in metrics if m["name"] == "LayoutCount"))
 
     def pan(self, frames: int) -> int:
-        """Drag the graph for some frames and return how many elements that changes."""
         return int(self.driver.execute_async_script(_PAN, frames))
 
     def picture(self, path: Path) -> None:
-        """Write a PNG of the window."""
         path.write_bytes(base64.b64decode(self.driver.get_screenshot_as_base64()))
 
 

@@ -13,24 +13,17 @@ from tests.reporting.browser import Page, browser, missing
 
 
 class NetworkFiles:
-    """Files of a small network: float model, quantized model, calibration cache and data."""
-
     def __init__(self, folder: Path) -> None:
         net = Net(16, 16)
-        first = net.conv("first", "x")
-        act = net.op("Relu", "act", first)
-        second = net.conv("second", act)
-        joined = net.op("Concat", "join", act, second, axis=1)
-        third = net.conv("third", joined, cin=32)
-        net.output(net.op("Sigmoid", "end", third))
+        act = net.op("Relu", "act", net.conv("first", "x"))
+        joined = net.op("Concat", "join", act, net.conv("second", act), axis=1)
+        net.output(net.op("Sigmoid", "end", net.conv("third", joined, cin=32)))
         self.float = folder / "float.onnx"
         self.cache = folder / "cache.npz"
         self.model = folder / "model_qdq.onnx"
         onnx.save(net.model(), self.float)
         self.data = folder / "data.npz"
-        np.savez(
-            self.data, x=np.random.default_rng(1).normal(size=(8, 16, 16, 16)).astype(np.float32)
-        )
+        np.savez(self.data, x=np.random.default_rng(1).random((8, 16, 16, 16), np.float32) - 0.5)
         insert(self.float, self.data, calib_cache=self.cache).save(self.model)
 
 
@@ -50,7 +43,6 @@ def browser_page() -> Iterator[Page]:
 
 @pytest.fixture
 def chromium(browser_page: Page) -> Iterator[Page]:
-    """Return a browser of usual width, and check that no page logs an error."""
     yield browser_page
     browser_page.size(1280)
     assert browser_page.errors() == []

@@ -1,5 +1,3 @@
-"""A Q/DQ network with the layers of YOLOv8x."""
-
 import functools
 
 import onnx

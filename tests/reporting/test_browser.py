@@ -1,5 +1,3 @@
-"""Reports in a real browser: clicks, keys and input have their effect, and the page logs no error."""
-
 import csv
 import io
 from pathlib import Path
@@ -21,7 +19,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def full(files: NetworkFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with every section."""
     folder = tmp_path_factory.mktemp("full")
     tuning = write(folder, result())
     out = folder / "full.html"
@@ -311,8 +308,7 @@ def test_hostile_names_stay_text(chromium: Page, tmp_path: Path) -> None:
     report.save(tmp_path / "r.html")
     chromium.open(tmp_path / "r.html")
     assert chromium.run("return document.querySelectorAll('img, [onclick]').length") == 0
-    number = len(report.page.model.nodes)
-    for node in range(number):
+    for node in range(len(report.page.model.nodes)):
         chromium.run("location.hash = `#node-${arguments[0]}`", node)
     type_into(chromium, "search", "<script>")
     press(chromium, "search", "Enter")

@@ -1,5 +1,3 @@
-"""The report page is one file that loads nothing, and no name in it becomes markup."""
-
 import base64
 import hashlib
 import html
@@ -35,7 +33,6 @@ HOSTILE = (
 
 
 def hostile(path: Path, seed: int = 11) -> Path:
-    """Write a network whose nodes and tensors have hostile names."""
     proto = network(seed)
     renamed: dict[str, str] = {}
     for number, node in enumerate(proto.graph.node):
@@ -101,7 +98,6 @@ def test_page_escapes_hostile_names(tmp_path: Path) -> None:
     packed = re.search(
         r'<script type="application/octet-stream" id="page-data">([\w+/=]*)</script>', text
     )
-    assert packed is not None
     nodes = json.loads(zlib.decompress(base64.b64decode(packed[1])))["model"]["nodes"]
     assert any("<script>alert(1)</script>" in node["name"] for node in nodes)
     assert all(len(node["name"]) <= page.MAX_NAME + 40 for node in nodes)
@@ -145,9 +141,8 @@ def test_report_names_missing_packages(
     files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(QdqtoolError, check=has("missing-package")) as caught:
+    with pytest.raises(QdqtoolError, check=has("missing-package", "jinja2", "qdqtool[report]")):
         qdqtool.report(files.model)
-    assert "jinja2" in str(caught.value) and "qdqtool[report]" in str(caught.value)
 
 
 def test_report_of_large_graph_has_tables_without_picture(
@@ -176,8 +171,7 @@ def test_save_never_replaces_an_input(files: NetworkFiles, tmp_path: Path) -> No
     out = tmp_path / "r.html"
     report.save(out)
     assert out.read_text() == report.html
-    summary = report.as_json()
-    assert summary["bytes"] == out.stat().st_size and summary["schema"] == "qdqtool/report/1"
+    assert report.as_json()["bytes"] == out.stat().st_size
 
 
 def test_report_names_model_in_memory(files: NetworkFiles) -> None:
@@ -197,8 +191,7 @@ def test_page_counts_int8_and_fp8(
 ) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(chain(*types), path)
-    report = qdqtool.report(path, target="10.16")
-    report.save(tmp_path / "page.html")
+    qdqtool.report(path, target="10.16").save(tmp_path / "page.html")
     tile = (tmp_path / "page.html").read_text().split('<div class="tile">')[1]
     assert f"<h2>{title}</h2>" in tile
     assert f'<p class="big">{count}<small>' in tile

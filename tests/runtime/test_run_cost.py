@@ -1,5 +1,3 @@
-"""Memory and work of a run, counted by hand."""
-
 from typing import Any
 
 import numpy as np
@@ -67,8 +65,7 @@ def test_peak_bytes_uses_the_element_type() -> None:
 
 def test_peak_bytes_does_not_count_sequences() -> None:
     model = network([("Relu", ["x"], "y"), ("SequenceConstruct", ["y"], "s")])
-    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
-    model.graph.output.append(sequence)
+    model.graph.output.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
     assert estimate_run_cost(model, {}).peak_bytes == 2 * KB
 
 

@@ -1,5 +1,3 @@
-"""Sessions of onnxruntime, whose weights go through a file."""
-
 import os
 import resource
 import subprocess
@@ -23,7 +21,6 @@ from qdqtool.util.limits import PROCESSES
 
 
 def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
-    """Build products with 65536 weights of raw bytes and of typed numbers, and a small bias."""
     rng = np.random.default_rng(0)
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     second = rng.normal(0, 0.1, (256, 256)).astype(dtype)
@@ -63,7 +60,6 @@ def assert_runs(session: Any, model: onnx.ModelProto, dtype: type[np.floating[An
 
 
 def slim(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without the data of its large weights."""
     return partial_model(Model(model), ["y"], weights=False)
 
 

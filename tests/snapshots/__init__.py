@@ -30,7 +30,6 @@ def render(cases: Cases) -> str:
 
 
 def difference(name: str, text: str) -> str:
-    """Return a diff from the file of a snapshot to the text of today, empty if they are equal."""
     path = path_of(name)
     before = path.read_text("utf-8") if path.exists() else ""
     lines = difflib.unified_diff(

@@ -1,5 +1,3 @@
-"""Compare the snapshots with the present, or renew them: see `tests.snapshots`."""
-
 import argparse
 import sys
 

@@ -1,5 +1,3 @@
-"""The cases of all snapshots: command lines that run in a folder of small files, findings and notes."""
-
 import contextlib
 import functools
 import re
@@ -326,7 +324,6 @@ OTHER_FILES = {
 
 @functools.cache
 def folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder with the files that the command lines name."""
     home = tempfile.TemporaryDirectory(prefix="qdqtool-snapshots-")
     path = Path(home.name)
     contract.prepare(path)
@@ -344,7 +341,6 @@ def folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def answer(line: str) -> str:
-    """Return what a command line prints on stdout, then on stderr, and its exit code if it is not 0."""
     home = Path(folder().name)
     command = line.removesuffix(" #")
     with contextlib.chdir(home), without_package("tensorrt_rtx"):  # which would build the demo
@@ -363,12 +359,6 @@ def command_cases(name: str) -> Cases:
     return {f"$ qdqtool {line.removesuffix(' #')}": answer(line) for line in lines}
 
 
-def overview_cases() -> Cases:
-    return {
-        f"$ qdqtool {line}": answer(line) for line in ("--help", "--version", "perdict", "--no")
-    }
-
-
 def networks_with_findings() -> Iterator[tuple[str, list[Finding]]]:
     yield from wording.findings()
     for code, make in test_each_code.NETWORKS.items():
@@ -378,7 +368,6 @@ def networks_with_findings() -> Iterator[tuple[str, list[Finding]]]:
 
 
 def finding_cases() -> Cases:
-    """Return the messages and fixes of each finding code, with the first network that shows each."""
     texts: dict[str, dict[str, str]] = {}
     for network, findings in networks_with_findings():
         for f in findings:
@@ -396,15 +385,15 @@ def comparison_cases() -> Cases:
         return {heading: "\n".join(x) for heading, x in wording.comparisons(Path()).items()}
 
 
-def skipped_cases() -> Cases:
-    return {kind: "\n".join(reasons) for kind, reasons in wording.left_float_reasons().items()}
-
-
 SNAPSHOTS: dict[str, Callable[[], Cases]] = {
-    "qdqtool": overview_cases,
+    "qdqtool": lambda: {
+        f"$ qdqtool {line}": answer(line) for line in ("--help", "--version", "perdict", "--no")
+    },
     **{name: functools.partial(command_cases, name) for name in COMMANDS},
     "comparisons": comparison_cases,
     "findings": finding_cases,
     "headlines": lambda: {"Headlines": "\n".join(wording.headlines())},
-    "left-float": skipped_cases,
+    "left-float": lambda: {
+        kind: "\n".join(reasons) for kind, reasons in wording.left_float_reasons().items()
+    },
 }

@@ -1,5 +1,3 @@
-"""Small networks for tests of time estimates."""
-
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ def convolution_chain(
     quantized: bool = True,
     dynamic: bool = False,
 ) -> onnx.ModelProto:
-    """Return convolutions with Relu in a row, with Q/DQ on inputs and weights if `quantized`."""
     g = Graph(opset=17)
     x = g.input("N" if dynamic else batch, channels, size, size)
     for i in range(convolutions):
@@ -48,7 +45,6 @@ def save_model(folder: Path, model: onnx.ModelProto, name: str = "model.onnx") -
 def estimate_model(
     proto: onnx.ModelProto | Model, gpu: Gpu = GPU, advice: bool = True, **options: Any
 ) -> tuple[Prediction, Any]:
-    """Return the prediction for a model and its estimated time."""
     model = load(proto)
     prediction = predict(model, TARGET, advice=advice)
     return prediction, estimate_time(model, prediction, gpu, TARGET, **options)
@@ -57,6 +53,5 @@ def estimate_model(
 def model_workload(
     source: onnx.ModelProto | Model, target: str | Target = TARGET, **options: Any
 ) -> EngineWorkload:
-    """Return the work of the layers of a model's engine."""
     model = Model(source) if not isinstance(source, Model) else source
     return predict_workload(model, predict(model, target, advice=False), **options)

@@ -1,5 +1,3 @@
-"""Estimated times of whole engines: work, range, gain, and time that fixes save."""
-
 import contextlib
 import functools
 from dataclasses import replace
@@ -324,7 +322,6 @@ def test_range_is_wider_for_gpus_that_are_less_known(
 
 @functools.cache
 def chain_of(channels: int) -> tuple[Model, Prediction]:
-    """Return the model with batch 4 and its prediction."""
     model = load(convolution_chain(channels=channels, batch=4))
     return model, predict(model, TARGET)
 
@@ -514,7 +511,6 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str) -> No
 
 @functools.cache
 def stored_networks() -> dict[str, dict[str, list[dict[str, str]]]]:
-    """Return the layers of all published networks of the fit, by network and variant."""
     networks: dict[str, dict[str, list[dict[str, str]]]] = {}
     for row in read(NETWORKS):
         networks.setdefault(row["network"], {}).setdefault(row["variant"], []).append(row)
@@ -561,8 +557,7 @@ def test_note_about_slow_int8_depends_on_the_rates(
     _, time = estimate_model(convolution_chain(), find_gpu(name), compare=False)
     (note,) = [n for n in time.notes if getattr(n, "code", "") == "int8-not-faster"]
     assert ("saves only memory traffic" in note) == (not is_slower)
-    assert ("slower than FP16" in note) == is_slower
-    assert ("--precision fp8" in note) == has_fp8
+    assert ("slower than FP16" in note, "--precision fp8" in note) == (is_slower, has_fp8)
 
 
 def test_fix_of_numbers_saves_no_time(g: Graph) -> None:

@@ -1,5 +1,3 @@
-"""GPUs: their names, figures, findings, device information in logs, and calibration of times."""
-
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -270,20 +268,26 @@ def test_parse_time(text: str, ms: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "parameter"),
+    ("text", "options", "code", "parameter"),
     [
-        ("sm=8.6", "wrong-type", "gpu"),
-        ("sm=8.6,sms=0,clock=1,bandwidth=1", "out-of-range", "gpu"),
-        ("sm=x,sms=1,clock=1000,bandwidth=10", "wrong-format", "sm"),
-        ("foo=1", "wrong-format", "gpu"),
-        ("sm=4.0,sms=1,clock=1000,bandwidth=10", "out-of-range", "sm"),
-        ("sm=8.6,sms=nan,clock=1000,bandwidth=10", "out-of-range", "gpu"),
-        ("sm=8.6,sms=1,clock=1000,bandwidth=inf", "out-of-range", "gpu"),
+        ("sm=8.6", {}, "wrong-type", "gpu"),
+        ("sm=8.6,sms=0,clock=1,bandwidth=1", {}, "out-of-range", "gpu"),
+        ("sm=x,sms=1,clock=1000,bandwidth=10", {}, "wrong-format", "sm"),
+        ("foo=1", {}, "wrong-format", "gpu"),
+        ("sm=4.0,sms=1,clock=1000,bandwidth=10", {}, "out-of-range", "sm"),
+        ("sm=8.6,sms=nan,clock=1000,bandwidth=10", {}, "out-of-range", "gpu"),
+        ("sm=8.6,sms=1,clock=1000,bandwidth=inf", {}, "out-of-range", "gpu"),
+        ("orin nx", {"clock": 0.0}, "out-of-range", "clock"),
+        ("orin nx", {"clock": 99999.0}, "out-of-range", "clock"),
+        ("orin nx", {"clock": float("nan")}, "out-of-range", "clock"),
+        ("orin nx", {"power": "lots"}, "wrong-format", "power"),
     ],
 )
-def test_choose_gpu_rejects_descriptions(text: str, code: str, parameter: str) -> None:
+def test_choose_gpu_rejects_descriptions_clocks_and_powers(
+    text: str, options: dict[str, Any], code: str, parameter: str
+) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
-        gpus.choose_gpu(text)
+        gpus.choose_gpu(text, **options)
 
 
 def test_power_mode_with_fewer_sms() -> None:
@@ -301,22 +305,6 @@ def test_choose_gpu_clock_and_power() -> None:
     low, high = (gpus.choose_gpu("orin nx", power=power) for power in ("10W", "MAXN"))
     assert low.clock < high.clock == 918
     assert "clock-guessed" in note_codes(low.notes)
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "parameter"),
-    [
-        ({"clock": 0.0}, "out-of-range", "clock"),
-        ({"clock": 99999.0}, "out-of-range", "clock"),
-        ({"clock": float("nan")}, "out-of-range", "clock"),
-        ({"power": "lots"}, "wrong-format", "power"),
-    ],
-)
-def test_choose_gpu_rejects_clocks_and_powers(
-    options: dict[str, Any], code: str, parameter: str
-) -> None:
-    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
-        gpus.choose_gpu("orin nx", **options)
 
 
 def test_gpus_that_do_not_sustain_their_clock() -> None:
@@ -630,7 +618,6 @@ def test_calibrate_with_a_measured_time() -> None:
 
 @pytest.fixture
 def saved_calibration(tmp_path: Path) -> str:
-    """Save the calibration of an RTX 3060 that takes 1.3 times the estimate."""
     measured = estimate_model(convolution_chain(batch=8))[1].total_ms * 1.3
     _, time = estimate_model(convolution_chain(batch=8), calibrate=f"{measured}ms")
     (tmp_path / "machine.json").write_text(json.dumps(time.calibration.as_json()))
@@ -675,8 +662,7 @@ def test_calibrate_with_a_profile_of_a_jetson(tmp_path: Path) -> None:
     gpu = find_gpu("AGX Orin 64GB")
     plain = estimate_model(convolution_chain(12, batch=8), gpu, compare=False)[1]
     layers_ms = 1.5 * estimate_seconds(plain.workload.layers, gpu) * 1e3 + 0.004
-    rows = [*zip(layer_names(batch=8), layers_ms.tolist(), strict=True)]
-    profile = write_profile(tmp_path, rows)
+    profile = write_profile(tmp_path, [*zip(layer_names(batch=8), layers_ms.tolist(), strict=True)])
     _, time = estimate_model(convolution_chain(12, batch=8), gpu, calibrate=profile, compare=False)
     assert time.calibration.overhead_us == 0
     assert sum(time.layers) == pytest.approx(layers_ms.sum(), rel=0.02)
@@ -699,7 +685,6 @@ def layer_names(**options: Any) -> list[str]:
 
 
 def write_profile(folder: Path, layers: Iterable[tuple[str, float]]) -> str:
-    """Write a profile of layers and milliseconds as trtexec does."""
     rows = [
         {"name": name, "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0}
         for name, ms in layers

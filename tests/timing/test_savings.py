@@ -1,5 +1,3 @@
-"""Time that the fix of a finding saves."""
-
 import functools
 from typing import Any
 
@@ -47,8 +45,7 @@ def test_fix_for_accuracy_saves_no_time(prediction: Prediction) -> None:
 def test_fix_of_a_failing_build_saves_no_time() -> None:
     """A float stem avoids the failure and is not faster."""
     prediction, _ = predict_on_gpu(GRAPHS["stem-before-pool"](), "trt10", TimingOptions(gpu="T4"))
-    savings = {f.code: f.saves_ms for f in prediction.findings}
-    assert savings["STEM-POOL"] is None
+    assert {f.code: f.saves_ms for f in prediction.findings}["STEM-POOL"] is None
 
 
 def test_conversions_have_one_time(prediction: Prediction) -> None:

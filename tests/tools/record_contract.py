@@ -31,10 +31,6 @@ def record() -> Description:
 
 
 def as_lines(sections: Description) -> Iterator[str]:
-    """Yield a record as JSON with one line for each name, option and run.
-
-    Changes are then easy to review.
-    """
     for section, entries in sections.items():
         rows = [
             f"{json.dumps(entry)}: "

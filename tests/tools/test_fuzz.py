@@ -1,5 +1,3 @@
-"""The differential fuzzer on twelve networks, and its functions that need no compiler."""
-
 import onnx
 import pytest
 
@@ -19,8 +17,7 @@ needs_compiler = pytest.mark.skipif(
 def test_fuzz_twelve_networks_agree() -> None:
     with Lab() as lab:
         answers = dict(run_seeds(iter(range(700_000, 700_012)), network, lab))
-    wrong = {seed: a.wrong for seed, a in answers.items() if a.wrong}
-    assert not wrong
+    assert not {seed: a.wrong for seed, a in answers.items() if a.wrong}
     assert sum(a.convolutions for a in answers.values()) > 24
     assert sum(a.absent for a in answers.values()) < 4
 
@@ -64,7 +61,6 @@ def test_fuzz_networks_are_valid_and_reproducible() -> None:
 
 
 def _deep() -> onnx.ModelProto:
-    """Return six convolutions with Relu, and a branch with Tanh."""
     net = Net()
     x = net.input((1, 4, 8, 8))
     for _ in range(6):

@@ -1,5 +1,3 @@
-"""The sample of `make mutants`."""
-
 import random
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The figures of the README are those of the pages, and its sample is a real output."""
-
 from tools import readme
 
 TEXT = readme.README.read_text("utf-8")

@@ -1,5 +1,3 @@
-"""The snapshot tool on single scenarios."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -56,7 +54,6 @@ def test_snapshot_ignores_version_and_time_of_tuning() -> None:
 
 
 def quantized_relu(scale: float = 0.5, prefix: str = "x_", after: str = "Relu") -> onnx.ModelProto:
-    """Return x -> Q -> DQ -> Relu -> y; all names of the quantizer begin with a prefix."""
     q, dq, s, zero = (prefix + name for name in ("Q", "DQ", "scale", "zero"))
     nodes = [
         helper.make_node("QuantizeLinear", ["x", s, zero], [q], name=q + "_node"),
@@ -137,8 +134,7 @@ def test_snapshot_compare_shows_kept_values(tmp_path: Path) -> None:
     for side, scale in (("before", 0.5), ("after", 0.25)):
         (tmp_path / side).mkdir()
         content = {"data": {"scales": [{"scale": scale}]}, "full": {}}
-        path = tmp_path / side / recording.kept_name("a|p")
-        path.write_text(json.dumps(content))
+        (tmp_path / side / recording.kept_name("a|p")).write_text(json.dumps(content))
     comparison = comparing.compare(record_of({"a|p": ["1", "2"]}), record_of({"a|p": ["3", "4"]}))
     text = comparison.describe(tmp_path / "before", tmp_path / "after")
     assert "    .scales[0].scale: 0.5 -> 0.25" in text.splitlines()

@@ -115,7 +115,6 @@ class Graph:
         zero: int | None = 0,
         integer: Any = None,
     ) -> str:
-        """Add a Q called ``<stem>.Q`` and a DQ called ``<stem>.DQ``."""
         quantized = self.q(x, f"{stem}.Q", scale, axis, zero, integer)
         return self.dq(quantized, f"{stem}.DQ", scale, axis, zero, integer)
 
@@ -125,8 +124,7 @@ class Graph:
         self, name: str, shape: Sequence[int], form: str, axis: int = 0, parameter: str = "weight"
     ) -> str:
         """Add weights: ``float``, ``qdq`` (scale per channel), ``tensor`` (one scale) or ``int8`` (DQ only)."""
-        count = shape[axis]
-        scales = self.random.uniform(0.01, 0.02, count)
+        scales = self.random.uniform(0.01, 0.02, shape[axis])
         if form == "int8":
             integers = self.random.integers(-127, 128, tuple(shape))
             stored = self.const(
@@ -253,7 +251,6 @@ class Graph:
         return self.op("Gemm", inputs, name, transB=1)
 
     def model(self, *outputs: str) -> onnx.ModelProto:
-        """Return the model; the types of its outputs are inferred."""
         infos = [helper.make_empty_tensor_value_info(name) for name in outputs]
         graph = helper.make_graph(self.nodes, "g", self.inputs, infos, self.initializers)
         domains = {"": self.opset} | {n.domain: 1 for n in self.nodes if n.domain}

@@ -132,7 +132,6 @@ class Exporter:
 
 
 def evaluate(model: onnx.ModelProto, seed: int = 0) -> list[npt.NDArray[Any]]:
-    """Return the outputs of a model for random inputs, without optimizations of onnxruntime."""
     random = np.random.default_rng(seed)
     feeds = {}
     for value in model.graph.input:

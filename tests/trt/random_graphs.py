@@ -196,9 +196,8 @@ def _padding(s: Sketch, x: str, shape: Shape) -> None:
 
 def _gemm(s: Sketch, x: str, shape: Shape) -> None:
     size = int(np.prod(shape[1:]))
-    flat = s.graph.op("Flatten", x, s.name("flat"))
     out = s.graph.gemm(
-        flat,
+        s.graph.op("Flatten", x, s.name("flat")),
         s.name("gemm"),
         size,
         4,
@@ -217,7 +216,6 @@ def _moved(s: Sketch, x: str) -> str:
 
 
 def _fork(s: Sketch, x: str, shape: Shape) -> None:
-    """Add a convolution with two or three consumers, whose Qs have scales of their own."""
     if shape[1] > 16:
         return
     out = s.graph.conv(x, s.name("stem"), 4, 1, 1, 1, s.choose(*SCALES), "qdq")

@@ -39,7 +39,6 @@ def _product(g: Graph) -> list[str]:
 
 
 def _silu_add(g: Graph, own: bool = False, out: bool = False) -> list[str]:
-    """Return a residual Add after SiLU, optionally with pairs of the SiLU and of the sum."""
     x = _image(g, 8)
     y = g.silu(g.conv(x, "c"), "act")
     y = g.add(g.pair(y, "own") if own else y, g.pair(x, "skip"), "Add")
@@ -61,11 +60,6 @@ def _attention(g: Graph) -> list[str]:
     return [g.op("MatMul", [g.pair(chances, "p"), g.pair(values, "v")], "m")]
 
 
-def _transposed_3d(g: Graph) -> list[str]:
-    x = g.pair(g.op("Softmax", g.input(1, 4, 4, 4, 4), "before"), "in")
-    return [g.op("ConvTranspose", [x, g.pair(g.const("w", np.ones((4, 8, 2, 2, 2))), "wq")], "up")]
-
-
 def _mixed_floats(g: Graph) -> list[str]:
     # The scale of the weights is float16, that of the data is float32.
     w = g.const("w", np.ones((8, 4, 3, 3)), np.float16)
@@ -77,8 +71,7 @@ def _mixed_floats(g: Graph) -> list[str]:
 
 def _requantized(g: Graph, between: bool) -> list[str]:
     x = g.conv(_image(g), "c") if not between else _image(g)
-    y = g.pair(g.pair(x, "first", 0.1), "second", 0.2)
-    return [g.conv(y, "end", scale=None)]
+    return [g.conv(g.pair(g.pair(x, "first", 0.1), "second", 0.2), "end", scale=None)]
 
 
 def _nested_concat(g: Graph) -> list[str]:
@@ -89,8 +82,7 @@ def _nested_concat(g: Graph) -> list[str]:
 
 def _merged_clone(g: Graph) -> list[str]:
     x = g.relu(g.conv(_image(g), "c"), "r")
-    joined = g.concat([x, g.op("Neg", x, "n")], "cat")
-    return [g.conv(x, "d"), g.conv(joined, "e")]
+    return [g.conv(x, "d"), g.conv(g.concat([x, g.op("Neg", x, "n")], "cat"), "e")]
 
 
 def _gemm(g: Graph, behind: str, weights: str = "qdq") -> list[str]:
@@ -101,8 +93,7 @@ def _gemm(g: Graph, behind: str, weights: str = "qdq") -> list[str]:
 
 
 def _carried_axis(g: Graph) -> list[str]:
-    weights = g.const("w", np.ones((3, 3, 4, 8)))
-    stored = g.pair(weights, "w.q", np.linspace(0.1, 0.2, 8), axis=3)
+    stored = g.pair(g.const("w", np.ones((3, 3, 4, 8))), "w.q", np.linspace(0.1, 0.2, 8), axis=3)
     turned = g.op("Transpose", stored, "turn", perm=[3, 2, 0, 1])
     return [g.op("Conv", [g.pair(_image(g), "in"), turned], "c", kernel_shape=[3, 3], pads=[1] * 4)]
 
@@ -115,8 +106,7 @@ def _computed_scale(g: Graph) -> list[str]:
 
 
 def _shared_weights(g: Graph) -> list[str]:
-    w = g.const("w", np.ones((8, 4, 3, 3)))
-    x = _image(g)
+    x, w = _image(g), g.const("w", np.ones((8, 4, 3, 3)))
     return [
         g.op(
             "Conv",
@@ -128,20 +118,9 @@ def _shared_weights(g: Graph) -> list[str]:
     ]
 
 
-def _cast_weights(g: Graph) -> list[str]:
-    w = g.op("Cast", g.pair(g.const("w", np.ones((8, 4, 3, 3))), "w.q"), "cast", to=1)
-    return [g.op("Conv", [g.pair(_image(g), "in"), w], "c", kernel_shape=[3, 3])]
-
-
 def _network_output_q(g: Graph) -> list[str]:
     x = _image(g)
-    q = g.q(x, "out")
-    return [q, g.conv(x, "c")]
-
-
-def _anchors(g: Graph) -> list[str]:
-    grid = g.op("Expand", [g.const("one", [1.0]), g.const("dims", np.array([2], np.int64))], "grid")
-    return [grid, g.conv(_image(g), "c")]
+    return [g.q(x, "out"), g.conv(x, "c")]
 
 
 def _gelu(g: Graph) -> list[str]:
@@ -161,11 +140,6 @@ def _existing_image(g: Graph) -> str:
     return "before:0" if any(n.name == "before" for n in g.nodes) else _image(g)
 
 
-def _stem(g: Graph) -> list[str]:
-    x = g.relu(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "r")
-    return [g.conv(g.pool(x, "pool", k=3), "b")]
-
-
 def _concat_of(g: Graph, part: str) -> list[str]:
     return [g.op("Softmax", g.concat([part, g.op("Neg", _existing_image(g), "n")], "cat"), "end")]
 
@@ -175,14 +149,28 @@ GRAPHS: dict[str, Build] = {
     "Cast/q-past-cast": lambda g: g.conv(g.op("Cast", g.op("Neg", _image(g), "n"), "k", to=1), "c"),
     "ConcatRemoval/deconvolution-copied": lambda g: _concat_of(g, _transposed(g, "float", None)),
     "ConcatRemoval/stomping": lambda g: _concat_of(g, g.input(1, 4, 8, 8, name="y")),
-    "ConstCastFold/cast": _cast_weights,
+    "ConstCastFold/cast": lambda g: [
+        g.op(
+            "Conv",
+            [
+                g.pair(_image(g), "in"),
+                g.op("Cast", g.pair(g.const("w", np.ones((8, 4, 3, 3))), "w.q"), "cast", to=1),
+            ],
+            "c",
+            kernel_shape=[3, 3],
+        )
+    ],
     "ConstEltFusion/with-relu": lambda g: _gemm(g, "relu"),
     "ConstQDQInitializersFusion/computed": _computed_scale,
     "ConstWeightsQuantizeFusion/several-readers": _shared_weights,
     "ConstantFoldDanglingQDQ/dequantized-weights": lambda g: g.conv(
         _image(g), "c", scale=None, weights="qdq"
     ),
-    "ConvActPoolFusion/stem-other": _stem,
+    "ConvActPoolFusion/stem-other": lambda g: [
+        g.conv(
+            g.pool(g.relu(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "r"), "pool", k=3), "b"
+        )
+    ],
     "ConvScaleFusion/float": lambda g: g.bn(
         g.conv(_image(g), "c", scale=None, weights="float"), "bn"
     ),
@@ -214,7 +202,10 @@ GRAPHS: dict[str, Build] = {
         g.conv(x := _image(g), "a", scale=0.1),
         g.conv(x, "b", scale=0.1),
     ],
-    "MyelinOptimization/constants": _anchors,
+    "MyelinOptimization/constants": lambda g: [
+        g.op("Expand", [g.const("one", [1.0]), g.const("dims", np.array([2], np.int64))], "grid"),
+        g.conv(_image(g), "c"),
+    ],
     "Pad/q-past-copying-pad": lambda g: g.op(
         "Softmax", g.pair(g.pad(_image(g), "pad", "reflect"), "p"), "end"
     ),
@@ -234,7 +225,16 @@ GRAPHS: dict[str, Build] = {
         g.conv(x := g.conv(_image(g), "c"), "a", scale=0.1),
         g.conv(x, "b", scale=0.2),
     ],
-    "QuantizeDoubleInputNodes/deconvolution-3d": _transposed_3d,
+    "QuantizeDoubleInputNodes/deconvolution-3d": lambda g: [
+        g.op(
+            "ConvTranspose",
+            [
+                g.pair(g.op("Softmax", g.input(1, 4, 4, 4, 4), "before"), "in"),
+                g.pair(g.const("w", np.ones((4, 8, 2, 2, 2))), "wq"),
+            ],
+            "up",
+        )
+    ],
     "QuantizeDoubleInputNodes/int8-matmul": _attention,
     "QuantizeDoubleInputNodes/mixed-floats": _mixed_floats,
     "QuantizeDoubleInputNodes/pointwise": lambda g: _pointwise(g, "Max"),
@@ -302,7 +302,6 @@ for _file in sorted(Path(__file__).with_name("passes").glob("test_*.py")):
 
 
 def model_of(name: str) -> onnx.ModelProto:
-    """Return the graph of a case; by default, the case's operator followed by a Q."""
     g = Graph()
     outputs = GRAPHS.get(name, _operator_before_q(name.partition("/")[0]))(g)
     return g.model(*([outputs] if isinstance(outputs, str) else outputs))

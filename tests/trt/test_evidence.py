@@ -1,5 +1,3 @@
-"""The simulator against published builds: convolutions, conversions, pass lines and layer names."""
-
 import os
 import re
 from collections import Counter
@@ -10,7 +8,6 @@ import pytest
 
 from qdqtool.ir.precision import Precision
 from qdqtool.trt import pipeline
-from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import BUILDS
 from qdqtool.trt.trace import Event
 from qdqtool.verification.log_comparison import longest_common_subsequence
@@ -25,13 +22,8 @@ Outcome = tuple[tuple[str, ...], str, list[str]]
 
 
 def outcome(inputs: Iterable[str], output: str, fused: Iterable[str]) -> Outcome:
-    """Return precisions, and the fused nodes that a log lists as well."""
     nodes = sorted(n for n in fused if "Add" in n or "MaxPool" in n)
     return tuple(map(width, inputs)), width(output), nodes
-
-
-def said(conv: ConvOutcome) -> Outcome:
-    return outcome(conv.inputs, conv.output, conv.fused)
 
 
 def width(precision: Precision | str) -> str:
@@ -62,8 +54,11 @@ def test_convolutions_match_build(case: str) -> None:
     built = {c["name"]: c for c in truth(case)["convolutions"]}
     assert predicted.keys() == built.keys()
     for name, row in built.items():
-        assert said(predicted[name]) == outcome(row["inputs"], row["output"], row["fused"]), name
-        assert set(row["fused"]) <= set(predicted[name].fused), name
+        conv = predicted[name]
+        assert outcome(conv.inputs, conv.output, conv.fused) == outcome(
+            row["inputs"], row["output"], row["fused"]
+        ), name
+        assert set(row["fused"]) <= set(conv.fused), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,8 +94,7 @@ def test_trace_has_lines_of_log(case: str) -> None:
 @pytest.mark.parametrize("case", WITH_TRACE)
 def test_trace_has_97_percent_of_all_lines(case: str) -> None:
     built, predicted = map(Counter, traces(case))
-    common = (built & predicted).total()
-    assert common >= 0.97 * max(built.total(), predicted.total())
+    assert (built & predicted).total() >= 0.97 * max(built.total(), predicted.total())
 
 
 @pytest.mark.parametrize("case", WITH_TRACE)
@@ -121,7 +115,6 @@ ORDER = {  # least share of the lines that are in the order of the log (longest 
 
 
 def traces(case: str, without: tuple[str, ...] = ()) -> tuple[list[Event], list[Event]]:
-    """Return the trace of the build and the predicted one, without the lines of some passes."""
     excluded = (*COUNTED_ONLY.get(case, ()), *without)
     return (
         [e for e in built_trace(case) if e.pass_name not in excluded],
@@ -158,12 +151,6 @@ def test_types_of_layers_match_build(case: str) -> None:
 
 ROOT = Path(__file__).parents[2]
 LOGS = Path(os.environ.get("QDQTOOL_SHARED", ROOT.parent / "shared")) / "evidence"
-BY_LINE = [
-    (name, build)
-    for name, case in pipeline.cases().items()
-    for build in case.builds
-    if ":" in build
-]
 # Text of the lines that do not name their pass.
 WORDS = {
     "MergeLayers": "Merging layers",
@@ -185,7 +172,15 @@ WORDS = {
 
 
 @pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not available")
-@pytest.mark.parametrize(("name", "build"), BY_LINE)
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        (name, build)
+        for name, case in pipeline.cases().items()
+        for build in case.builds
+        if ":" in build
+    ],
+)
 def test_line_of_case_is_in_log(name: str, build: str) -> None:
     folder, _, number = build.partition(":")
     source = next(p for p in (LOGS / folder / "log.txt", LOGS / folder / "lines.txt") if p.exists())

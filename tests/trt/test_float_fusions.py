@@ -1,5 +1,3 @@
-"""Fusions of convolutions in the float network, on which placement and findings depend."""
-
 import cProfile
 from collections.abc import Callable
 
@@ -49,8 +47,7 @@ def test_add_of_one_tensor_is_an_activation(net: Net) -> None:
     up = net.op(
         "ConvTranspose", "up", "x", net.const("w", np.ones((16, 16, 1, 1))), kernel_shape=[1, 1]
     )
-    own = net.op("Add", "own", up, net.op("Tanh", "tanh", up))
-    net.output(net.op("Add", "add", own, "x"))
+    net.output(net.op("Add", "add", net.op("Add", "own", up, net.op("Tanh", "tanh", up)), "x"))
     assert find_float_fusions(net.index()).add_inputs.keys() == {"own.out"}
 
 
@@ -63,8 +60,9 @@ def test_tensor_with_other_consumer_is_not_an_add_input(net: Net, output: str, o
 
 
 def test_fusions_are_cached_and_residual_adds_are_not_fused(net: Net) -> None:
-    net.output(net.conv("end", net.op("Add", "add", net.conv("c", "x"), net.conv("d", "x"))))
-    model = net.index()
+    model = net.output(
+        net.conv("end", net.op("Add", "add", net.conv("c", "x"), net.conv("d", "x")))
+    ).index()
     assert find_float_fusions(model) is find_float_fusions(model) and find_float_fusions(
         model
     ) is not find_float_fusions(net.index())
@@ -79,22 +77,11 @@ def test_fusions_are_cached_and_residual_adds_are_not_fused(net: Net) -> None:
 FORMS_KEPT_FLOAT = (DepthwiseSilu, DepthwiseAdd)
 
 
-def quantized_add_inputs(net: Net) -> set[str]:
-    placement = compute_placement(net.index(), PlacementRules(head="none"))
-    return {
-        tensor
-        for tensor, consumers in placement.inputs.items()
-        if any(consumer.role == "residual" for consumer in consumers)
-    }
-
-
 def forms_skipped(net: Net) -> list[type]:
-    """Return the forms for which placement keeps a convolution in float."""
     placement = compute_placement(
         net.index(), PlacementRules(head="none", failing=list(FORMS_KEPT_FLOAT))
     )
-    reasons = [skipped.record for skipped in placement.skipped]
-    return [type(r) for r in reasons if isinstance(r, FORMS_KEPT_FLOAT)]
+    return [type(s.record) for s in placement.skipped if isinstance(s.record, FORMS_KEPT_FLOAT)]
 
 
 def forms_reported(net: Net) -> list[type]:
@@ -118,16 +105,17 @@ def residual_and_depthwise(inner: str, depthwise: str) -> Net:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     deep = activate(net, depthwise, net.conv("dw", stem, group=16), "act")
     out = activate(net, inner, net.conv("c", deep), "s")
-    net.output(net.conv("end", net.op("Add", "add", out, deep)))
-    return net
+    return net.output(net.conv("end", net.op("Add", "add", out, deep)))
 
 
 @pytest.mark.parametrize(
     ("inner", "tensor"), [("silu", "s/Mul.out"), ("Relu", "s.out"), ("Neg", "s.out")]
 )
 def test_placement_quantizes_inputs_of_residual_add(inner: str, tensor: str) -> None:
-    net = residual_and_depthwise(inner, "silu")
-    assert quantized_add_inputs(net) == {tensor, "act/Mul.out"}
+    model = residual_and_depthwise(inner, "silu").index()
+    inputs = compute_placement(model, PlacementRules(head="none")).inputs.items()
+    residuals = {t for t, consumers in inputs if any(c.role == "residual" for c in consumers)}
+    assert residuals == {tensor, "act/Mul.out"}
 
 
 @pytest.mark.parametrize(
@@ -155,8 +143,7 @@ def test_depthwise_convolution_before_add_is_reported(
     for op in operators:
         bias = [net.const("k", np.ones((16, 1, 1)))] if op == "bias" else []
         x = net.op("Add" if bias else op, op, x, *bias)
-    net.output(net.conv("end", net.op("Add", "add", x, "x")))
-    assert forms_reported(net) == forms
+    assert forms_reported(net.output(net.conv("end", net.op("Add", "add", x, "x")))) == forms
 
 
 def test_work_grows_linearly_with_adds_along_a_chain() -> None:

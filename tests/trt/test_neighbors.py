@@ -1,6 +1,5 @@
-"""Consumers, origin, size and scales of a tensor, as missed optimizations record them."""
-
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -98,14 +97,6 @@ def test_split_separates_consumers_of_concatenated_tensors(g: Graph, shared: boo
     assert consumers_of("boxes") == ({"soft", "sig"} if shared else {"soft"})
 
 
-def test_consumer_that_feeds_convolution_through_float_operators(g: Graph) -> None:
-    y = g.op(
-        "Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1
-    )
-    network = network_of(g, g.conv(y, "c", 1, 3, scale=None, weights="float"))
-    assert find_consumers(layer(network, "e").out)[0].feeds_weighted is True
-
-
 @pytest.mark.parametrize("count", [20, 60, 120])
 def test_nested_concats_have_no_float_consumer(g: Graph, count: int) -> None:
     # Each Concat reads the previous Concat, and a Q reads each Concat.
@@ -145,41 +136,50 @@ def test_consumers_past_110_poolings_are_not_searched(g: Graph, near: list[str])
     assert consumers.more in describe_consumers(consumers)
 
 
+def dfl(g: Graph, x: str, transposes: int = 0, copies: int = 1) -> str:
+    for i in range(transposes):
+        x = g.op("Transpose", x, f"l{i}", perm=[0, 1, 3, 2])
+    bins = np.tile(np.arange(4, dtype=np.float32), copies).reshape(-1, 4, 1, 1)
+    return g.op("Conv", [x, g.const("bins", bins)], "c")
+
+
 @pytest.mark.parametrize(
     ("downstream", "feeds"),
     [
-        ("quantized", True),
-        ("float", True),
-        ("nothing", False),
-        ("dfl", False),
-        ("wide dfl", True),
-        ("no softmax", True),
-        ("far dfl", False),
-        ("computed between", True),
+        pytest.param(lambda g, y: g.conv(g.op("Tanh", y, "t"), "c"), True, id="quantized"),
+        pytest.param(
+            lambda g, y: g.conv(g.op("Tanh", y, "t"), "c", scale=None, weights="float"),
+            True,
+            id="float",
+        ),
+        pytest.param(
+            lambda g, y: g.conv(
+                g.op("Softmax", y, "s", axis=1), "c", 1, scale=None, weights="float"
+            ),
+            True,
+            id="3x3 after Softmax",
+        ),
+        pytest.param(lambda g, y: y, False, id="nothing"),
+        pytest.param(lambda g, y: dfl(g, g.op("Softmax", y, "s", axis=1)), False, id="dfl"),
+        pytest.param(
+            lambda g, y: dfl(g, g.op("Softmax", y, "s", axis=1), copies=2), True, id="wide dfl"
+        ),
+        pytest.param(dfl, True, id="no softmax"),
+        pytest.param(
+            lambda g, y: dfl(g, g.op("Softmax", y, "s", axis=1), transposes=20), False, id="far dfl"
+        ),
+        pytest.param(
+            lambda g, y: dfl(g, g.op("LRN", g.op("Softmax", y, "s", axis=1), "between", size=3)),
+            True,
+            id="computed between",
+        ),
     ],
 )
-def test_feeds_weighted(g: Graph, downstream: str, feeds: bool) -> None:
+def test_feeds_weighted(g: Graph, downstream: Callable[[Graph, str], str], feeds: bool) -> None:
     # YOLO's distribution focal loss, a 1x1 convolution to one channel after a Softmax, does not
     # count.
-    x = g.op("Exp", g.input(1, 4, 5, 5), "e")
-    y = g.op("LRN", x, "reader", size=3)
-    if downstream in ("quantized", "float"):
-        y = g.conv(
-            g.op("Tanh", y, "t"),
-            "c",
-            **({} if downstream == "quantized" else {"scale": None, "weights": "float"}),
-        )
-    elif downstream != "nothing":
-        y = y if downstream == "no softmax" else g.op("Softmax", y, "s", axis=1)
-        for i in range({"far dfl": 20}.get(downstream, 0)):
-            y = g.op("Transpose", y, f"l{i}", perm=[0, 1, 3, 2])
-        y = g.op("LRN", y, "between", size=3) if downstream == "computed between" else y
-        bins = np.tile(
-            np.arange(4, dtype=np.float32), 2 if downstream == "wide dfl" else 1
-        ).reshape(-1, 4, 1, 1)
-        y = g.op("Conv", [y, g.const("bins", bins)], "c")
-    network = network_of(g, g.op("Neg", y, "end"))
-    (reader,) = find_consumers(layer(network, "e").out)
+    y = downstream(g, g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3))
+    (reader,) = find_consumers(layer(network_of(g, g.op("Neg", y, "end")), "e").out)
     assert (reader.node, reader.feeds_weighted) == ("reader", feeds)
 
 
@@ -220,35 +220,48 @@ def test_differ_compares_scales(g: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "node", "path", "quantizer", "convolution"),
+    ("build", "node", "path", "quantizer", "convolution"),
     [
-        ("input", "", [], "", ""),
-        ("exp", "e", [], "", ""),
-        ("pool", "e", ["pool"], "", ""),
-        ("concat", "cat", [], "", ""),
-        ("pair", "p.DQ", ["pool"], "p.Q", ""),
-        ("conv", "c", ["pool"], "", "c"),
+        pytest.param(lambda g, x: x, "", [], "", "", id="input"),
+        pytest.param(lambda g, x: g.op("Exp", x, "e"), "e", [], "", "", id="exp"),
+        pytest.param(
+            lambda g, x: g.pool(g.op("Exp", x, "e"), "pool"), "e", ["pool"], "", "", id="pool"
+        ),
+        pytest.param(
+            lambda g, x: g.concat([g.op("Exp", x, "e"), "e:0"], "cat"),
+            "cat",
+            [],
+            "",
+            "",
+            id="concat",
+        ),
+        pytest.param(
+            lambda g, x: g.pool(g.pair(g.op("Exp", x, "e"), "p", 0.3), "pool"),
+            "p.DQ",
+            ["pool"],
+            "p.Q",
+            "",
+            id="pair",
+        ),
+        pytest.param(
+            lambda g, x: g.pool(g.conv(x, "c"), "pool"), "c", ["pool"], "", "c", id="conv"
+        ),
     ],
 )
 def test_origin_of_tensor(
-    g: Graph, form: str, node: str, path: list[str], quantizer: str, convolution: str
+    g: Graph,
+    build: Callable[[Graph, str], str],
+    node: str,
+    path: list[str],
+    quantizer: str,
+    convolution: str,
 ) -> None:
     # The search goes past operators that a Q passes, up to a Concat. A DQ is named by its Q.
-    y = x = g.input(1, 8, 4, 4)
-    if form in ("exp", "pool", "concat"):
-        y = g.op("Exp", x, "e")
-    if form == "pair":
-        y = g.pair(g.op("Exp", x, "e"), "p", 0.3)
-    if form == "conv":
-        y = g.conv(x, "c")
-    if form in ("pool", "pair", "conv"):
-        y = g.pool(y, "pool")
-    if form == "concat":
-        y = g.concat([y, y], "cat")
+    y = build(g, g.input(1, 8, 4, 4))
     origin = find_origin(layer(network_of(g, g.op("LRN", y, "end", size=3)), "end").data)
     assert (origin.node, [s.node for s in origin.path]) == (node, path)
     assert (origin.quantizer, origin.convolution) == (quantizer, convolution)
-    assert origin.scale == (float(np.float32(0.3)) if form == "pair" else None)
+    assert origin.scale == (float(np.float32(0.3)) if quantizer else None)
 
 
 def test_convolutions_downstream_of_quantized_tensor(g: Graph) -> None:

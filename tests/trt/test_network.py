@@ -1,5 +1,3 @@
-"""The network of the simulator: edits, consistency after each pass, and the import of a model."""
-
 import itertools
 from typing import Any
 
@@ -8,7 +6,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.modelfile import load
@@ -127,23 +125,26 @@ def test_unknown_operator_is_a_float_layer(g: Graph, op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scale",
-    [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
-    ids=["0", "-1", "nan", "inf", "empty"],
+    ("scale", "inputs"),
+    [
+        *(
+            pytest.param(
+                {"value": numpy_helper.from_array(np.array(value, np.float32))},
+                ["s", "z"],
+                id=str(value),
+            )
+            for value in (0, -1, np.nan, np.inf, [])
+        ),
+        pytest.param({"value_string": "0.1"}, ["nowhere"], id="text, or missing"),
+    ],
 )
-def test_senseless_scale_does_not_stop_prediction(g: Graph, scale: Any) -> None:
+def test_senseless_scale_does_not_stop_prediction(
+    g: Graph, scale: dict[str, Any], inputs: list[str]
+) -> None:
     # A finding reports the scale.
-    x = g.input(1, 3, 8, 8)
-    quantized = g.op("QuantizeLinear", [x, g.const("s", scale), g.const("z", np.int8(0))], "Q")
-    data = g.op("DequantizeLinear", [quantized, "s", "z"], "DQ")
-    assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
-
-
-def test_scale_of_text_or_missing_does_not_stop_prediction(g: Graph) -> None:
-    x = g.input(1, 3, 8, 8)
-    g.nodes.append(helper.make_node("Constant", [], ["s"], value_string="0.1"))
-    quantized = g.op("QuantizeLinear", [x, "s"], "Q")
-    data = g.op("DequantizeLinear", [quantized, "nowhere"], "DQ")
+    g.nodes.append(helper.make_node("Constant", [], ["s"], **scale))
+    x = g.op("QuantizeLinear", [g.input(1, 3, 8, 8), "s", g.const("z", np.int8(0))], "Q")
+    data = g.op("DequantizeLinear", [x, *inputs], "DQ")
     assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
 
 

@@ -1,6 +1,5 @@
-"""Properties of the simulation of any graph: determinism, numbers, and growth."""
-
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ MOTION: tuple[type[Pass], ...] = (
 
 
 def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
-    """Return the parts of a prediction that are equal for equal graphs, with nodes renamed by ``names``."""
     old = names or {}
     convolutions = {
         old.get(c.name, c.name): (
@@ -71,7 +69,6 @@ def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
 
 
 def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return the graph with other names, and the old name of each new node name."""
     dice = random.Random(seed)
     numbers = list(range(10_000))
     dice.shuffle(numbers)
@@ -101,8 +98,7 @@ def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[st
 @given(models(), st.sampled_from(CLASSIC))
 def test_prediction_is_deterministic(model: onnx.ModelProto, target: str) -> None:
     first, second = (predict(model, target, advice=False) for _ in range(2))
-    assert first.as_json() == second.as_json()
-    assert first.trace == second.trace
+    assert (first.as_json(), first.trace) == (second.as_json(), second.trace)
     assert first.refusals == second.refusals
     operators = [n for n in model.graph.node if n.op_type in ("Conv", "ConvTranspose", "Gemm")]
     assert len(first.convolutions) <= len(operators)
@@ -126,7 +122,6 @@ def test_order_and_names_do_not_matter(model: onnx.ModelProto, seed: int, target
 
 
 def move_quantizers(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
-    """Return the network after all motions, and the passes that changed it."""
     exporter, fired = Exporter(load(model)), set()
     target = target_named("trt8.5")
     ConstQDQInitializersFusion(target).run(exporter.network)
@@ -152,12 +147,10 @@ def test_moving_quantizers_changes_no_number(model: onnx.ModelProto) -> None:
     gemm = any(n.op_type == "Gemm" for n in model.graph.node)
     before = Exporter(load(model)).export() if gemm else model
     after = move_quantizers(model)[0].export()
-    for old, new in zip(evaluate(before), evaluate(after), strict=True):
-        assert np.array_equal(old, new)
+    assert all(map(np.array_equal, evaluate(before), evaluate(after)))
 
 
 def every_motion() -> onnx.ModelProto:
-    """Build a graph in which every motion fires, with an average pooling that no Q may pass."""
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
     half = g.pool(x, "pool")
@@ -175,28 +168,28 @@ def test_every_motion_fires_and_changes_no_number() -> None:
     assert fired == {kind.__name__ for kind in MOTION}
     after = exporter.export()
     assert [n.op_type for n in after.graph.node] != [n.op_type for n in model.graph.node]
-    for old, new in zip(evaluate(model), evaluate(after), strict=True):
-        assert np.array_equal(old, new)
+    assert all(map(np.array_equal, evaluate(model), evaluate(after)))
+
+
+NODES: dict[str, Callable[[Graph, str, int], str]] = {
+    "Concat": lambda g, x, i: g.concat([x, g.op("Softmax", "x", f"s{i}")], f"n{i}"),
+    "Transpose": lambda g, x, i: g.op("Transpose", x, f"n{i}", perm=[0, 1, 3, 2]),
+    "Mul": lambda g, x, i: g.op("Mul", [x, g.const(f"k{i}", np.ones((1, 4, 1, 1)))], f"n{i}"),
+    "MaxPool": lambda g, x, i: g.pool(x, f"n{i}", k=3, stride=1),
+    "Tanh": lambda g, x, i: g.op("Tanh", x, f"n{i}"),
+    "Relu": lambda g, x, i: g.relu(x, f"n{i}"),
+}
 
 
 def chain(op: str, length: int) -> onnx.ModelProto:
     g = Graph()
     x = g.input(1, 4, 8, 8)
     for i in range(length):
-        if op == "Concat":
-            x = g.concat([x, g.op("Softmax", "x", f"s{i}")], f"n{i}")
-        elif op == "Transpose":
-            x = g.op(op, x, f"n{i}", perm=[0, 1, 3, 2])
-        elif op == "Mul":
-            x = g.op(op, [x, g.const(f"k{i}", np.ones((1, 4, 1, 1)))], f"n{i}")
-        elif op == "MaxPool":
-            x = g.pool(x, f"n{i}", k=3, stride=1)
-        else:
-            x = g.op(op, x, f"n{i}")
+        x = NODES[op](g, x, i)
     return g.model(g.op("Softmax", g.pair(x, "p"), "end"))
 
 
-@pytest.mark.parametrize("op", ["Tanh", "Transpose", "Mul", "MaxPool", "Concat", "Relu"])
+@pytest.mark.parametrize("op", NODES)
 def test_text_of_long_chain_grows_linearly(op: str) -> None:
     # If all names of a chain were joined, trace and layer names would grow with the square of the
     # chain's length.

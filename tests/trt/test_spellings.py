@@ -1,6 +1,5 @@
 """Predictions do not depend on how exporters write Q/DQ, names, weights and scales."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ Outcome = tuple[list[Precision], Precision]
 
 
 def chain(g: Graph, weights: str = "qdq") -> onnx.ModelProto:
-    """Build two convolutions with a Relu between: INT8 to INT8, then INT8 to float."""
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "a", weights=weights), "r")
     return g.model(g.op("Softmax", g.conv(x, "b", weights=weights), "s"))
 
@@ -37,19 +35,12 @@ def outcomes(prediction: Prediction) -> dict[str, Outcome]:
 EXPECTED: dict[str, Outcome] = {"a": ([INT8], INT8), "b": ([INT8], FLOAT)}
 
 
-def changed(model: onnx.ModelProto, change: Callable[[onnx.NodeProto], None]) -> onnx.ModelProto:
-    for node in model.graph.node:
-        change(node)
-    return model
-
-
 @pytest.mark.parametrize("constant_nodes", [False, True])
 @pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10"])
 def test_forms_of_weights_and_constants(weights: str, constant_nodes: bool, target: str) -> None:
     prediction = predict(chain(Graph(constant_nodes=constant_nodes), weights), target, advice=False)
-    assert outcomes(prediction) == EXPECTED
-    assert prediction.conversion_nodes == ["a.in.Q"]
+    assert (outcomes(prediction), prediction.conversion_nodes) == (EXPECTED, ["a.in.Q"])
 
 
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["[]", "[1]"])
@@ -62,8 +53,7 @@ def test_scale_shapes(g: Graph, shape: tuple[int, ...], zero: bool) -> None:
         x = g.op("QuantizeLinear", [x, scale, *point], f"{name}.Q")
         x = g.op("DequantizeLinear", [x, scale, *point], f"{name}.DQ")
         x = g.relu(g.conv(x, name, scale=None), f"{name}.r")
-    prediction = predict(g.model(g.op("Softmax", x, "s")), advice=False)
-    assert outcomes(prediction) == EXPECTED
+    assert outcomes(predict(g.model(g.op("Softmax", x, "s")), advice=False)) == EXPECTED
 
 
 def with_axis(axis: int) -> onnx.ModelProto:
@@ -117,10 +107,10 @@ def test_one_network_in_many_spellings(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("label", ["", "same"])
 def test_nodes_without_unique_names_go_by_first_output(label: str) -> None:
-    def rename(node: onnx.NodeProto) -> None:
+    model = chain(Graph())
+    for node in model.graph.node:
         node.name = label
-
-    prediction = predict(changed(chain(Graph()), rename), advice=False)
+    prediction = predict(model, advice=False)
     assert outcomes(prediction) == {"a:0": EXPECTED["a"], "b:0": EXPECTED["b"]}
     assert len(prediction.conversion_nodes) == 1
     names = [layer.name for layer in prediction.layers]
@@ -215,8 +205,7 @@ def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
         tmp_path, per_channel=per_channel, extra_options={"ActivationSymmetric": True}
     )
     assert any(n.op_type == "DequantizeLinear" and "bias" in n.input[0] for n in model.graph.node)
-    prediction = predict(model, advice=False)
-    assert outcomes(prediction) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
+    assert outcomes(predict(model, advice=False)) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
 
 
 def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
@@ -227,8 +216,7 @@ def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
     x = g.input(1, 8, 8, 3)
     channels = 3
     for name in "ab":
-        x = g.pair(x, f"{name}.in", [0.1])
-        x = g.op("Transpose", x, f"{name}.before", perm=[0, 3, 1, 2])
+        x = g.op("Transpose", g.pair(x, f"{name}.in", [0.1]), f"{name}.before", perm=[0, 3, 1, 2])
         if fold:
             weights = g.weights(name, (8, channels, 3, 3), "qdq")
         else:
@@ -236,8 +224,7 @@ def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
             pair = g.pair(stored, f"{name}.w", [0.01] * 8, axis=3)
             weights = g.op("Transpose", pair, f"{name}.wt", perm=[3, 2, 0, 1])
         x = g.op("Conv", [x, weights], name, pads=[1] * 4)
-        x = g.op("Transpose", x, f"{name}.after", perm=[0, 2, 3, 1])
-        x = g.relu(x, f"{name}.r")
+        x = g.relu(g.op("Transpose", x, f"{name}.after", perm=[0, 2, 3, 1]), f"{name}.r")
         channels = 8
     return g.model(g.op("Softmax", x, "s"))
 
@@ -252,7 +239,6 @@ def test_tensorflow(fold: bool, constant_nodes: bool) -> None:
 
 
 def modelopt_block() -> onnx.ModelProto:
-    """Build a residual block with int8 weights, a pair on the skip branch only, and Relu after the Add."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "stem", weights="int8", bias=True), "r")
     y = g.relu(g.conv(x, "a", weights="int8", bias=True), "ra")
@@ -343,8 +329,7 @@ def test_network_input_of_integers_needs_no_conversion(g: Graph) -> None:
     g.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT8, [1, 3, 8, 8]))
     g.channels["i"] = 3
     prediction = predict(g.model(g.conv(g.dq("i", "dq"), "c", scale=None)), advice=False)
-    assert outcomes(prediction) == {"c": ([INT8], FLOAT)}
-    assert prediction.conversions == 0
+    assert (outcomes(prediction), prediction.conversions) == ({"c": ([INT8], FLOAT)}, 0)
 
 
 def test_convolution_without_effect_is_not_listed(g: Graph) -> None:
@@ -371,11 +356,10 @@ def test_consumer_in_branch_keeps_output_float(g: Graph) -> None:
 
 
 def test_consumer_in_loop_keeps_output_float(g: Graph) -> None:
-    conv = g.conv(g.input(1, 3, 8, 8), "c", 3)
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go"], ["go_on"]),
-            helper.make_node("Add", ["v", conv], ["w"]),
+            helper.make_node("Add", ["v", g.conv(g.input(1, 3, 8, 8), "c", 3)], ["w"]),
         ],
         "body",
         [

@@ -1,5 +1,3 @@
-"""Targets: names and versions, properties, and their effect on predictions."""
-
 import shlex
 from dataclasses import replace
 
@@ -78,37 +76,32 @@ def test_constant_subgraph_has_no_layer(target: str) -> None:
 
 # rtx1.7 is a separate compiler, whose properties do not follow from the version.
 @pytest.mark.parametrize(
-    ("prop", "since", "on_rtx"),
+    ("prop", "since", "until", "on_rtx"),
     [
-        ("merges_parallel", "trt8.4", True),
-        ("fuses_stem_pool", "trt8.4", True),
-        ("int8_weights", "trt8.5", True),
-        ("multiply_in_pointwise_name", "trt10", False),
-        ("constants_first", "trt10", False),
-        ("float16_scales", "trt10", True),
-        ("strongly_typed", "trt11", True),
-        ("residual_through_activation", "trt11", False),
-        ("copies_dq", "trt11", False),
-        ("transposed_per_channel", None, False),
+        ("merges_parallel", "trt8.4", None, True),
+        ("fuses_stem_pool", "trt8.4", None, True),
+        ("int8_weights", "trt8.5", None, True),
+        ("multiply_in_pointwise_name", "trt10", None, False),
+        ("constants_first", "trt10", None, False),
+        ("float16_scales", "trt10", None, True),
+        ("strongly_typed", "trt11", None, True),
+        ("residual_through_activation", "trt11", None, False),
+        ("copies_dq", "trt11", None, False),
+        ("keeps_relu_name", "trt8.0", "trt8.0", False),
+        ("deconvolution_seen", "trt8.0", "trt8.0", False),
     ],
 )
-def test_property_added_by_version_stays(prop: str, since: str | None, on_rtx: bool) -> None:
+def test_property_is_added_and_dropped_by_versions(
+    prop: str, since: str, until: str | None, on_rtx: bool
+) -> None:
+    first, last = TARGETS[since].version, TARGETS[until or CLASSIC[-1].name].version
     names = {t.name for t in CLASSIC if getattr(t, prop) is True}
-    assert names == {t.name for t in CLASSIC if since and t.version >= TARGETS[since].version}
+    assert names == {t.name for t in CLASSIC if first <= t.version <= last}
     assert getattr(TARGETS["rtx1.7"], prop) is on_rtx
 
 
-@pytest.mark.parametrize(
-    ("prop", "until"),
-    [
-        ("keeps_relu_name", "trt8.0"),
-        ("deconvolution_seen", "trt8.0"),
-    ],
-)
-def test_property_dropped_by_version_is_gone(prop: str, until: str) -> None:
-    names = {t.name for t in CLASSIC if getattr(t, prop) is True}
-    assert names == {t.name for t in CLASSIC if t.version <= TARGETS[until].version}
-    assert getattr(TARGETS["rtx1.7"], prop) is False
+def test_no_target_has_scales_of_transposed_weights_per_channel() -> None:
+    assert not any(target.transposed_per_channel for target in TARGETS.values())
 
 
 @pytest.mark.parametrize("evidence", [Evidence.SEEN, Evidence.ASSUMED])

@@ -1,5 +1,3 @@
-"""Lines of TensorRT's optimizer: parsing and rendering."""
-
 from collections.abc import Iterable
 
 import pytest
@@ -10,15 +8,13 @@ from qdqtool.trt import trace
 from qdqtool.trt.trace import Event
 from tests.tables import rows
 
-# Lines of real logs (8.2 to 8.5), with the event of each when it is the first line.
-LINES = rows("logs/trace.tsv")
-
 
 def read(lines: Iterable[str]) -> list[Event | None]:
     return list(map(trace.TraceReader().read, lines))
 
 
-@pytest.mark.parametrize("row", LINES, ids=lambda row: row[0])
+# Lines of real logs (8.2 to 8.5), with the event of each when it is the first line.
+@pytest.mark.parametrize("row", rows("logs/trace.tsv"), ids=lambda row: row[0])
 def test_line_parses_to_event_and_renders_back(row: list[str]) -> None:
     line, event = row[0], Event(*row[1:])
     assert trace.parse(line) == event
@@ -114,8 +110,7 @@ def _steps(draw: st.DrawFn) -> list[Event]:
         elif kind in (trace.SWAP_TYPE, trace.CONVERT_TYPE):
             events.append(Event(scope, kind, draw(_NAMES), "QUANTIZE to kQDQ"))
         else:
-            other = draw(_NAMES)
-            events.append(Event(scope, kind, other, layer))
+            events.append(Event(scope, kind, draw(_NAMES), layer))
     return events
 
 

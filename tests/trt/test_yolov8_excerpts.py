@@ -37,8 +37,7 @@ def unnumbered(line: Line) -> Line:
 
 
 def quoted() -> set[Line]:
-    lines = json.loads((BUILD / "lines.json").read_text())
-    return {unnumbered(tuple(line)) for line in lines}
+    return {unnumbered(tuple(line)) for line in json.loads((BUILD / "lines.json").read_text())}
 
 
 @functools.cache

@@ -2,17 +2,21 @@
 
 import pickle
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from calibration import TensorStatistics
+from qdqtool.accuracy.metrics import OutputAgreementMetric
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup
 from qdqtool.tuning import api, evaluator, planner, search, store, time_plan
+from qdqtool.tuning.measure import Measurement, PartitionedNetwork
 from qdqtool.tuning.planner import PlacementCost, Planner
 from qdqtool.tuning.recipe import Recipe
+from qdqtool.tuning.result import Tuning
 from qdqtool.util.notes import Note
+from tests.tuning.tuned import KEEP, ROWS, tune
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -64,8 +68,46 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Return the clock of the time limits."""
     clock = Clock()
     for module in (api, evaluator, search, store, time_plan):
         monkeypatch.setattr(module, "time", clock)
     return clock
+
+
+@pytest.fixture(scope="package")
+def cache() -> dict[Any, Measurement]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def cached_rows(cache: dict[Any, Measurement]) -> Iterator[None]:
+    """Cache errors on samples, because the tests of a network measure the same placements."""
+
+    def rows(
+        self: PartitionedNetwork,
+        number: int,
+        sample: Any,
+        candidates: Sequence[Recipe],
+        whole: bool,
+    ) -> Iterator[Any]:
+        job, arrays = self.job, [sample[name].tobytes() for name in sorted(sample)]
+        if not isinstance(job.metric, OutputAgreementMetric):
+            yield from ROWS(self, number, sample, candidates, whole)
+            return
+        keys = {
+            r.key: (job.model, job.compared, job.scores, whole, *arrays, r.key) for r in candidates
+        }
+        new = [r for r in candidates if keys[r.key] not in cache]
+        yield from ((key, cache[full]) for key, full in keys.items() if full in cache)
+        for key, row in ROWS(self, number, sample, new, whole) if new else ():
+            cache[keys[key]] = row
+            yield key, row
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartitionedNetwork, "measure", rows)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Tuning:
+    return tune(keep=KEEP)

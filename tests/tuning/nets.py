@@ -1,9 +1,4 @@
-"""Small networks for tests of tuning."""
-
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from calibration.arrays import open_data
@@ -20,7 +15,7 @@ from qdqtool.tuning.measure import TuningJob
 from qdqtool.tuning.planner import Configuration, Planner
 from tests.insertion.nets import Net
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 
 def branchy(seed: int = 0) -> onnx.ModelProto:
@@ -31,13 +26,11 @@ def branchy(seed: int = 0) -> onnx.ModelProto:
     y = net.silu("a2", net.conv("c2", y))
     x = net.op("Add", "add", x, y)
     left, right = net.silu("a3", net.conv("c3", x)), net.silu("a4", net.conv("c4", x))
-    joined = net.op("Concat", "cat", left, right, axis=1)
-    net.output(net.conv("c6", net.silu("a5", net.conv("c5", joined, 32, 16)), 16, 8))
-    return net.model()
+    last = net.silu("a5", net.conv("c5", net.op("Concat", "cat", left, right, axis=1), 32, 16))
+    return net.output(net.conv("c6", last, 16, 8)).model()
 
 
 def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
-    """Return two basic blocks (one with a downsample), global pooling and a Gemm."""
     net = Net(3, 16, seed=seed)
     x = net.op(
         "Relu", "stem/relu", net.norm("stem/bn", net.conv("stem/conv", "x", 3, 16, bias=False))
@@ -46,50 +39,33 @@ def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
     x = block(net, "layer2", x, 16, 32, 2)
     x = net.op("Flatten", "flatten", net.op("GlobalAveragePool", "avgpool", x), axis=1)
     weight = net.const("fc.weight", net.rng.standard_normal((classes, 32)) * 0.3)
-    net.output(net.op("Gemm", "fc", x, weight, net.const("fc.bias", np.zeros(classes)), transB=1))
-    return net.model()
+    bias = net.const("fc.bias", np.zeros(classes))
+    return net.output(net.op("Gemm", "fc", x, weight, bias, transB=1)).model()
 
 
 def block(net: Net, name: str, x: str, cin: int, cout: int, stride: int) -> str:
-    y = net.norm(
-        f"{name}/bn1", net.conv(f"{name}/conv1", x, cin, cout, bias=False, stride=stride), cout
-    )
-    y = net.op("Relu", f"{name}/relu", y)
+    first = net.conv(f"{name}/conv1", x, cin, cout, bias=False, stride=stride)
+    y = net.op("Relu", f"{name}/relu", net.norm(f"{name}/bn1", first, cout))
     y = net.norm(f"{name}/bn2", net.conv(f"{name}/conv2", y, cout, cout, bias=False), cout)
     if stride > 1:
-        x = net.norm(
-            f"{name}/down/bn",
-            net.conv(f"{name}/down/conv", x, cin, cout, 1, bias=False, stride=2),
-            cout,
-        )
+        down = net.conv(f"{name}/down/conv", x, cin, cout, 1, bias=False, stride=2)
+        x = net.norm(f"{name}/down/bn", down, cout)
     return str(net.op("Relu", f"{name}/relu_1", net.op("Add", f"{name}/add", y, x)))
 
 
 def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
-    """Return a small FCN: stride 2, two convolutions, and a Resize to the input size."""
     net = Net(3, 16, seed=seed)
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 16, stride=2))
     x = net.op("Relu", "r1", net.conv("c1", x))
     x = net.conv("c2", x, 16, classes, 1)
     scales = net.const("scales", [1.0, 1.0, 2.0, 2.0])
-    net.output(
-        net.op(
-            "Resize",
-            "up",
-            x,
-            "",
-            scales,
-            mode="linear",
-            coordinate_transformation_mode="half_pixel",
-        )
-    )
-    return net.model()
+    options = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    return net.output(net.op("Resize", "up", x, "", scales, **options)).model()
 
 
 def planner_of(
     proto: onnx.ModelProto, data: list[dict[str, Array]], residual: str = "skip"
 ) -> Planner:
-    """Return a planner whose ranges come from all of the data."""
     model = Model(proto).copy()
     prepare_float_model(model)
     planner = Planner(
@@ -101,7 +77,6 @@ def planner_of(
 
 
 def floats(*names: str) -> Configuration:
-    """Return the configuration in which these nodes are float."""
     return Configuration(floats=frozenset(names))
 
 

@@ -1,5 +1,3 @@
-"""Choices that are skipped, the order of the others, and the parts of a network."""
-
 from collections.abc import Callable
 
 import numpy as np
@@ -118,8 +116,7 @@ def test_partition_divides_where_few_tensors_cross() -> None:
     model = Model(branchy())
     cuts = NetworkPartition(model, model.outputs)
     names = [n.name for n in model.ordered]
-    tensors = {"c0": "x", "c4": "add.out a3/Mul.out", "c5": "cat.out"}
-    for name, crossing in tensors.items():
+    for name, crossing in {"c0": "x", "c4": "add.out a3/Mul.out", "c5": "cat.out"}.items():
         assert set(cuts.crossing_tensors(names.index(name))) == set(crossing.split())
     assert cuts.crossing_tensors(len(names)) == ("c6.out",)
     assert cuts.first_cut_after(["cat.out", "a3/Mul.out"]) == names.index("cat") + 1

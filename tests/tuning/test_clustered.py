@@ -1,14 +1,10 @@
-"""Measurements on a cluster equal those of one process, and use little traffic."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from calibration.cluster.connection import connect
 from qdqtool.tuning import measure
@@ -22,6 +18,7 @@ from qdqtool.tuning.measure import (
     map_on_threads,
 )
 from tests.calibration.cluster.clusters import kill_one, left_behind
+from tests.calibration.nets import write_pictures
 from tests.insertion.nets import images
 from tests.tuning.nets import branchy, floats, job_of, planner_of, segmentation
 from tests.tuning.test_measure import rows_of
@@ -37,8 +34,7 @@ def job_and_tasks() -> tuple[TuningJob, list[MeasurementTask]]:
     planner = planner_of(branchy(), DATA)
     choices = floats(), floats("c6"), floats("c0"), floats("c3", "c4")
     recipes = tuple(planner.plan(choice).recipe for choice in choices)
-    tasks = [MeasurementTask((k,), recipes) for k in range(6)]
-    return job_of(planner, DATA), tasks
+    return job_of(planner, DATA), [MeasurementTask((k,), recipes) for k in range(6)]
 
 
 def test_cluster_rows_are_those_of_one_process(client: Any) -> None:
@@ -82,9 +78,7 @@ def test_cluster_worker_gets_the_network_once(client: Any, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_tune_on_a_cluster_has_the_same_result(client: Any, tmp_path: Path) -> None:
-    for k in range(12):
-        pixels = np.random.default_rng(k).integers(0, 256, (16, 16, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{k:02d}.png")
+    write_pictures(tmp_path, 12)
     here, there = (
         tune(segmentation(), tmp_path, keep=0.9, whole_front=True, cluster=cluster).as_json()
         for cluster in (None, client)

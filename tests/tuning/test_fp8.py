@@ -1,4 +1,4 @@
-"""``tune`` for FP8."""
+from typing import Any
 
 import numpy as np
 import onnx
@@ -6,13 +6,15 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.number_formats import FP8
 from qdqtool.tuning.recipe import Recipe
 from tests.errors import has
 from tests.insertion.nets import Array, Net, check
 
+OPTIONS: Any = {"precision": "fp8", "head": "none", "high_precision": "fp32"}
+
 
 def network() -> onnx.ModelProto:
-    """Return three convolutions of 32 channels."""
     net, tensor = Net(32), "x"
     for i in range(3):
         tensor = net.op("Relu", f"r{i}", net.conv(f"c{i}", tensor, 32, 32))
@@ -20,19 +22,16 @@ def network() -> onnx.ModelProto:
 
 
 def samples(count: int = 12) -> Array:
-    rng = np.random.default_rng(3)
-    return rng.standard_normal((count, 32, 8, 8)).astype(np.float32)
+    return np.random.default_rng(3).standard_normal((count, 32, 8, 8)).astype(np.float32)
 
 
 def test_tuned_model_is_that_of_insert() -> None:
     """A goal that everything in FP8 reaches needs no float layer."""
-    options = {"precision": "fp8", "head": "none", "high_precision": "fp32"}
-    tuning = qdqtool.tune(network(), samples(), keep=0.5, **options)
+    tuning = qdqtool.tune(network(), samples(), keep=0.5, **OPTIONS)
     check(tuning.model)
     counts = tuning.prediction.summary()
-    assert tuning.reached
     assert (counts["int8"], counts["fp8"]) == (0, 3)
-    assert tuning.chosen.name == "everything FP8"
+    assert tuning.reached and tuning.chosen.name == "everything FP8"
     assert {q.method for q in tuning.quantized} == {"max", "weights-max"}
     largest = float(np.abs(samples()).max())
     (first,) = [q for q in tuning.quantized if q.tensor == "x"]
@@ -40,17 +39,13 @@ def test_tuned_model_is_that_of_insert() -> None:
 
 
 def test_high_goal_leaves_layers_float() -> None:
-    options = {"precision": "fp8", "head": "none", "high_precision": "fp32"}
-    tuning = qdqtool.tune(network(), samples(), keep=0.9999, **options)
-    counts = tuning.prediction.summary()
-    assert counts["fp8"] < 3
+    tuning = qdqtool.tune(network(), samples(), keep=0.9999, **OPTIONS)
+    assert tuning.prediction.summary()["fp8"] < 3
 
 
 def test_recipes_of_both_formats_differ() -> None:
-    from qdqtool.insertion.number_formats import FP8
-
-    int8, fp8 = Recipe((), ((0, "w", 0),)), Recipe((), ((0, "w", 0),), FP8)
-    assert int8.key != fp8.key
+    weights = ((0, "w", 0),)
+    assert Recipe((), weights).key != Recipe((), weights, FP8).key
 
 
 def test_tune_has_no_automatic_choice() -> None:

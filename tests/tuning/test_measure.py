@@ -1,5 +1,3 @@
-"""Measurements, compared with whole networks in onnxruntime and errors by numpy."""
-
 import functools
 import itertools
 import json
@@ -12,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from hypothesis import given
@@ -50,7 +47,7 @@ from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, floats, job_of, planner_of, resnet, segmentation
 
 DATA = images(5, 16, 16)
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +77,9 @@ HALF = {"a": {0: Measurement(0.5)}}
 def test_mapper_that_leaves_measurements_out_is_an_error(
     results: list[TaskResult], count: int
 ) -> None:
-    with pytest.raises(QdqtoolError, check=has("result-missing", parameter="mapper")) as caught:
+    expected = has("result-missing", f"{count} of 4", parameter="mapper")
+    with pytest.raises(QdqtoolError, check=expected):
         evaluator_with(lambda job, tasks: iter(results)).measure_output_errors(RECIPES, (0, 1), "")
-    assert f"{count} of 4" in str(caught.value)
 
 
 def test_mapper_that_raises_is_closed() -> None:
@@ -121,13 +118,11 @@ def evaluator_with(mapper: TaskMapper) -> CandidateEvaluator:
 
 @functools.cache
 def output(recipe: Recipe | None, sample: int) -> Any:
-    """Return the output of the float network, or of the model of a recipe."""
     proto = branchy() if recipe is None else recipe.build(Model(branchy()))[0].proto
     return run(proto, DATA[sample])[0].astype(np.float64)
 
 
 def relative_error(recipe: Recipe, sample: int) -> float:
-    """Return the RMS difference of the output, over the standard deviation of the float output."""
     expected, actual = output(None, sample), output(recipe, sample)
     return float(np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
 
@@ -139,7 +134,6 @@ def test_sweep_and_whole_run_measure_the_output_error(
     whole = run_task(job, MeasurementTask((0, 1, 3), recipes, with_metric=True))
     for recipe, sample in itertools.product(recipes, (0, 1, 3)):
         row, whole_row = (r[recipe.key][sample] for r in (swept, whole))
-        assert row is not None and whole_row is not None
         # onnxruntime uses other kernels for a part than for the whole network.
         expected = pytest.approx(relative_error(recipe, sample), rel=1e-3)
         assert row.error == whole_row.error == expected
@@ -314,7 +308,6 @@ Box = tuple[float, float, float, float, int, float]
 
 
 def detections(*boxes: Box) -> Arrays:
-    """Return an output [1, 4 + 2, n]."""
     rows = np.zeros((1, 6, max(len(boxes), 8)), np.float32)
     for i, (x, y, w, h, label, score) in enumerate(boxes):
         rows[0, :4, i] = x, y, w, h
@@ -355,14 +348,9 @@ def test_agreement_map_without_detections_is_nan() -> None:
 def test_output_agreement_is_one_minus_the_relative_error() -> None:
     metric = OutputAgreementMetric(("o",))
     expected, actual = ({"o": np.array([[1.0, 2.0, x, 6.0]], np.float32)} for x in (3.0, 4.0))
-    agreement = 1.0 - 0.5 / np.std([1, 2, 3, 6])
-    assert metric.observe(metric.prepare_reference(expected), actual, "a") == pytest.approx(
-        agreement
-    )
-    low, high = (
-        resample_metric(metric, [0.1, 0.2, 0.3], 50),
-        resample_metric(metric, [0.2, 0.3, 0.4], 50),
-    )
+    agreement = metric.observe(metric.prepare_reference(expected), actual, "a")
+    assert agreement == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
+    low, high = (resample_metric(metric, [x, x + 0.1, x + 0.2], 50) for x in (0.1, 0.2))
     assert np.allclose(high - low, 0.1)
 
 
@@ -420,9 +408,9 @@ def test_user_metric_that_fails_is_named_with_the_image(
     module: str, function: str, code: str, value: str
 ) -> None:
     metric, outputs = UserMetric(f"{module}:{function}", ("o",)), {"o": np.zeros(2)}
-    with pytest.raises(QdqtoolError, check=has(code, parameter="metric")) as caught:
+    expected = has(code, f"{module}:{function}: ", value, parameter="metric")
+    with pytest.raises(QdqtoolError, check=expected):
         metric.observe(outputs, outputs, "a.jpg")
-    assert f"{module}:{function}: " in str(caught.value) and value in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -438,9 +426,9 @@ def test_user_metric_that_fails_is_named_with_the_image(
 )
 @pytest.mark.usefixtures("module")
 def test_user_metric_name_that_cannot_be_used_is_an_error(name: str, code: str, value: str) -> None:
-    with pytest.raises(QdqtoolError, check=has(code, parameter="metric")) as caught:
+    expected = has(code, f"`metric` {name} ", value, parameter="metric")
+    with pytest.raises(QdqtoolError, check=expected):
         choose_metric(Model(branchy()), name)
-    assert f"`metric` {name} " in str(caught.value) and value in str(caught.value)
 
 
 def model(batch: int = 1) -> Model:
@@ -504,9 +492,9 @@ def test_evaluation_data_must_differ_from_calibration_data(tmp_path: Path) -> No
     path, link = tmp_path / "x.npy", tmp_path / "link.npy"
     np.save(path, np.zeros((9, 1, 2, 2), np.float32))
     link.symlink_to(path)
-    with pytest.raises(DataError, check=has("option-conflict", parameter="evaluation")) as caught:
+    expected = has("option-conflict", link, "`data`", parameter="evaluation")
+    with pytest.raises(DataError, check=expected):
         open_sets(model(), path, str(link))
-    assert str(link) in str(caught.value) and "`data`" in str(caught.value)
 
 
 def sets_of_files(folder: Path, offset: int = 0) -> ImageSets:
@@ -532,17 +520,17 @@ def test_sets_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "evaluation", "code", "parameter"),
+    ("data", "evaluation", "expected"),
     [
-        (numbered(3), None, "too-few-images", "data"),
-        (numbered(8), numbered(1), "too-few-images", "evaluation"),
-        (iter(numbered(9)), None, "read-once", "data"),
-        (numbered(8), iter(numbered(9)), "read-once", "evaluation"),
+        (numbered(3), None, has("too-few-images", "3 image", parameter="data")),
+        (numbered(8), numbered(1), has("too-few-images", "1 image", parameter="evaluation")),
+        (iter(numbered(9)), None, has("read-once", parameter="data")),
+        (numbered(8), iter(numbered(9)), has("read-once", parameter="evaluation")),
     ],
     ids=["3-images", "1-evaluation-image", "iterator", "evaluation-iterator"],
 )
-def test_sets_refuse_data(data: object, evaluation: object, code: str, parameter: str) -> None:
-    with pytest.raises(DataError, check=has(code, parameter=parameter)) as caught:
+def test_sets_refuse_data(
+    data: object, evaluation: object, expected: Callable[[BaseException], bool]
+) -> None:
+    with pytest.raises(DataError, check=expected):
         open_sets(model(), data, evaluation)
-    counts = [len(d) for d in (data, evaluation) if isinstance(d, list)]
-    assert code != "too-few-images" or f"{counts[-1]} image" in str(caught.value)

@@ -1,5 +1,3 @@
-"""Time limits of ``tune``."""
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,8 +69,7 @@ def test_fit_samples_keeps_more_samples_of_an_earlier_run(limit: float) -> None:
     earlier = sets.chosen_on[::6], sets.judged_on[::6]
     store.record_samples(*earlier, seconds_per_run=1.5)
     evaluator = CandidateEvaluator(None, sets, None, store, 1)  # type: ignore[arg-type]
-    search = PlacementSearch(planner, evaluator, 0.9, None, False, print)
-    fit_samples_to_time(search, limit, 0.0)
+    fit_samples_to_time(PlacementSearch(planner, evaluator, 0.9, None, False, print), limit, 0.0)
     assert (sets.chosen_on, sets.judged_on) == earlier
 
 

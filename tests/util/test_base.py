@@ -1,5 +1,3 @@
-"""Comparison of reasons, and texts of exceptions."""
-
 import copy
 import os
 import pickle

@@ -1,5 +1,3 @@
-"""Checks of arguments name the parameter."""
-
 import pytest
 
 from qdqtool.errors import BuilderError, QdqtoolError

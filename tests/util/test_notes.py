@@ -1,5 +1,3 @@
-"""Notes: strings with a code and values."""
-
 import pickle
 
 from qdqtool.util.notes import Note

@@ -1,5 +1,3 @@
-"""JSON of unknown origin."""
-
 import gc
 import json
 

@@ -1,5 +1,3 @@
-"""Child processes: exit codes, timeouts, and the end of a whole process group."""
-
 import os
 import subprocess
 import sys

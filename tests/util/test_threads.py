@@ -1,5 +1,3 @@
-"""Threads that take tasks from one iterable."""
-
 import threading
 from collections.abc import Callable, Iterator
 
@@ -19,8 +17,7 @@ def square(tasks: SharedTasks[int]) -> Callable[[Callable[[int], None]], None]:
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_run_threads_does_each_task_once(workers: int) -> None:
     tasks = SharedTasks(i for i in range(200))
-    results = run_threads(tasks, [square(tasks)] * workers)
-    assert sorted(results) == [i * i for i in range(200)]
+    assert sorted(run_threads(tasks, [square(tasks)] * workers)) == [i * i for i in range(200)]
 
 
 def test_run_threads_without_workers_yields_nothing() -> None:

@@ -1,11 +1,8 @@
-"""Build log of TensorRT 8.5 that is generated from a prediction and agrees with it."""
-
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.trace import render
 
 _WORDS = {Precision.INT8: "Int8", Precision.FP16: "Half"}
-_TYPES = {"Convolution": "CaskConvolution", "Conversion": "Reformat", "ConvActPool": "ConvActPool"}
 
 
 def engine_line(layer: EngineLayer) -> str:
@@ -16,14 +13,17 @@ def engine_line(layer: EngineLayer) -> str:
 
     inputs = side([(t.tensor, t.precision) for t in layer.inputs])
     outputs = side([(t.tensor, t.precision) for t in layer.outputs])
-    kind = _TYPES.get(layer.type, layer.type)
+    kind = {
+        "Convolution": "CaskConvolution",
+        "Conversion": "Reformat",
+        "ConvActPool": "ConvActPool",
+    }.get(layer.type, layer.type)
     return f"Layer({kind}): {layer.name}, Tactic: 0x0000000000000001, {inputs} -> {outputs}"
 
 
 def log_of(
     prediction: Prediction, version: str = "8502", flags: str = "--int8 --fp16"
 ) -> list[str]:
-    """Return the lines of a whole log."""
     stamp = "[11/21/2026-12:00:00] "
     head = [
         f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx {flags} --verbose",

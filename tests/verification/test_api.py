@@ -1,5 +1,3 @@
-"""Verify logs that are generated from predictions and changed in one place, and the recorded builds."""
-
 import json
 import re
 from dataclasses import replace
@@ -78,7 +76,6 @@ def index_of(lines: list[str], text: str, start: str = "") -> int:
 
 
 def replace_line(lines: list[str], index: int, *new: str) -> Build:
-    """Return the build of a log whose line at `index` is replaced by others."""
     return build_of([*lines[:index], *new, *lines[index + 1 :]])
 
 
@@ -268,8 +265,6 @@ INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
 def layer(
     name: str, kind: str = "CaskConvolution", inputs: str = "", outputs: str = "", **more: object
 ) -> BuiltLayer:
-    """Return a layer with a tensor for each type in texts such as ``INT8 FP32``."""
-
     def tensors(side: str, types: str) -> list[BuiltTensor]:
         return [BuiltTensor(f"{name}.{side}{i}", Precision(t)) for i, t in enumerate(types.split())]
 
@@ -468,8 +463,7 @@ def test_build_model_nodes(requests: list[BuildOptions]) -> None:
 
 @pytest.mark.usefixtures("requests")
 def test_build_model_layer_table(tmp_path: Path) -> None:
-    result = build_model(MODEL, "tensorrt", tmp_path)
-    assert result.layers_path == tmp_path / "layers.json"
+    assert build_model(MODEL, "tensorrt", tmp_path).layers_path == tmp_path / "layers.json"
     text = (tmp_path / "layers.json").read_text()
     assert text.startswith('{\n "builder"') and text.endswith("}\n")  # indented
     table = json.loads(text)

@@ -1,5 +1,3 @@
-"""Comparison of one convolution with a build: engine layer, pass lines, or both."""
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -35,7 +33,6 @@ EPILOGUE = [("QDQ graph optimizer quantization epilogue pass", 99)]
 
 
 def block() -> Model:
-    """Return convolution ``a``, then ``b`` with a residual Add, then a MaxPool."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "a", 8), "ra")
     return Model(
@@ -66,7 +63,6 @@ def compared(
 
 
 def difference(outcome: ConvOutcome, listed: BuiltLayer) -> tuple[object, ...]:
-    """Return the difference and its values, empty if outcome and layer agree."""
     result = compared(outcome, Build(layers=[listed]))
     assert (result.total, result.unknown) == (1, 0)
     assert result.agree + len(result.mismatches) == 1
@@ -216,8 +212,7 @@ def test_convolution_and_its_pass_lines(
 
 def test_pass_lines_of_fused_and_merged_layers(g: Graph) -> None:
     """The first line of inputs and outputs counts."""
-    x = g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1)
-    model = Model(g.model(g.conv(x, "d", 8, 1)))
+    model = Model(g.model(g.conv(g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1), "d", 8, 1)))
     mapper = NodeMapper(model, [])
     events = [
         line("q", 3, "my + conv"),
@@ -355,8 +350,6 @@ def test_convolution_and_a_kernel_of_myelin(
 def row_of(
     name: str, kind: str, inputs: str, constants: str, output: str, *nodes: str
 ) -> BuiltLayer:
-    """Return a layer from a line of TensorRT-RTX; types are texts such as ``Int8 Float``."""
-
     def tensors(types: str) -> str:
         space = " " if types else ""  # an empty list is []
         return space + ", ".join(
@@ -376,7 +369,6 @@ def row_of(
 
 
 def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
-    """Return the built nodes ``first`` and ``second``."""
     model = load(two_convolutions())
     return find_built_nodes(model, layers, {n.index: n.name for n in model.nodes})
 

@@ -108,8 +108,6 @@ def test_copy_with_scales_keeps_sizes_and_other_constants(
 
 
 class Builder:
-    """Builder that returns `result` and records the compute capabilities of the last request."""
-
     result: BuildResult
     sm: Any = None
 

@@ -1,5 +1,3 @@
-"""Engine layers are mapped to nodes of the model."""
-
 import json
 import re
 from collections import Counter
@@ -80,7 +78,6 @@ def test_is_auxiliary(kind: str, name: str, auxiliary: bool) -> None:
 
 
 def two_in_a_row() -> Model:
-    """Return ``/m.0/cv``, a Relu without a name, and ``/m_1/cv``. Weights are Constants and initializers."""
     g = Graph(constant_nodes=True)
     x = g.relu(g.conv(g.input(1, 8, 4, 4), "/m.0/cv", 8, 1), "r")
     proto = g.model(g.conv(x, "/m_1/cv", 8, 1, scale=None, weights="float"))
@@ -125,8 +122,7 @@ def test_name_conflicts_of_a_convolution(
     name: str, maps: int, kernel: list[int], conflict: tuple[str, str] | None, g: Graph
 ) -> None:
     """The layer states the filters and the kernel, and its name contains the weights."""
-    first = g.conv(g.input(1, 4, 16, 16), "c", 8, 3)
-    model = Model(g.model(g.conv(first, "d", 8, 3)))
+    model = Model(g.model(g.conv(g.conv(g.input(1, 4, 16, 16), "c", 8, 3), "d", 8, 3)))
     build = Build()
     extras = {"OutMaps": maps, "Kernel": kernel}
     build.layers = [BuiltLayer(name=name, type="CaskConvolution", extras=extras)]
@@ -136,8 +132,7 @@ def test_name_conflicts_of_a_convolution(
 
 @pytest.mark.parametrize("name", ["a.b", "a_b"])
 def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
-    x = g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1)
-    model = Model(g.model(g.conv(x, "a_b", 8, 1)))
+    model = Model(g.model(g.conv(g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1), "a_b", 8, 1)))
     node = NodeMapper(model, []).find_node(name)
     assert node is not None and node.name == name
 
@@ -260,7 +255,6 @@ def test_count_named_convolutions_of_unnamed_nodes(name: str, common: int, g: Gr
 
 
 def two_branches() -> onnx.ModelProto:
-    """Return two 3x3 convolutions of one DQ, each followed by a quantized 1x1 convolution."""
     net = Net()
     x = net.qdq(net.input((1, 8, 16, 16)))
     heads = [net.op("Relu", net.conv(x, 16, 3, name=f"c{i}")) for i in range(2)]
@@ -289,14 +283,12 @@ def test_verify_finds_a_changed_tensor_of_a_merged_layer(
     assert exit_code(result) == bool(wrong)
 
 
-PAIR = Model(two_convolutions())
-PREDICTED = predict(PAIR, "rtx1.7")
+PREDICTED = predict(Model(two_convolutions()), "rtx1.7")
 ONE, OTHER = PREDICTED.convolutions
 INT8, FP32, UNKNOWN = Precision.INT8, Precision.FP32, Precision.UNKNOWN
 
 
 def built(precision: Precision, output: Precision, status: str = "built") -> BuiltModel:
-    """Return a build whose second convolution is as predicted."""
     rows = [
         BuiltNode(ONE.index, "first", "Conv", precision, output=output),
         BuiltNode(OTHER.index, "second", "Conv", OTHER.precision, output=OTHER.output),
@@ -344,7 +336,6 @@ def test_longest_common_subsequence_of_long_sequences(length: int, expected: int
 
 
 def dynamic_programming_length(first: list[int], second: list[int]) -> int:
-    """Return the length of the longest common subsequence."""
     row = [0] * (len(second) + 1)
     for x in first:
         before = row[:]
@@ -364,16 +355,7 @@ def test_count_agreement(first: list[int], second: list[int]) -> None:
     assert count_agreement(first, second) == TraceCounts(len(first), len(second), common, ordered)
 
 
-def chain_of_two() -> Model:
-    net = Net()
-    x = net.qdq(net.input((1, 8, 16, 16)))
-    hidden = net.op("Relu", net.conv(x, 16, 3, name="first"))
-    return Model(net.model(net.conv(net.qdq(hidden), 8, 1, name="second")))
-
-
 def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
-    """Return a layer JSON of rows with name, kind, input type, output type and nodes."""
-
     def tensor(name: str, kind: str) -> dict[str, object]:
         return {"Name": name, "Dimensions": [1, 8, 16, 16], "Format/Datatype": kind}
 
@@ -393,7 +375,9 @@ def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
 
 @pytest.mark.parametrize(("data", "wrong"), [("Int8", []), ("Float", ["second"])])
 def test_verify_compares_the_kernel_that_multiplies(data: str, wrong: list[str]) -> None:
-    model = chain_of_two()
+    net = Net()
+    hidden = net.op("Relu", net.conv(net.qdq(net.input((1, 8, 16, 16))), 16, 3, name="first"))
+    model = Model(net.model(net.conv(net.qdq(hidden), 8, 1, name="second")))
     predicted = predict(model, "trt10").convolution("first").output
     rows = [
         ("__myl_Quant_myl0_0", "kgen", "Float", "Int8", "q first"),

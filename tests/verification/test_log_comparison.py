@@ -1,5 +1,3 @@
-"""Comparison of pass lines, layers, conversions and tensors. Most builds here have a few layers."""
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +78,6 @@ def predicted(**changes: object) -> Prediction:
 
 
 def logged(*events: Event) -> list[LogEvent]:
-    """Return the events as lines 11, 12, ... of a log."""
     return [
         LogEvent(e.pass_name, e.kind, e.subject, e.object, line=11 + i)
         for i, e in enumerate(events)
@@ -130,8 +127,7 @@ def test_missing_lines_are_mismatches_if_the_passes_ended(
 def test_log_without_lines_of_the_kind_is_not_compared(
     events: list[Event], kind: MismatchKind, others: list[Event]
 ) -> None:
-    build = Build(trace=logged(*others))
-    result = compare_trace(predicted(trace=events), build, True, kind=kind)
+    result = compare_trace(predicted(trace=events), Build(trace=logged(*others)), True, kind=kind)
     assert (result.counts, result.mismatches) == (TraceCounts(len(events)), [])
 
 
@@ -348,8 +344,7 @@ def test_compare_layers_output_types(
 ) -> None:
     """INT8 and floats are compared, but not integers, such as shapes and indices."""
     prediction = predicted(conversions=0, layers=[predicted_layer("a", outputs=predicted_types)])
-    listed = layer("a", outputs=" ".join(built_types))
-    result = layers_compared(prediction, Build(layers=[listed]))
+    result = layers_compared(prediction, Build(layers=[layer("a", outputs=" ".join(built_types))]))
     assert [m.differs for m in result.mismatches] == [Difference.OUTPUT] * different
 
 
@@ -443,7 +438,6 @@ def test_at_most_50_mismatches_of_a_kind_are_listed(extra: int) -> None:
 
 
 def parse_section(proto: onnx.ModelProto) -> list[str]:
-    """Return the lines that the ONNX parser of TensorRT 8.5 logs."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
     shapes = {
         v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)

@@ -1,5 +1,3 @@
-"""Comparison of the estimated time with a build that was profiled or timed."""
-
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -69,7 +67,6 @@ def row(name: str, ms: float) -> ProfileRow:
 
 
 def profile(*factors: float) -> list[ProfileRow]:
-    """Return a row for each of the first layers, with its estimate times a factor."""
     named = zip(PREDICTED.layers, TIME.layers, factors, strict=False)
     return [row(layer.name, value * factor) for layer, value, factor in named]
 
@@ -304,26 +301,24 @@ def test_compare_under_assumptions_without_assumptions(g: Graph) -> None:
     assert (result.notes, result.mismatches) == ([], [])
 
 
-def test_build_shows_the_assumed_value() -> None:
-    result = compare_skip(build_of(LINES["apart"]))
-    expected = note("shown-by-build", name="silu-add", value="apart", target="trt8.5")
-    assert (result.mismatches, result.notes) == ([], [expected])
-    assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
-    assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
-
-
-def test_build_shows_the_other_value() -> None:
-    """The result contains the prediction of that value."""
-    result = compare_skip(build_of(LINES["fused"]))
-    expected = note(
-        "shown-by-build", name="silu-add", value="fused", assumed="apart", target="trt8.5"
-    )
+@pytest.mark.parametrize(
+    ("value", "assumed", "output", "why"),
+    [
+        ("apart", {}, Precision.FLOAT, OF_SKIP.assumptions[0].why),
+        ("fused", {"assumed": "apart"}, Precision.INT8, note("shown-by-build")),
+    ],
+)
+def test_build_shows_the_value(
+    value: str, assumed: dict[str, str], output: Precision, why: object
+) -> None:
+    # 8.5 is assumed not to fuse the Add. The result contains the prediction of the value.
+    result = compare_skip(build_of(LINES[value]))
+    expected = note("shown-by-build", name="silu-add", value=value, target="trt8.5", **assumed)
     assert (result.mismatches, result.notes) == ([], [expected])
     assert result.prediction is not None
-    assert result.prediction.convolution("c1").output == Precision.INT8
-    assert OF_SKIP.convolution("c1").output != Precision.INT8
+    assert result.prediction.convolution("c1").output == output
     (assumption,) = result.prediction.assumptions
-    assert (assumption.value, assumption.why) == ("fused", note("shown-by-build"))
+    assert (assumption.value, assumption.why) == (value, why)
 
 
 def test_build_without_passes_shows_neither_value() -> None:

@@ -1,5 +1,3 @@
-"""Read the table of a transcribed build."""
-
 import csv
 from pathlib import Path
 
@@ -8,7 +6,6 @@ from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 
 
 def layers_of(path: Path) -> list[BuiltLayer]:
-    """Return the layers of the engine."""
     layers = []
     with path.open(newline="") as file:
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 
 from qdqtool.ir.precision import Precision
-from qdqtool.util.outputs import write_text
+from qdqtool.util.files import write_text
 from tools.fuzz.driver import Lab
 from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.grammar import network

@@ -1,1 +1,1 @@
-"""Checks of a model without simulation: build faults, scales, heads, unfavorable shapes."""
+"""Checks of a model without simulation: faults of the build, scales, heads, slow shapes."""

@@ -1,6 +1,6 @@
-"""Checks of activation scales, mostly against calibration data.
+"""Checks of activation scales, most of them against calibration data.
 
-For each Q, the checks measure clipped values, used integer steps, and outliers within the range.
+For each Q, they measure clipped values, the integer steps in use, and outliers within the range.
 """
 
 from __future__ import annotations
@@ -29,38 +29,40 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 _INT8_MAX = 127.0
-# Entropy calibration clips on purpose: up to a twelfth of the values, half of the power.
-_MAX_CLIPPED_SHARE = 0.1  # maximum share of the values that exceed the range of the scale
-_MAX_LOST_POWER = 0.6  # maximum share of the power beyond the range of the scale
-_MIN_USED_STEPS = 0.25  # minimum share of the integer steps in use; below it, two bits are unused
-# Maximum factor between largest value and range, in either direction, for the median quantizer.
-# Entropy calibration has a median range of about half the largest value.
+# Entropy calibration intentionally clips up to a twelfth of the values, with half of the power.
+_MAX_CLIPPED_SHARE = 0.1  # maximum fraction of the values that exceed the range
+_MAX_LOST_POWER = 0.6  # maximum fraction of the power beyond the range
+_MIN_USED_STEPS = 0.25  # minimum fraction of the integer steps in use; below, two bits are lost
+# Maximum factor between the largest value and the range, in both directions, for the median
+# quantizer. The median range of entropy calibration is about half the largest value.
 _MAX_MEDIAN_FACTOR = 3.0
-_MIN_VALUES = 1000  # with fewer values (global pooling of a few images), the range is unknown
-# Maximum share of quantizers with the same scale. A Concat explains smaller shares; a larger share
-# indicates a mistake.
+_MIN_VALUES = 1000  # with fewer values (such as from global pooling), the range is unknown
+# Maximum fraction of quantizers with the same scale. A Concat may be the cause of a smaller
+# fraction, but a larger fraction is probably a mistake.
 _MAX_EQUAL_SCALES = 1 / 3
 _MAX_LISTED = 5
-_MAX_FACTOR_SPREAD = 1.4  # ranges of other images may differ by this factor
-_MIN_AGREEING_SHARE = 0.8  # minimum share of the quantizers that agree on the common factor
+_MAX_FACTOR_SPREAD = 1.4  # the ranges for other images may differ by this factor
+_MIN_AGREEING_SHARE = 0.8  # minimum fraction of the quantizers with the common factor
 _MIN_QUANTIZERS = 3
-_MIN_UNIFORM = 4  # with fewer quantizers of activations, or of weights, no scale is a placeholder
+_MIN_UNIFORM = 4  # minimum number of quantizers of activations, and also of weights
 _MAX_OUTLIER_RATIO = (
-    100.0  # largest value / typical value; docs/scales-results.md has measured ratios
+    100.0  # largest value / typical value; measured ratios are in docs/scales-results.md
 )
-# Standard deviations from the mean to each end of a channel's range, for some thousand values.
+# Distance from the mean to each end of a channel's range, in standard deviations, for some thousand
+# values.
 _CHANNEL_DEVIATIONS = 4.0
 _MIN_CHANNEL_VALUES = 100  # with fewer values, the range of a channel is unknown
-# Maximum ratio if only the gains of normalizations are known; trained networks have at most 17.
+# Maximum ratio if it is computed from the gains of normalizations. Trained networks have at most
+# 17.
 _MAX_GAIN_RATIO = 25.0
-# A sixth of a normal distribution is at least 0.967 standard deviations below its median.
+# A sixth of a normal distribution is more than 0.967 standard deviations below its median.
 _LOWER_QUANTILE = 1 / 6
 _LOWER_DEVIATIONS = 0.967
-_TYPICAL_QUANTILE = 2 / 3  # the typical magnitude is this quantile of the magnitudes above zero
+_TYPICAL_QUANTILE = 2 / 3  # the typical magnitude is this quantile of the magnitudes above 0
 
 
 def find_int8_quantizers(view: View) -> list[Node]:
-    """Return the activation Qs to INT8 with one known scale for the whole tensor."""
+    """Return the activation Qs of INT8 that have one known scale for the whole tensor."""
     scales = (
         (q, params.scale)
         for q in view.activation_qs
@@ -72,7 +74,7 @@ def find_int8_quantizers(view: View) -> list[Node]:
 
 
 def check_uniform_scales(view: View, report: FindingReport) -> None:
-    """Add a finding if all activations and weights have the same scale (placeholders)."""
+    """Add a finding if all activations and weights have the same scale, a placeholder."""
     quantizers = find_int8_quantizers(view)
     scales = [_quantizer_scale(view, quantizer) for quantizer in quantizers]
     weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]
@@ -87,18 +89,18 @@ def check_uniform_scales(view: View, report: FindingReport) -> None:
 
 def _quantizer_scale(view: View, quantizer: Node) -> float:
     scale = view.params(quantizer).scale
-    assert scale is not None  # find_int8_quantizers returns known scales only
+    assert scale is not None  # find_int8_quantizers returns only Qs with known scales
     return float(scale.reshape(-1)[0])
 
 
 def run(view: View, report: FindingReport, statistics: Statistics) -> None:
-    """Report scales that do not fit the data, and scales that cover outliers.
+    """Report scales that do not match the data, and scales that cover outliers.
 
-    Each fault is one finding for the whole network.
+    There is one finding for each of the two faults, for the whole network.
 
     Args:
         view: The Q/DQ model.
-        report: Receives the findings.
+        report: Report to which the findings are added.
         statistics: Statistics of the inputs of the Qs.
     """
     fits, candidates = [], []
@@ -141,16 +143,16 @@ def check_outliers_by_gains(
 ) -> None:
     """Report scales that cover outliers after normalizations, without calibration data.
 
-    Gains (scale factors) of the normalization show the outliers. Before the gains, the mean square
-    over the channels is 1, so that a typical value of a channel is at most its gain. The range of
-    the scale is compared with the largest gain to expect: the maximum for this number of channels
-    if all gains follow the lognormal distribution of the gains below the median. The gains of
-    smoothed tensors do not count, because the weights compensate them.
+    The gains (scale factors) of a normalization show the outliers. Before the gains, the mean
+    square over the channels is 1, so a typical value of a channel is at most its gain. The range of
+    the scale is compared with the largest gain to expect. This is the maximum for this number of
+    channels if all gains have the lognormal distribution of the gains below the median. The gains
+    of smoothed tensors do not count, because the weights compensate them.
 
     Args:
         view: The Q/DQ model.
-        report: Receives the finding of :func:`check_outliers`.
-        checked: Names of Qs that were already checked with data.
+        report: Report to which the finding of :func:`check_outliers` is added.
+        checked: Names of Qs that were already checked against data.
     """
     gains, smoothed = last_axis_gains(view.model), read_smoothed_tensors(view.model)
     spreads = []
@@ -180,7 +182,7 @@ def check_outliers_by_gains(
 
 
 def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
-    """Return the normalization output that a tensor equals apart from moves, Q, DQ and Casts.
+    """Return the normalization output that only moves, Q, DQ and Casts separate from a tensor.
 
     The normalization is over the last axis. Empty if the tensor has another origin.
     """
@@ -200,15 +202,15 @@ def check_outliers(
     candidates: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]],
     samples: int,
 ) -> None:
-    """Report scales that cover outliers, one finding for the network.
+    """Report scales that cover outliers, as one finding for the network.
 
     Args:
-        report: Receives the finding.
+        report: Report to which the finding is added.
         model: The Q/DQ model.
-        candidates: Name, input tensor and scale of each Q, and the statistics of the input. If the
-            input is a Concat, the statistics are those of the concatenated tensors; the smallest
-            outlier ratio counts.
-        samples: Number of samples that the statistics cover.
+        candidates: Name, input tensor and scale of each Q, and statistics of the input. If the
+            input is the output of a Concat, these are the statistics of the Concat's inputs, and
+            the smallest outlier ratio counts.
+        samples: Number of samples from which the statistics were computed.
     """
     gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)
     spreads = []
@@ -233,8 +235,8 @@ def _report_outliers(
 ) -> None:
     """Report Qs whose outlier ratio is too large.
 
-    ``spreads`` has the name, scale and outlier ratio of each Q. ``samples`` is 0 if the ratios come
-    from gains.
+    `spreads` has the name, scale and outlier ratio of each Q. `samples` is 0 if the ratios were
+    computed from gains.
     """
     misfits = sorted(
         (s for s in spreads if s[2] > (_MAX_OUTLIER_RATIO if samples else _MAX_GAIN_RATIO)),
@@ -267,12 +269,12 @@ def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
 def _measure_outlier_ratio(
     tensor_statistics: TensorStatistics, scale: float, by_channel: bool
 ) -> float:
-    """Return the ratio of the largest magnitude in range to the typical magnitude.
+    """Return the largest magnitude within the range, divided by the typical magnitude.
 
-    Two thirds of the magnitudes above zero are below the typical magnitude, so that up to a third
-    may be outliers. With ``by_channel``, the typical magnitude is at most an eighth of the range of
-    the median channel. The reason: after a LayerNormalization, outliers of one sign move the other
-    channels away from zero, and these channels have a small range. Set ``by_channel`` only for
+    Two thirds of the magnitudes above 0 are below the typical magnitude, so up to a third may be
+    outliers. If `by_channel` is set, the typical magnitude is at most an eighth of the range of the
+    median channel. This is needed after a LayerNormalization, where outliers of one sign move the
+    other channels away from 0, but these channels have a small range. Set `by_channel` only for
     normalizations without smoothing.
     """
     held = min(tensor_statistics.absmax, _INT8_MAX * scale)
@@ -290,10 +292,10 @@ def _measure_outlier_ratio(
 
 
 def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
-    """Return the quantizers whose scale does not fit the data.
+    """Return the quantizers whose scale does not match the data.
 
-    Of several quantizers with an equal scale, such as the inputs of a Concat, only one must use
-    enough integer steps.
+    If several quantizers have the same scale, such as those of a Concat's inputs, only one of them
+    must use enough integer steps.
     """
     shares_by_scale: dict[float, list[float]] = defaultdict(list)
     for fit in fits:
@@ -314,7 +316,7 @@ def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
 
 
 def _limit_used_steps(fits: list[ActivationFit]) -> tuple[float, float]:
-    """Return the lowest and highest share of steps in use that is normal in this model."""
+    """Return the lowest and highest fraction of steps in use that are normal in this model."""
     median = float(np.median([f.used for f in fits])) if fits else 1.0
     if median > _MAX_MEDIAN_FACTOR:
         return 0.0, _MAX_MEDIAN_FACTOR
@@ -324,7 +326,7 @@ def _limit_used_steps(fits: list[ActivationFit]) -> tuple[float, float]:
 
 
 def find_common_factor(fits: list[ActivationFit]) -> float:
-    """Return the common factor by which nearly all scales are too small; 0 if none.
+    """Return the common factor by which nearly all scales are too small; 0 if there is none.
 
     A factor below 1 means that the scales are too large.
     """
@@ -339,9 +341,9 @@ def find_common_factor(fits: list[ActivationFit]) -> float:
 
 
 def _measure_fit(name: str, tensor_statistics: TensorStatistics, scale: float) -> ActivationFit:
-    """Measure the shares of clipped values, lost power and used steps.
+    """Measure the fractions of clipped values, lost power and used steps.
 
-    Each value counts as the center of its histogram bin. The bins are finer than a step.
+    Each value counts as the center of its histogram bin. The bins are narrower than a step.
     """
     histogram = tensor_statistics.histogram
     held = (_INT8_MAX + 0.5) * scale

@@ -1,4 +1,4 @@
-"""Run all checks of a Q/DQ model that do not need the simulated passes."""
+"""All checks of a Q/DQ model that do not need the simulated passes."""
 
 from collections.abc import Iterable
 
@@ -26,9 +26,9 @@ def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) 
 
     Args:
         view: The model.
-        report: Receives the findings. For TensorRT-RTX, the checks skip the codes that the
-            prediction reports.
-        convolutions: Predicted outcomes, with the nodes fused into each convolution.
+        report: Report to which the findings are added. For TensorRT-RTX, codes that the prediction
+            reports are left out.
+        convolutions: Predicted outcomes. They name the nodes that are fused into each convolution.
     """
     outcomes = {c.name: c for c in convolutions}
     report.ignored_codes = CODES if target_named(report.target).is_rtx else frozenset()

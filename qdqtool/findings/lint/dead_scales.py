@@ -1,4 +1,4 @@
-"""Check for scales that map every possible value of a tensor to one integer, without data."""
+"""Check for scales that map all possible values of a tensor to one integer, without data."""
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.bounds import find_bounds, find_concat_parts, find_constant_value, read_scalars
@@ -14,8 +14,7 @@ MAX_PARTS = 8  # maximum number of parts of a quantizer's input that a finding l
 def run(view: View, report: FindingReport) -> None:
     """Add a finding for each Q that maps its whole input, or a part of a Concat, to one value.
 
-    If boxes and scores of a detector share the scale, the finding about the head reports this
-    instead.
+    If boxes and scores of a detector share the scale, only the finding on the head is reported.
     """
     reported_heads = {
         f.node for f in report.findings if f.code == "HEAD-CONCAT" and f.severity == Severity.ERROR
@@ -34,7 +33,7 @@ def run(view: View, report: FindingReport) -> None:
 def find_dead_parts(view: View, q: Node) -> ScaleDead | None:
     """Return the fault of a Q that maps its input, or parts of its input, to one value.
 
-    None without such a fault.
+    None if the Q has no such fault.
     """
     params, bounds = view.params(q), find_bounds(view.model)
     scalars = read_scalars(params)

@@ -1,4 +1,4 @@
-"""Checks of the unquantized part of a Q/DQ model: values outside FP16, and FP32 layers."""
+"""Checks of the layers without Q/DQ: values outside the range of FP16, and FP32 layers."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,16 +29,16 @@ from qdqtool.reasons.float_types import ConstantsBeyondFp16, RemainingFloat, Uns
 from qdqtool.trt.targets import target_named
 
 _FP16_MAX = 65504.0
-_FP16_MIN = 6e-8  # the smallest denormal number
+_FP16_MIN = 6e-8  # the smallest subnormal number
 _FP16_MIN_NORMAL = 2.0**-14
 _MAX_CONSTANT_VALUES = 1 << 20  # larger constants are not checked; attention masks are smaller
 _MAX_LISTED = 3
 
 
 def check_fp16_limits(view: View, report: FindingReport) -> None:
-    """Add findings about values of a Q/DQ model that FP16 cannot hold.
+    """Add findings on values of a Q/DQ model that FP16 cannot represent.
 
-    On strongly typed targets, only nodes with FP16 types in the file are checked.
+    On strongly typed targets, only nodes that are FP16 in the file are checked.
     """
     if not qdq.is_quantized(view.model):
         return
@@ -71,9 +71,9 @@ def _float32_operands(model: Model, node: Node) -> Iterator[npt.NDArray[Any]]:
 
 
 def _check_constants(view: View, report: FindingReport) -> None:
-    """Add a finding for constant operands of arithmetic that FP16 cannot hold.
+    """Add a finding on constant operands of arithmetic that FP16 cannot represent.
 
-    Weights are left out, because TensorRT reports them itself.
+    Weights are left out, because TensorRT itself reports them.
     """
     lost: list[tuple[str, float]] = []
     imprecise: list[tuple[str, float]] = []
@@ -97,10 +97,10 @@ def _check_constants(view: View, report: FindingReport) -> None:
 
 
 def _find_fp16_problem(node: Node, sizes: npt.NDArray[np.float32], is_scalar: bool) -> str:
-    """Return ``large``, ``small`` or ``denormal``; empty if FP16 can hold an operand.
+    """Return ``large``, ``small`` or ``denormal``; empty if FP16 can represent an operand.
 
-    ``sizes`` are the magnitudes of its finite values other than 0. Bounds of a Clip, Min or Max
-    may be infinite. Small values matter in a scalar such as an epsilon, not in a vector.
+    `sizes` are the magnitudes of the finite values other than 0. A large bound of a Clip, Min or
+    Max is no problem. A small value is a problem only if it is a scalar, such as an epsilon.
     """
     if (sizes > _FP16_MAX).any() and operator_of(node).operation not in ("MIN", "MAX"):
         return "large"
@@ -118,7 +118,7 @@ def _arithmetic_operands(node: Node) -> tuple[str, ...]:
 
 
 def check_bfloat16(view: View, report: FindingReport) -> None:
-    """Add a finding if the model has bfloat16 and the parser of the target does not read it."""
+    """Add a finding if the model has bfloat16 that the target's parser cannot read."""
     if report.tensorrt.has_bfloat16:
         return
     tensor = find_bfloat16(view.model)
@@ -127,7 +127,7 @@ def check_bfloat16(view: View, report: FindingReport) -> None:
 
 
 def check_float_types(view: View, report: FindingReport) -> None:
-    """Add a finding about unquantized layers: a missing FP16 flag, or FP32 types in the file."""
+    """Add a finding on layers without Q/DQ: a flag for FP16, or FP32 types in the file."""
     if not view.fully_quantized_nodes:
         return
     if not target_named(report.target).strongly_typed:
@@ -138,11 +138,11 @@ def check_float_types(view: View, report: FindingReport) -> None:
 
 
 def _check_remaining_float(view: View, report: FindingReport) -> None:
-    """Report layers in FP32 that could use FP16, in a strongly typed network."""
+    """Report FP32 layers of a strongly typed network that could be FP16."""
     weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _compute_type(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
-        return  # in a file with both types, the FP32 layers are intended
+        return  # if the file has both types, the FP32 layers are intended
     fp16_nodes = find_fp16_nodes(view.model)
     float32 = [
         n for n in weighted if n.index in fp16_nodes and types[n.index] == onnx.TensorProto.FLOAT

@@ -9,14 +9,14 @@ from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK, fp8
 
-# Up to this number of channels, convolutions are slower in FP8 than in FP16 on some GPUs (ModelOpt
-# pull request 1083).
+# On some GPUs, convolutions with at most this number of channels are slower in FP8 than in FP16
+# (ModelOpt pull request 1083).
 _SMALL = 16
-_MULTIPLE = 16  # FP8 kernels read and write channels in multiples of this number
+_MULTIPLE = 16  # FP8 kernels read and write channels in groups of this size
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add findings about FP8 on targets and GPUs without FP8, and in weakly typed networks."""
+    """Add findings on FP8 for targets and GPUs without FP8, and for weakly typed networks."""
     nodes = [node for node in view.quantizers if view.params(node).precision == Precision.FP8]
     if not nodes:
         return
@@ -41,14 +41,14 @@ def _find_consuming_convolutions(view: View, nodes: Collection[Node]) -> list[st
 
 
 def _find_fp8_convolutions(view: View) -> list[str]:
-    """Return the names of the Conv nodes that read data and weights of FP8."""
+    """Return the names of the Convs whose data and weights are FP8."""
     quantized = view.fully_quantized_nodes
     convolutions = (n for n in view.nodes_with_weights if n.index in quantized and n.op == "Conv")
     return [conv.name for conv in convolutions if is_fp8(view, conv)]
 
 
 def is_fp8(view: View, conv: Node) -> bool:
-    """Return whether the data of a convolution come from a DQ of FP8."""
+    """Return whether the data input of a convolution is the output of an FP8 DQ."""
     pair = qdq.find_pair(view.model, conv.input(0))
     return pair is not None and view.params(pair[0]).precision == Precision.FP8
 
@@ -56,7 +56,7 @@ def is_fp8(view: View, conv: Node) -> bool:
 def check_fp8_channels(
     report: FindingReport, conv: Node, inputs: int, outputs: int, groups: int
 ) -> None:
-    """Report a convolution of FP8 whose channels or groups have no fast kernel.
+    """Report an FP8 convolution whose numbers of channels or groups have no fast kernel.
 
     Args:
         report: Receives the finding.

@@ -1,4 +1,4 @@
-"""Checks for quantized detector heads and residual streams, which are better left float."""
+"""Checks for quantized heads of detectors and quantized residual streams."""
 
 from collections.abc import Callable, Iterable
 
@@ -20,32 +20,32 @@ from qdqtool.reasons.heads import ConcatAfterHead, QuantizedHead
 
 
 def find_last_convolutions(view: View) -> list[Node]:
-    """Return the last convolutions of a head, which have no convolution downstream.
+    """Return the last convolutions of a head. No convolution is downstream of them.
 
-    The convolution of a DFL does not count. Empty for fewer than two convolutions, because a
-    detector has at least two. Insertion uses the same definition of a head.
+    The convolution of a DFL does not count. Empty if there are fewer than two, because a detector
+    has at least two. Insertion uses the same definition of a head.
     """
     if (
         sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.nodes_with_weights)
         < 2
     ):
-        return []  # not a detector; this saves building the float network
+        return []  # not a detector: the float network need not be built
     finals = _find_float_head(view)[0].finals
     last = [n for n in view.nodes_with_weights if n.op == "Conv" and n.index in finals]
     return last if len(last) >= 2 else []
 
 
 def find_coordinate_nodes(view: View) -> set[int]:
-    """Return the nodes of boxes and sampling points of a DETR, which insertion leaves float."""
+    """Return the nodes of the boxes and sampling points of a DETR, which insertion leaves float."""
     if not any(n.op == "GridSample" for n in view.model.nodes) and not find_attentions(view.model):
         return set()
     return _find_float_head(view)[1]()
 
 
 def _find_float_head(view: View) -> tuple[Head, Callable[[], set[int]]]:
-    """Return the head of the float network, and a function that finds coordinate layers.
+    """Return the head of the float network, and a function that searches for coordinate layers.
 
-    Both use the node indices of the Q/DQ model.
+    The head and the result of the function contain node indices of the Q/DQ model.
     """
     cache: dict[str, tuple[Head, Callable[[], set[int]]]] = view.cache.setdefault("head", {})
     if not cache:
@@ -77,11 +77,11 @@ def _find_sums_after(model: Model, start: Node) -> tuple[str, ...]:
     return tuple(model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == "Add")
 
 
-_MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from a head's Concat to a Q; YOLOv8 has five
+_MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a Q; YOLOv8 has five
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add findings about quantized convolutions and Concats of a detector's head."""
+    """Add findings on quantized convolutions and Concats of a detector's head."""
 
     def add(conv: Node, branch: str, sums: tuple[str, ...] = ()) -> None:
         if conv.index in view.fully_quantized_nodes:
@@ -104,9 +104,9 @@ def run(view: View, report: FindingReport) -> None:
     _check_concats(view, report)
 
 
-# Score from which a detector reports an object; the default of Ultralytics.
+# Minimum score of a reported object; the default of Ultralytics.
 CONFIDENCE = 0.25
-COARSE_LOGITS = 2.0  # scale of logits that is too coarse: one step changes a score of 0.5 to 0.88
+COARSE_LOGITS = 2.0  # this scale of logits is too coarse: a step changes 0.5 to 0.88
 
 
 def _check_concats(view: View, report: FindingReport) -> None:
@@ -120,7 +120,7 @@ def _check_concats(view: View, report: FindingReport) -> None:
 
 
 def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
-    """Return the fault of a Q that gives all inputs of a Concat one scale."""
+    """Return the fault of a Q that has one scale for all inputs of a Concat."""
     scale, bounds = _read_single_scale(view, q), find_bounds(view.model)
     parts = find_concat_parts(view.model, q.input(0))
     scores = [t for t in parts if t in bounds and 0.0 <= bounds[t].low < bounds[t].high <= 1.0]
@@ -140,7 +140,7 @@ def _read_single_scale(view: View, q: Node) -> float | None:
 
 
 def _is_fatal(fault: ConcatAfterHead) -> bool:
-    """Return whether the scale destroys scores that a detector would report."""
+    """Return whether the scale destroys scores of objects that a detector would report."""
     if fault.scores:
         return fault.zero_limit >= CONFIDENCE
     return fault.raw and fault.scale is not None and fault.scale >= COARSE_LOGITS
@@ -149,7 +149,7 @@ def _is_fatal(fault: ConcatAfterHead) -> bool:
 def _find_head_concat(view: View, q: Node) -> Node | None:
     """Return the Concat upstream of a Q, else None.
 
-    The Sigmoid of the scores and reshapes may be in between.
+    Between them may be the Sigmoid of the scores, reshapes, Q and DQ.
     """
     node = view.model.producer(q.input(0))
     for _ in range(_MAX_NODES_TO_CONCAT):
@@ -167,7 +167,7 @@ def _find_head_concat(view: View, q: Node) -> Node | None:
 
 
 def check_residual_streams(view: View, report: FindingReport) -> None:
-    """Add findings about quantized residual sums that a layer normalization reads."""
+    """Add findings on quantized residual sums that a layer normalization reads."""
     norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZATIONS}
     norms |= {p.input: p.nodes[0].name for p in find_decomposed_layer_norms(view.model)}
     for tensor, norm in norms.items():
@@ -186,7 +186,7 @@ def check_residual_streams(view: View, report: FindingReport) -> None:
 def _find_stream_add(view: View, tensor: str) -> Node | None:
     """Return the Add of two computed tensors whose sum a normalization reads, else None.
 
-    Q, DQ and operators that only move values may be in between.
+    Between them may be Q, DQ and operators that only move values.
     """
     add = view.model.producer(tensor)
     while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):

@@ -48,19 +48,19 @@ from qdqtool.trt.layers import SILU
 from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import target_named
 
-_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors use up to 7
+_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors have at most 7
 _RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime
 _FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")  # no INT8 in the support matrix
-# Operators with importers in TensorRT-RTX 1.7.1, which requires FP16 data for MatMulNBits.
+# Operators that TensorRT-RTX 1.7.1 imports. For MatMulNBits it requires FP16 data.
 _IMPORTED_BY_RTX = ("GroupQueryAttention", "MatMulNBits", "RotaryEmbedding")
-_REPORTED = (ATEN, *_RUNTIME)  # domains whose operators have findings of their own
+_REPORTED = (ATEN, *_RUNTIME)  # domains whose operators are reported by other findings
 _WEIGHT_ONLY = ("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE")
 # Types in the names of special quantizer operators (ModelOpt, domain trt).
 _TYPES_IN_NAMES = ("FP4", "INT4")
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add findings about operators."""
+    """Add the findings on operators."""
     other_types: dict[str, list[Node]] = defaultdict(list)
     unknown: dict[str, list[Node]] = defaultdict(list)
     kinds = {(node.op, node.domain): node for node in view.model.nodes}
@@ -90,7 +90,7 @@ def run(view: View, report: FindingReport) -> None:
 def _report_unknown(
     view: View, report: FindingReport, unknown: Mapping[str, Sequence[Node]]
 ) -> None:
-    """Report unknown operators by type, and operators of ATen and onnxruntime separately."""
+    """Report unknown operators, by type; and operators of ATen and of onnxruntime."""
     fakes = {n.index for fake in find_fake_quantizers(view.model) for n in fake.nodes}
     aten = find_aten_nodes(view.model)
     if aten:
@@ -104,7 +104,7 @@ def _report_unknown(
 
 
 def _report_runtime_operators(view: View, report: FindingReport) -> None:
-    """Report fused and weight-only operators of onnxruntime, but not its integer operators."""
+    """Report fused operators and weight-only operators of onnxruntime."""
     nodes = [
         node
         for node in view.model.nodes
@@ -120,11 +120,11 @@ def _report_runtime_operators(view: View, report: FindingReport) -> None:
 
 
 def report_fake_quantizers(model: Model, report: FindingReport) -> None:
-    """Report simulated quantizers, one finding for each form.
+    """Report fake quantizers, with one finding for each form.
 
     Args:
-        model: The model before constants are folded, because constants may have fake quantizers.
-        report: Receives the findings.
+        model: The model before constants are folded. Constants may have fake quantizers, too.
+        report: Report to which the findings are added.
     """
     groups: dict[QuantizerForm, list[FakeQuantizer]] = defaultdict(list)
     for fake in (*find_fake_quantizers(model), *find_nested_quantizers(model)):
@@ -145,7 +145,7 @@ def report_fake_quantizers(model: Model, report: FindingReport) -> None:
 
 
 def check_functions(view: View, report: FindingReport) -> None:
-    """Add a finding if the model has functions that the parser of the target does not inline."""
+    """Add a finding if the model has functions that the target's parser does not inline."""
     functions = view.model.inlined_functions
     if functions and not report.tensorrt.has_local_functions:
         report.add(LocalFunctions(MODEL_CHECK, "", functions))
@@ -162,7 +162,7 @@ def _check_missing_quantizers(view: View, report: FindingReport) -> None:
 def _report_other_types(
     view: View, report: FindingReport, quantizers: Mapping[str, Sequence[Node]]
 ) -> None:
-    """Report quantizers to types other than INT8; ``quantizers`` has them by type."""
+    """Report quantizers of INT4 and FP4. `quantizers` has them by type."""
     nodes = [n for group in quantizers.values() for n in group]
     kinds = tuple((kind, len(group)) for kind, group in quantizers.items())
     report.add(
@@ -194,8 +194,8 @@ def _has_quantized_input(view: View, node: Node) -> bool:
 def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
     """Add a finding for each attention with Q/DQ that TensorRT does not fuse into one kernel.
 
-    In INT8, the head size decides. In FP8, the attention is fused if the simulation fuses the
-    Softmax.
+    In INT8, this depends on the head size. In FP8, the attention is fused if the simulation fuses
+    the Softmax.
     """
     for node in view.model.nodes:
         size = _head_size(view.model, node) if node.op == "MatMul" else None
@@ -212,7 +212,7 @@ def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, Co
 
 
 def _head_size(model: Model, product: Node) -> int | None:
-    """Return the head size of quantized attention scores; None for other products."""
+    """Return the head size of a quantized product of queries and keys; None for other products."""
     shape, consumers = model.shape(product.input(0)), model.consumers(product.output)
     is_quantized = all(is_dq(model.producer(tensor)) for tensor in product.inputs)
     is_score = any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers)
@@ -228,7 +228,7 @@ def _is_unknown(node: Node) -> bool:
 
 
 def _needs_no_check(node: Node) -> bool:
-    """Return whether a node needs no check other than that of a convolution's form."""
+    """Return whether a node needs no check, except the check of the forms of convolutions."""
     return (
         operator_of(node).name != ""
         and node.op != "Einsum"
@@ -237,7 +237,7 @@ def _needs_no_check(node: Node) -> bool:
 
 
 def _check_einsum(view: View, report: FindingReport, node: Node) -> None:
-    """Report an Einsum that could be INT8 if it were written as a MatMul."""
+    """Report an Einsum that could be INT8 as a MatMul."""
     quantized = [qdq.find_pair(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
     if any(quantized) or (weights and qdq.is_quantized(view.model)):
@@ -253,14 +253,14 @@ def _is_normalization(node: Node) -> bool:
 
 
 def _find_type_in_name(node: Node) -> str:
-    """Return the type in the name of a special quantizer operator, else an empty string."""
+    """Return the type in the name of a special quantizer operator, else an empty text."""
     if node.op.endswith(("QuantizeLinear", "DequantizeLinear")):
         return next((t for t in _TYPES_IN_NAMES if t in node.op.upper()), "")
     return ""
 
 
 def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
-    """Report forms of quantized convolutions that fail in builds or run in float."""
+    """Report a quantized convolution whose form is known to fail in builds or to run in float."""
     shape, attribute = view.weight_shape(conv), conv.attributes.get("kernel_shape")
     kernel = (
         tuple(shape[2:])
@@ -287,10 +287,7 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
 
 
 def find_large_kernel(pass_name: str, conv: Node, kernel: Sequence[int]) -> LargeKernel | None:
-    """Return the fault of a convolution with a very large kernel, else None.
-
-    ``pass_name`` is the name of the calling check or pass.
-    """
+    """Return the fault of a convolution with a very large kernel, else None."""
     return (
         LargeKernel(pass_name, conv.name, tuple(kernel))
         if min(kernel, default=0) >= _MIN_LARGE_KERNEL
@@ -301,14 +298,14 @@ def find_large_kernel(pass_name: str, conv: Node, kernel: Sequence[int]) -> Larg
 def find_depthwise_faults(
     pass_name: str, conv: Node, activation: str, consumers: Sequence[Node], last: bool = False
 ) -> Iterator[DepthwiseSilu | DepthwiseAdd]:
-    """Yield faults of a depthwise convolution.
+    """Yield the faults of a depthwise convolution.
 
     Args:
         pass_name: Name of the calling check or pass.
         conv: The convolution.
         activation: Activation that is fused into the convolution's layer.
-        consumers: Consumers of the convolution's output (before the activation).
-        last: Whether no layer with weights follows.
+        consumers: Consumers of the convolution's output before the activation.
+        last: Whether no layer with weights is downstream.
     """
     if activation == SILU:
         yield DepthwiseSilu(pass_name, conv.name, last)
@@ -320,7 +317,7 @@ def find_depthwise_faults(
 
 
 def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
-    """Add findings about shapes of quantized convolutions that are slow or fail in INT8."""
+    """Add findings on shapes of quantized convolutions that are slow or fail in INT8."""
     for conv in view.nodes_with_weights:
         if conv.index in view.fully_quantized_nodes and conv.op in CONVOLUTIONS:
             _check_convolution_shape(view, report, conv, outcomes.get(conv.name))
@@ -328,7 +325,7 @@ def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvO
 
 def _check_depthwise(view: View, report: FindingReport, conv: Node, outcome: ConvOutcome) -> None:
     consumers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
-    # Only builds with SiLU are known to fail, not builds with other gated activations.
+    # Builds with SiLU are known to fail. For other gated activations, no failure is known.
     has_sigmoid = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
     activation = outcome.activation if has_sigmoid else ""
     for form in find_depthwise_faults(MODEL_CHECK, conv, activation, consumers, last):
@@ -359,7 +356,7 @@ def _check_convolution_shape(
 def _check_channels(
     view: View, report: FindingReport, conv: Node, inputs: int, outputs: int
 ) -> None:
-    """Report numbers of channels that are not multiples of 16; network inputs do not count."""
+    """Report channel counts that are not multiples of 16, except that of the network's input."""
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
@@ -377,7 +374,8 @@ def _reads_network_input(view: View, conv: Node) -> bool:
         return False
     tensor = (pair[1] or pair[0]).input(0)
     node = view.model.producer(tensor)
-    # An FP16 model with an FP32 input begins with a Cast, a model of pixels with their conversion.
+    # An FP16 model with an FP32 input begins with a Cast. A model whose input is pixels begins with
+    # their conversion.
     while node is not None and node.op in _INPUT_CONVERSIONS:
         variable = [name for name in node.inputs if not view.model.is_constant(name)]
         if len(variable) != 1:

@@ -1,4 +1,4 @@
-"""Check types, scales, zero points and axes of every QuantizeLinear and DequantizeLinear."""
+"""Checks of types, scales, zero points and axes of all quantizers."""
 
 import math
 from collections.abc import Container, Iterator
@@ -34,21 +34,21 @@ _UNSUPPORTED_FP8: dict[int, str] = {
 }
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
-# Maximum relative difference of the scales of a Q and its DQ. Rounding to float16 causes half of
-# this difference.
+# Maximum relative difference between the scales of a Q and its DQ. Rounding to float16 causes half
+# of it.
 _SCALE_TOLERANCE = 1e-3
-# Default factor that `insert --input-type uint8` includes in the scale of the first Q.
+# Default factor by which `insert --input-type uint8` divides the scale of the first Q.
 _PIXEL_FACTOR = 1 / 255
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add the findings about quantizers."""
+    """Add the findings on quantizers."""
     _check_pairs(view, report)
     clean: set[tuple[str, ...] | None] = set()
     limit = fault_checks.find_implausible_limit(_list_activation_scales(view))
     for node in view.quantizers:
         if qdq.is_dq(node) and (_repeats_its_quantizer(view, node) or _reads_bias(view, node)):
-            continue  # checked with the Q before the DQ, or with the convolution of the bias
+            continue  # checked with the Q before it, or with the convolution of the bias
         params = view.params(node)
         shared = node.inputs[1:] if _depends_on_parameters(node, params) else None
         if shared in clean:
@@ -88,7 +88,7 @@ def _check_pairs(view: View, report: FindingReport) -> None:
 
 
 def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
-    """Return whether a pair after a Cast of a uint8 network input includes the pixel factor."""
+    """Return whether the scales of a pair differ by the pixel factor of a uint8 input."""
     model = view.model
     cast = model.producer(q.input(0))
     if cast is None or cast.op != "Cast" or cast.input(0) not in model.inputs:
@@ -104,7 +104,7 @@ def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
 
 
 def _read_pixel_factor(model: Model) -> float:
-    """Return the factor that `insert` recorded in a model; 1/255 without a record."""
+    """Return the pixel factor that `insert` recorded in a model; 1/255 if there is no record."""
     try:
         return float(model.metadata[qdq.PIXEL_FACTOR])
     except (KeyError, ValueError):
@@ -117,12 +117,12 @@ def _are_close_scales(first: ParameterValues, second: ParameterValues) -> bool:
 
 
 def check_parameters(model: Model, view: View, report: FindingReport) -> None:
-    """Add findings about scales and zero points that nodes compute from constants.
+    """Add findings on scales and zero points that nodes compute from constants.
 
     Args:
         model: The model.
-        view: The model with folded constants.
-        report: Receives the findings.
+        view: The same model with folded constants.
+        report: Report to which the findings are added.
     """
     folds = report.tensorrt.folds_identities
     misread = list(fault_checks.check_misread_constants(MODEL_CHECK, model, folds))
@@ -133,9 +133,9 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
 
 
 def _depends_on_parameters(node: Node, params: QuantParams) -> bool:
-    """Return whether all faults of a node follow from its scale and zero point alone.
+    """Return whether the faults of a node depend only on its scale and zero point.
 
-    This holds for a Q with one scale, a zero point and no attributes.
+    This is true for a Q with one scale, a zero point and no attributes.
     """
     is_plain = not (params.is_per_channel or node.attributes)
     return qdq.is_q(node) and is_plain and params.has_zero_point
@@ -167,7 +167,7 @@ def _consuming_convolutions(view: View, quantizer: str) -> list[str]:
 
 
 def _repeats_its_quantizer(view: View, node: Node) -> bool:
-    """Return whether a DQ has the same scale and zero point as the Q before it."""
+    """Return whether a DQ has the scale and zero point of the Q before it."""
     q = view.model.producer(node.input(0))
     if q is None or not qdq.is_q(q):
         return False
@@ -198,7 +198,7 @@ def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iter
         yield UnsupportedQuantizedType(MODEL_CHECK, name, _UNSUPPORTED_FP8.get(kind, type_name))
         return
     if params.precision == Precision.FP8:
-        # The parser ignores the zero points of FP8 quantizers.
+        # TensorRT's parser ignores the zero points of FP8 quantizers.
         yield fault_checks.check_fp8_zero_point(MODEL_CHECK, name, params.zero_points)
         return
     unsigned = params.precision == Precision.UINT8
@@ -216,7 +216,7 @@ def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iter
 
 
 def _has_type_of_q(view: View, node: Node) -> bool:
-    """Return whether a node is a DQ without zero point, which has the type of the Q before it."""
+    """Return whether a node is a DQ after a Q and has no zero point of its own."""
     if not qdq.is_dq(node) or node.input(2):
         return False
     return qdq.is_q(view.model.producer(node.input(0)))
@@ -228,7 +228,7 @@ def _is_supported(params: QuantParams) -> bool:
 
 
 def _find_type(view: View, node: Node, params: QuantParams) -> int:
-    """Return the ONNX type that a node quantizes to or dequantizes."""
+    """Return the ONNX type of the quantized values of a Q or DQ."""
     if params.has_zero_point:
         return view.model.elem_type(node.input(2))
     if qdq.is_q(node):

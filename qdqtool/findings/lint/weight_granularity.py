@@ -1,8 +1,8 @@
 """Check for weights with one scale for all output channels.
 
-With one scale, channels with a small range lose precision. A channel whose largest weight is a
-quarter of the tensor's largest weight loses two bits. With a scale for each output channel, no
-channel loses bits, and the engine is as fast.
+If all channels have one scale, channels with a small range lose precision. A channel loses two bits
+if its largest weight is a quarter of the largest weight of the tensor. With one scale for each
+output channel, no channel loses bits, and the engine is equally fast.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.targets import target_named
 
-MAX_VALUES = 64_000_000  # maximum number of weights that are read in a network
-MAX_LAYER_VALUES = 8_000_000  # layers with more weights are not read
-MAX_LOSSY_RANGE = 0.25  # a channel with at most this share of the tensor's range loses two bits
-MIN_LOSSY_SHARE = 0.25  # minimum share of channels that lose two bits in a lossy layer
-MIN_SPREAD = 1.05  # minimum `spread` at which a scale for each channel has an effect
-MAX_COMPARED = 100_000  # maximum number of weights per layer compared with multiples of the scale
-_MAX_STEP_ERROR = 1e-3  # maximum distance from a multiple, in steps
+MAX_VALUES = 64_000_000  # maximum number of weights that are read from a network
+MAX_LAYER_VALUES = 8_000_000  # a layer with more weights is not read
+MAX_LOSSY_RANGE = 0.25  # a channel with at most this fraction of the range loses two bits
+MIN_LOSSY_SHARE = 0.25  # minimum fraction of channels of a lossy layer that lose two bits
+MIN_SPREAD = 1.05  # minimum `spread` for which one scale for each channel is an improvement
+MAX_COMPARED = 100_000  # maximum number of weights of a layer that are compared with multiples
+_MAX_STEP_ERROR = 1e-3  # maximum distance of a weight from a multiple of the scale, in steps
 
 
 class ChannelRanges(NamedTuple):
-    """Ranges of the channels of weights with one scale.
+    """Ranges of the channels of weights that have one scale.
 
     Attributes:
         node: The layer.
-        ratios: Range of each channel divided by the range of the tensor, without channels of zeros.
-        rounded: Whether the file has the weights only in rounded form.
+        ratios: Range of each channel divided by the range of the tensor. Channels of zeros are left
+            out.
+        rounded: Whether the file contains only rounded weights.
     """
 
     node: Node
@@ -46,17 +47,17 @@ class ChannelRanges(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Largest range of a channel divided by the smallest."""
+        """Largest range of a channel divided by the smallest range of a channel."""
         return float(1 / self.ratios.min())
 
     @property
     def lossy_share(self) -> float:
-        """Share of the channels that lose two bits or more."""
+        """Fraction of the channels that lose two bits or more."""
         return float(np.mean(self.ratios <= MAX_LOSSY_RANGE))
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add one finding for the network, a warning if many channels of a layer lose two bits."""
+    """Add one finding, which is a warning if many channels of a layer lose two bits."""
     layers, total = find_scales_per_tensor(view, report.target)
     if not layers:
         return
@@ -80,7 +81,7 @@ def run(view: View, report: FindingReport) -> None:
 
 
 def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges], int]:
-    """Return layers with one scale for different channels, and the number of checked layers."""
+    """Return layers with one scale for unequal channels, and the number of checked layers."""
     transposed = target_named(target).transposed_per_channel
     layers: list[ChannelRanges] = []
     measured: dict[tuple[object, ...], ChannelRanges | None] = {}  # layers may share weights
@@ -107,9 +108,10 @@ def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges]
 
 
 def read_int8_weights(view: View, node: Node) -> npt.NDArray[Any] | None:
-    """Return a layer's weights as stored in the file.
+    """Return the stored weights of a layer.
 
-    None unless they are constants in the model file, quantized to INT8 with positive scales.
+    None if the weights are not constants in the model file, or are not quantized to INT8 with
+    positive scales.
     """
     weights = view.weights(node)
     first = weights.first_quantizer
@@ -123,7 +125,7 @@ def read_int8_weights(view: View, node: Node) -> npt.NDArray[Any] | None:
 
 
 def _read_inner_constant(view: View, tensor: str) -> npt.NDArray[Any] | None:
-    """Return a constant; None for external data, because a prediction reads no weight files."""
+    """Return a constant; None for external data, which a prediction does not read."""
     proto = view.model.constant_proto(tensor)
     if proto is None or proto.external_data:
         return None
@@ -131,7 +133,7 @@ def _read_inner_constant(view: View, tensor: str) -> npt.NDArray[Any] | None:
 
 
 def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
-    """Return the channel ranges of weights; None unless several channels share one scale."""
+    """Return the channel ranges of weights; None if unknown, or if each channel has a scale."""
     first = view.weights(node).first_quantizer
     if first is None:
         return None
@@ -158,6 +160,6 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
 
 
 def _are_multiples(values: npt.NDArray[Any], scale: float) -> bool:
-    """Return whether all weights are multiples of their scale; rounded weights are."""
+    """Return whether all weights are multiples of their scale, as rounded weights are."""
     steps = values.reshape(-1)[:MAX_COMPARED].astype(np.float64) / scale
     return bool(np.all(np.abs(steps - np.rint(steps)) < _MAX_STEP_ERROR))

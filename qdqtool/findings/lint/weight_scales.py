@@ -1,11 +1,11 @@
-"""Compare the largest weight of each channel with 127 times its scale.
+"""Comparison of the largest weight of each channel with 127 times its scale.
 
-A scale that is too small clips weights, and a scale that is too large wastes integer steps. Small
-deviations are normal: training changes weights after their scales were set, and some calibrations
-clip the few largest weights of each channel. Therefore, a finding requires that many channels do
-not fit, and that many weights of a channel are clipped. If nearly all scales are exact, a single
-channel that does not fit is a finding too, and so is a single layer that differs much from all
-others.
+A scale that is too small clips weights. A scale that is too large wastes integer steps. Small
+deviations are normal, because training changes weights after their scales were set, and some
+calibrations clip the few largest weights of each channel. A fault is therefore reported only if
+many channels do not match their scales, and if many weights of these channels are clipped. If
+nearly all scales are exact, a single channel that does not match is reported too, and so is a
+single layer that differs much from all others.
 """
 
 import functools
@@ -33,33 +33,33 @@ from qdqtool.trt.fault_checks import (
 )
 
 _INT8_MAX = 127.0
-_MAX_VALUES = 64_000_000  # maximum number of weights read; layers of larger networks are sampled
-_MAX_LAYER_VALUES = 8_000_000  # layers with more weights are not read
-# Maximum ratio of the largest weight to the largest representable weight. A channel above it is
-# clipped if more than _MAX_CLIPPED_SHARE of its weights exceed the range. Intended clipping affects
-# at most a hundredth of the weights.
+_MAX_VALUES = 64_000_000  # maximum number of weights read; of larger networks, some layers are read
+_MAX_LAYER_VALUES = 8_000_000  # a layer with more weights is not read
+# Maximum ratio of the largest weight to the largest representable weight. A channel with a larger
+# ratio counts as clipped if more than the fraction _MAX_CLIPPED_SHARE of its weights exceed the
+# range. Intended clipping affects at most a hundredth of the weights.
 _MAX_RATIO = 1.5
 _MAX_CLIPPED_SHARE = 0.02
-_MIN_RATIO = 0.25  # channels below this ratio lose two bits
-_MAX_BAD_SHARE = 0.1  # maximum share of the channels that are clipped, or that lose two bits
-_MAX_SATURATED_WEIGHTS = 0.5  # maximum share of the weights of a channel that exceed its range
-_MAX_SATURATED_SHARE = 0.5  # maximum share of channels whose weights are mostly clipped
+_MIN_RATIO = 0.25  # a channel with a smaller ratio loses two bits
+_MAX_BAD_SHARE = 0.1  # maximum fraction of channels that are clipped, or that lose two bits
+_MAX_SATURATED_WEIGHTS = 0.5  # maximum fraction of the weights of a channel that exceed its range
+_MAX_SATURATED_SHARE = 0.5  # maximum fraction of channels whose weights are mostly clipped
 _FACTOR_TOLERANCE = 0.01  # maximum relative difference of factors that count as equal
 # Logarithm of the maximum ratio of scales that count as equal. Exporters divide the range by 127 or
-# 127.5; the logarithm of this ratio is 0.004.
+# by 127.5. The logarithm of the ratio of the two is 0.004.
 _ROUNDING_TOLERANCE = 0.006
 _MAX_LEARNED_RATIO = 1.5  # maximum ratio of a learned scale to the initial scale of LSQ
-_MIN_LEARNED_SHARE = 0.9  # minimum share of channels with a learned scale
-_MIN_LAYERS = 3  # with fewer layers, a share of the layers means little
+_MIN_LEARNED_SHARE = 0.9  # minimum fraction of channels with a learned scale
+_MIN_LAYERS = 3  # with fewer layers, a fraction of the layers means little
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
-_MIN_EXACT_SHARE = 0.8  # minimum mean share of exact channels to report exceptions
-# A channel is an exception if its ratio of weight to scale differs from the median ratio by more
-# than this factor. The ratios of quantizers differ by at most 1.001.
+_MIN_EXACT_SHARE = 0.8  # minimum mean fraction of exact channels to report exceptions
+# A channel is an exception if its ratio of largest weight to scale differs from the median ratio by
+# more than this factor. Quantization tools cause differences of at most 1.001.
 _MAX_EXACT_RATIO = 1.25
-# Maximum range of a dead channel, divided by the median range of the layer's channels. Quantizers
-# give dead channels their minimum scale.
+# Maximum range of a dead channel, divided by the median range of the layer's channels. Quantization
+# tools set their minimum scale for a dead channel.
 _MAX_DEAD_RANGE = 0.02
-_MIN_LAYERS_FOR_MEDIAN = 8  # with fewer layers, the usual median is unknown
+_MIN_LAYERS_FOR_MEDIAN = 8  # with fewer layers, the median of all layers means little
 _MAX_LAYER_RATIO = 1.5  # maximum ratio of the median of a layer to that of all layers
 # Maximum distance of a layer from the median, divided by the third quartile of all distances.
 _MAX_LAYER_SPREAD = 8.0
@@ -67,16 +67,16 @@ _MAX_LAYER_SPREAD = 8.0
 
 @dataclass(frozen=True)
 class _ChannelRatios:
-    """Ratios of weights to their scales. Layers that share weights share this object.
+    """Ratios of weights to their scales. Layers with shared weights have the same object.
 
     Attributes:
         ratios: Largest weight divided by the largest weight that the scale can represent, for each
-            channel or the whole tensor.
-        clipped: Whether each channel is clipped.
-        dead: Whether the weights of each channel are nearly zero compared with other channels.
-        saturated: Whether most weights of each channel are clipped.
-        extremes: Extreme scales and the largest weight of each, [2, channels]. The other attributes
-            lack these channels.
+            channel or for the whole tensor.
+        clipped: For each channel, whether it is clipped.
+        dead: For each channel, whether its weights are nearly 0 compared with other channels.
+        saturated: For each channel, whether most of its weights are clipped.
+        extremes: Extreme scales, and the largest weight of their channels, of shape [2, channels].
+            The other attributes do not include these channels.
         count: Number of all channels.
     """
 
@@ -93,15 +93,15 @@ class _ChannelRatios:
 
 
 class _LayerFit(NamedTuple):
-    """How well the weight scales of one layer fit the weights.
+    """Comparison of the weight scales of one layer with its weights.
 
     Attributes:
         node: The layer.
         quantizer: First quantizer of the weights.
         is_float: Whether the weights are stored as floats.
         channels: Ratios of the weights to their scales.
-        other_axis_ratios: The same ratios if the scales belong to the other axis of the weights;
-            empty unless the other axis has as many channels.
+        other_axis_ratios: Ratios as if the scales belonged to the other axis of the weights. Empty
+            if the other axis has another size.
         is_uniform: Whether each channel has a scale and all scales are equal.
     """
 
@@ -118,7 +118,7 @@ class _LayerFit(NamedTuple):
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add a finding for each layer with extreme scales, and one finding for all other faults."""
+    """Add a finding for each layer with extreme scales, and one finding for other faults."""
     fits = _measure_layers(view)
     _report_extremes(fits, report)
     fits = [fit for fit in fits if fit.ratios.size]
@@ -144,7 +144,7 @@ def _report_extremes(fits: list[_LayerFit], report: FindingReport) -> None:
 
 
 def _find_misfit(view: View, fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the most general fault of the scales: of all layers, else of single layers."""
+    """Return a fault of the scales of all layers, or else of single layers."""
     checks = _GENERAL_CHECKS if len(fits) >= _MIN_LAYERS else (_check_equal_factor,)
     misfit = _find_first_misfit(fits, checks)
     if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
@@ -163,14 +163,14 @@ def _find_first_misfit(
 def _select_layers(
     fits: list[_LayerFit], condition: Callable[[_ChannelRatios], bool]
 ) -> list[_LayerFit]:
-    """Return the layers whose weights meet a condition, evaluated once for shared weights."""
+    """Return the layers whose weights meet a condition. Shared weights are evaluated once."""
     unique = {id(f.channels): f.channels for f in fits}
     selected = {key for key, channels in unique.items() if condition(channels)}
     return [f for f in fits if id(f.channels) in selected]
 
 
 def _check_swapped_axis(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that fit along the other axis, but not along their own axis."""
+    """Return the fault of scales that match along the other axis, but not along their own axis."""
     bad = [
         f
         for f in fits
@@ -183,20 +183,20 @@ def _check_swapped_axis(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _median(values: npt.NDArray[np.float64]) -> float:
-    """Return the median. numpy's median is slower at first, because it imports masked arrays."""
+    """Return the median. The first call of numpy's median is slow: it imports masked arrays."""
     ordered = np.sort(values)
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _largest_deviation(ratios: npt.NDArray[np.float64]) -> float:
-    """Return the largest logarithmic distance from a perfect fit, minus the tolerance."""
+    """Return the largest ``|log(ratio)|``, minus the tolerance."""
     return (
         max(0.0, float(np.abs(np.log(ratios)).max()) - _ROUNDING_TOLERANCE) if ratios.size else 0.0
     )
 
 
 def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of a common factor of all channels of nearly all layers."""
+    """Return the fault of one factor for all channels of nearly all layers."""
     factor = _median(np.array([_median(f.channels.ratios) for f in fits]))
     if abs(math.log(factor)) <= _ROUNDING_TOLERANCE:
         return None
@@ -213,7 +213,7 @@ def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers with one factor for all channels, in small networks."""
+    """Return the fault of layers with one factor for all channels of a layer."""
     for fit in fits:
         fault = _check_common_factor([fit]) if fit.ratios.size >= _MIN_CHANNELS else None
         if fault is not None and not _MIN_RATIO <= fault.factor <= _MAX_RATIO:
@@ -225,7 +225,7 @@ def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_channel_ranges(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of many channels that are clipped or lose two bits."""
+    """Return the fault that many channels are clipped or lose two bits."""
     clipped, wasted = _measure_bad_shares(fits)
     if clipped <= _MAX_BAD_SHARE and wasted <= _MAX_BAD_SHARE:
         return None
@@ -247,8 +247,8 @@ def _check_channel_ranges(fits: list[_LayerFit]) -> WeightScales | None:
 def _are_learned_scales(view: View, fits: list[_LayerFit]) -> bool:
     """Return whether training learned the scales.
 
-    LSQ begins with 2 mean|w| / sqrt(127), and training of 8 bits hardly changes this scale. It is
-    several times larger than necessary for the largest weight.
+    LSQ starts with the scale 2 mean|w| / sqrt(127), and 8-bit training hardly changes it. This
+    scale is several times larger than the largest weight requires.
     """
     distances = []
     for fit in fits:
@@ -270,7 +270,7 @@ def _are_learned_scales(view: View, fits: list[_LayerFit]) -> bool:
 
 
 def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that are equal in all channels and too small for the largest."""
+    """Return the fault of scales that are equal in all channels and too small for some of them."""
     bad = [
         f
         for f in fits
@@ -293,7 +293,7 @@ _GENERAL_CHECKS = (
 
 
 def _check_exceptional_channels(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of single channels that do not fit, if nearly all others are exact."""
+    """Return the fault of single channels that do not match, if nearly all others are exact."""
     if not fits:
         return None
     usual = _median(np.concatenate([f.channels.logs for f in fits]))
@@ -335,7 +335,7 @@ def _check_exceptional_layers(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_saturated(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers in which most weights are clipped, even for a single layer."""
+    """Return the fault of layers in which most weights are clipped. One layer is enough."""
     bad = [f for f in fits if _is_saturated(f)]
     return _build_fault(WeightScalesCause.SATURATED, bad, fits) if bad else None
 
@@ -346,7 +346,7 @@ def _is_saturated(fit: _LayerFit) -> bool:
 
 
 def _measure_bad_shares(fits: list[_LayerFit]) -> tuple[float, float]:
-    """Return the shares of all channels that are clipped, and that lose two bits or more."""
+    """Return the fraction of channels that are clipped, and of those that lose two bits or more."""
     ratios = np.concatenate([f.ratios for f in fits])
     return float(np.mean(np.concatenate([f.channels.clipped for f in fits]))), float(
         np.mean(ratios < _MIN_RATIO)
@@ -401,9 +401,9 @@ def _measure_layer(
     shape: tuple[int, ...],
     measurements: dict[tuple[str, int, int], _ChannelRatios],
 ) -> _LayerFit | None:
-    """Measure the fit of a layer's scales; None if the weights cannot be compared with them.
+    """Compare a layer's scales with its weights; None if they cannot be compared.
 
-    ``measurements`` caches the ratios by weights, scales and axis for layers that share weights.
+    `measurements` is a cache of ratios by weights, scales and axis, for layers that share weights.
     """
     weights = view.weights(node)
     first, values = weights.first_quantizer, read_int8_weights(view, node)
@@ -446,7 +446,7 @@ def _measure_layer(
 
 
 def _fits_other_axis(node: Node, shape: tuple[int, ...], axis: int) -> bool:
-    """Return whether the scales may belong to the other channel axis, which has the same size."""
+    """Return whether the scales may belong to the other channel axis: its size is the same."""
     if axis > 1 or len(shape) < 2 or output_axis(node, len(shape)) is None:
         return False
     return shape[0] == shape[1]
@@ -457,12 +457,12 @@ def _measure_channels(
 ) -> _ChannelRatios:
     """Measure the channels whose largest weight is finite and not 0.
 
-    ``stored`` means that the weights are stored as integers.
+    `stored` means that the weights are stored as integers.
     """
-    # Reduce in the type of the weights. Only the results become float64, which can hold 128.
+    # The reduction is in the type of the weights. Only its results are converted to float64.
     values = values.reshape(len(values), -1) if axis == 0 else values
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
-    if values.dtype == np.float16:  # comparing bits is faster, and orders magnitudes the same way
+    if values.dtype == np.float16:  # comparing the bits is faster, and has the same result
         bits = np.bitwise_and(values.view(np.uint16), 0x7FFF).max(axis=other_axes)
         largest = bits.view(np.float16).astype(np.float64)
     else:
@@ -475,7 +475,7 @@ def _measure_channels(
     largest = largest[alive] * (scale if stored else 1.0)
     largest_representable = _INT8_MAX * scale
     extreme = find_extreme_scales(scale, largest)
-    # The check of quantizers already reports these scales.
+    # The check of quantizers reports these scales.
     is_reported = (scale <= SMALLEST_SCALE) | (scale > LARGEST_SCALE)
     extremes = np.stack([scale, largest])[:, extreme & ~is_reported]
     ratios: npt.NDArray[np.float64] = largest / largest_representable

@@ -24,7 +24,7 @@ from qdqtool.trt.targets import target_named
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add the findings about weights and biases."""
+    """Add the findings on weights and biases."""
     sources: dict[str, list[tuple[Node, WeightSource]]] = defaultdict(list)
     for conv in view.nodes_with_weights:
         weights = view.weights(conv)
@@ -64,7 +64,7 @@ def _report_fault(report: FindingReport, fault: Reason | None, *convolutions: No
 
 
 def _other_consumers(view: View, conv: Node, weights: WeightSource) -> list[str]:
-    """Return the other consumers of a convolution's quantized weights or of their DQ."""
+    """Return the other consumers of a convolution's weights and of the DQ of the weights."""
     dq = weights.dq
     if dq is None or weights.after:
         return []
@@ -77,7 +77,7 @@ def _other_consumers(view: View, conv: Node, weights: WeightSource) -> list[str]
 
 
 def _report_misread_constants(view: View, report: FindingReport) -> None:
-    """Report stored integers, except weights, that a node other than a DQ consumes."""
+    """Report integer constants, except weights, that a node other than a DQ reads."""
     reported = view.folded_nodes()
     for fault in fault_checks.check_misread_constants(MODEL_CHECK, view.model):
         if fault.node not in reported:
@@ -85,7 +85,7 @@ def _report_misread_constants(view: View, report: FindingReport) -> None:
 
 
 def _check_float_types(view: View, report: FindingReport, conv: Node) -> None:
-    """Report data and weights of different float types; a DQ writes the type of its scale."""
+    """Report data and weights of different float types. A DQ writes the type of its scale."""
     data, weights = (_float_type(view, conv.input(i)) for i in (0, 1))
     _report_fault(
         report, fault_checks.check_float_types(MODEL_CHECK, conv.name, (data, weights)), conv
@@ -103,7 +103,7 @@ def _float_type(view: View, tensor: str) -> Precision:
 
 
 def _multiplies_int8_activations(view: View, conv: Node, weights: WeightSource) -> bool:
-    """Return whether both inputs are computed and quantized to INT8, as in INT8 attention."""
+    """Return whether both inputs are activations with INT8 pairs, as in INT8 attention."""
     if weights.dq is None or view.params(weights.dq).precision == Precision.FP8:
         return False
     return qdq.find_pair(view.model, conv.input(0)) is not None
@@ -138,7 +138,7 @@ def _check_quantized_weights(
 def _has_wrong_count(
     q: Node, params: qdq.QuantParams, axis: int | None, shape: tuple[int, ...]
 ) -> bool:
-    """Return whether the number of scales differs from the size of their axis."""
+    """Return whether the number of scales is not the size of their axis."""
     count = params.scale.size if params.scale is not None and axis is not None else 0
     return fault_checks.check_scale_count(MODEL_CHECK, q.name, count, axis or 0, shape) is not None
 
@@ -150,7 +150,7 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
     channel_axis = (output_axis(conv, len(shape)) or 0) if shape else 0
     transposed = operator_of(conv).kind == LayerKind.DECONVOLUTION
     if transposed and len(shape) == 5 and report.tensorrt.deconvolution_3d_float:
-        return  # the layer runs in float for any scales
+        return  # the layer runs in float with all scales
     proven = not transposed or target_named(report.target).transposed_per_channel
     for node in filter(None, (weights.q, weights.dq)):
         params, axis = view.params(node), view.axis(node)

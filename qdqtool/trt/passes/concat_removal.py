@@ -55,7 +55,7 @@ STOMPING = assumed(
 
 
 class ConcatRemoval(Pass):
-    """Eliminates a Concat: the producers of its inputs write directly into its output.
+    """Eliminates a Concat: the producers of the inputs write directly into the output.
 
     An input is copied if its producer cannot write into the output. TensorRT's log does not name
     this pass.

@@ -39,7 +39,7 @@ class ConstWeightsFusion(Pass):
             conv.add_cases(*constant.cases)
 
     def _refuse_shared(self, constant: Layer, convolutions: list[Layer]) -> bool:
-        """Record a reason for each convolution if other layers read its weights too.
+        """Record a reason for each convolution if other layers read the weights too.
 
         Returns:
             Whether the weights are shared, or are a network output.

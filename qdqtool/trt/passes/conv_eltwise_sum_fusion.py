@@ -17,11 +17,11 @@ PLAIN = seen(
     "A convolution that writes float fuses the sum after it: INT8, FLOAT -> FLOAT.",
     "yolo-resnet18-orin-trt8502:5719",
     "mobilenetv2-titanrtx-qat-residual",
-    source="the Q after the sum remains a conversion even if it is its only consumer",
+    source="the Q after the sum remains a conversion even if nothing else reads the sum",
 )
 BOTH = seen(
     "two-convolutions",
-    "If convolutions feed both inputs of a sum, the convolution at the second input fuses it.",
+    "If convolutions feed both inputs of a sum, the convolution at the second input fuses the sum.",
     "resnet18-a100-qat",
     source="the downsample branches",
 )
@@ -43,8 +43,8 @@ DEQUANTIZED = seen(
 class ConvEltwiseSumFusion(Pass):
     """Fuses a convolution that writes float with the sum (and its Relu) after it.
 
-    They are not fused if the other operand is a constant, or if the operands have different shapes.
-    An unknown shape counts as equal.
+    Convolution and sum are not fused if the other operand is a constant, or if the operands have
+    different shapes. An unknown shape counts as equal.
     """
 
     cases = (PLAIN, BOTH, FIRST, DEQUANTIZED)

@@ -42,7 +42,7 @@ class MyelinOptimization(Pass):
     """Marks post-processing that TensorRT hands to Myelin.
 
     Later passes skip these layers. A quantized fully connected layer, with its bias and activation,
-    is not marked: it is INT8 in all seven recorded engines that have such a layer.
+    is not marked, because this layer is INT8 in all seven recorded engines that have one.
     """
 
     cases = (TAIL, CONSTANTS)
@@ -83,7 +83,7 @@ def _find_varying(network: Network) -> dict[Layer, None]:
 
 
 def _find_tail(network: Network) -> list[Layer]:
-    """Return the layers of post-processing: no convolution, Q or DQ is downstream of them.
+    """Return the layers of post-processing, which have no convolution, Q or DQ downstream.
 
     Quantized matrix products, and layers that TensorRT never hands to Myelin, are left out.
     """

@@ -229,7 +229,7 @@ def _multiplies_activations_in_fp8(layer: Layer) -> bool:
 def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:
     """Fuse each product of constant weights with the pointwise layer after it.
 
-    Reshapes may be between both. No other layer may read the product's result.
+    Reshapes may be between the two layers. No other layer may read the result of the product.
     """
     for product in filter(_has_constant_weights, members):
         pointwise = product.out.single_consumer()

@@ -167,7 +167,7 @@ class PointWiseFusion(Pass):
     def _find_next_in_chain(self, network: Network, layer: Layer) -> Layer | None:
         if layer.out.is_output or len(layer.out.consumers) != 1:
             return None
-        (consumer,) = layer.out.consumers  # it may read the output at several inputs (x * x)
+        (consumer,) = layer.out.consumers  # may read the output at several inputs (x * x)
         if not _can_fuse_pointwise(consumer):
             return None
         if len(layer.nodes) + len(consumer.nodes) > MAX_JOINED:
@@ -281,7 +281,8 @@ def _is_quantized_relu(consumers: list[Layer]) -> bool:
 def _quantized_convolution(tensor: Tensor) -> Layer | None:
     """Return the convolution with dequantized data and weights that produces a tensor.
 
-    A BatchNormalization and the reshape after a matrix product may be between them.
+    Between convolution and tensor, there may be a BatchNormalization, and the reshape after a
+    matrix product.
     """
     shuffle = tensor.producer_of_kind(LayerKind.SHUFFLE)
     if shuffle is not None and shuffle.shuffling.after_matmul:

@@ -69,7 +69,7 @@ class QDQToCopy(Pass):
         for layer in network.layers_of_kind(*QDQ):
             if layer.region is None:
                 remaining.append(layer)
-            else:  # Myelin runs it as a kernel or as part of a kernel, not as a conversion
+            else:  # Myelin runs the Q or DQ in a kernel, so it is not a conversion
                 network.set_kind(layer, LayerKind.COPY)
         find = functools.cache(find_consumers)  # many Qs may read one tensor
         for layer in remaining:
@@ -90,8 +90,8 @@ class QDQToCopy(Pass):
         is_q = layer.kind == LayerKind.QUANTIZE
         tensor = layer.data if is_q else layer.out
         is_in_attention = _is_in_attention(layer)
-        # DEQUANTIZE does not weaken the evidence: it is assumed because no log shows its line, but
-        # an engine shows such a conversion.
+        # DEQUANTIZE does not weaken the evidence. This case is assumed, because no log shows the
+        # line, but an engine shows such a conversion.
         cases = [*layer.cases, *layer.stationary_cases]
         if is_in_attention:
             cases.append(ATTENTION)

@@ -283,7 +283,7 @@ class QuantizeDoubleInputNodes(Pass):
             layer.add_cases(FP8_MOVED)
 
     def _find_absorbable_q(self, layer: Layer) -> Layer | None:
-        """Return the Q after a layer if the layer can absorb it, else None.
+        """Return the Q after a layer if the layer can absorb the Q, else None.
 
         A reason is recorded for a Q of another type or without a single scale.
         """

@@ -44,8 +44,8 @@ _CASES = {
 class QuantizedReluFusion(Pass):
     """Fuses a Relu that reads and writes INT8 into the INT8 layer before it.
 
-    By default, onnxruntime's quantizer places a Q/DQ pair before such a Relu. TensorRT's name for
-    this pass is unknown.
+    By default, the quantization tool of onnxruntime places a Q/DQ pair before such a Relu.
+    TensorRT's name for this pass is unknown.
     """
 
     cases = (CONVOLUTION, SUM, DECONVOLUTION)

@@ -114,10 +114,10 @@ def _insert_clone(network: Network, concat: Layer, position: int, clone: Layer) 
 
 
 def _scale_without_clone(q: Layer) -> Scale:
-    """Return the scale that an input of a Concat has in addition to that of the moved Q.
+    """Return the scale that an input of a Concat has in addition to the scale of the moved Q.
 
-    This is the scale of the DQ that produces the input, or of another Q that reads it. A Q of the
-    model that was merged with the moved Q also counts. None if the input has no such scale.
+    This is the scale of the DQ that produces the input, or of another Q that reads the input. A Q
+    of the model that was merged with the moved Q also counts. None if the input has no such scale.
 
     Args:
         q: Q between the input and the Concat, which moved up past the Concat.

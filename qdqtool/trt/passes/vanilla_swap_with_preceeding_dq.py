@@ -120,8 +120,8 @@ class VanillaSwapWithPreceedingDQ(Pass):
     def _copy_dq(network: Network, case: Case, dq: Layer, operators: list[Layer]) -> list[Layer]:
         """Insert a copy of a shared DQ before each of some consumers; return the copies.
 
-        A DQ with a scale for each channel is not copied, and neither is a DQ before a consumer
-        that does not read it as data.
+        A DQ with a scale for each channel is not copied. Consumers that do not read the DQ as data
+        receive no copy.
         """
         copies: list[Layer] = []
         if dq.quant is not None and dq.quant.is_per_channel:

@@ -424,7 +424,7 @@ def find_mixed_types_fault(
 ) -> CompilerFault | None:
     """Return the fault of a node that multiplies INT8 by FP8, else None.
 
-    ``reason`` is the reason why the node runs in float; None if it does not.
+    ``reason`` is the reason why the node runs in float; None if the node does not run in float.
     """
     if not isinstance(reason, IntegersLost) or reason.why != LossCause.TYPES:
         return None

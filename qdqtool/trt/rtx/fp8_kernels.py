@@ -5,7 +5,7 @@ There are two causes:
 * The weights of a channel have more than 32 elements in height and width. Exception: depthwise 7x7
   on compute capability 12.x.
 * The Conv is a column: 1x1, on data [1, C, H, 1] with at most four channels. The compiler generates
-  the GPU kernel of a column. If it fuses the Q before the column too, the kernel reads floats.
+  the GPU kernel of a column. If this kernel also fuses the Q before the column, it reads floats.
   Columns whose weights have one scale are FP8, unless they have no bias and read a network input.
 """
 
@@ -27,7 +27,7 @@ _SM12 = 120  # the first compute capability of 12.x
 def find_fp8_obstacle(
     model: Model, node: Node, dq: Node, has_one_scale: bool, capabilities: tuple[int, ...]
 ) -> Reason | None:
-    """Return the reason why an FP8 Conv runs in float; None if it runs in FP8.
+    """Return the reason why an FP8 Conv runs in float; None if the Conv runs in FP8.
 
     Args:
         model: The model.
@@ -139,7 +139,7 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
     """Return whether a node is a column in float whose kernel also fuses the next Q.
 
     Activations may be between the column and the Q. Conditions: the column has a bias, the scale of
-    its weights is not a scalar, and its kernel fuses the Q before it too. A column after a
+    the weights is not a scalar, and the kernel also fuses the Q before the column. A column after a
     reduction of a DQ's output must also have four channels.
     """
     column = _find_before_activation(model, node)

@@ -81,7 +81,8 @@ class ConsumerIndex:
     def live(self) -> set[int]:
         """Indices of the nodes that a network output depends on.
 
-        A Shape of known dimensions is a constant, so that it does not depend on its input.
+        The result of a Shape of known dimensions is a constant, so the producer of the input does
+        not count.
         """
         live: set[int] = set()
         for node in reversed(self.model.ordered):
@@ -94,7 +95,7 @@ class ConsumerIndex:
         return live
 
     def live_consumers(self, tensor: str) -> list[Node]:
-        """Return the consumers of a tensor, without those that no network output depends on."""
+        """Return the consumers of a tensor that are in :attr:`live`."""
         return [c for c in self.model.consumers(tensor) if c.index in self.live]
 
     def _read_numbers(self, name: str) -> tuple[float, ...] | None:
@@ -393,9 +394,9 @@ class IntegerMotion:
     def _state_after_pad(self, node: Node, state: IntegerState) -> State:
         """Return the state after a Pad.
 
-        A zero Pad of the spatial axes keeps integers if only one node reads it, because the
-        compiler can fuse it into a convolution. A Pad that only cuts values off, or that repeats or
-        reflects values, moves integers.
+        A zero Pad of the spatial axes keeps integers if only one node reads the result, because the
+        compiler can fuse the Pad into a convolution. A Pad that only cuts values off, or that
+        repeats or reflects values, moves integers.
         """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._move_axes(node, state)
@@ -444,9 +445,9 @@ class IntegerMotion:
     def _state_after_max_pool(self, node: Node, state: IntegerState) -> State:
         """Return the state after a MaxPool.
 
-        FP8 values are lost. INT8 values are lost if the MaxPool is directly after a DQ and a Q
-        moves up to its output: the compiler then creates an INT8 pooling for the Q, and a float
-        pooling for the other consumers.
+        FP8 data becomes float. INT8 data becomes float if the MaxPool is directly after a DQ, and a
+        Q moves up to the output of the MaxPool. The compiler then creates an INT8 pooling for the
+        Q, and a float pooling for the other consumers.
         """
         if _is_unit_pooling(node):
             return state

@@ -1,4 +1,4 @@
-"""Precision in which nodes multiply on TensorRT-RTX, from their operands' states.
+"""Precision in which nodes multiply on TensorRT-RTX, from the states of the operands.
 
 Tensors that are computed from constants alone are constants for the compiler.
 """

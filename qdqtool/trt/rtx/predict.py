@@ -116,7 +116,7 @@ def build_status(prediction: Prediction) -> Literal["built", "refused", "crashed
 def _predict_node(
     states: GraphStates, node: Node, target: Target
 ) -> tuple[ConvOutcome | None, Reason | None]:
-    """Return the outcome of a multiplication, and the reason if it runs in float.
+    """Return the outcome of a multiplication, and the reason if the node runs in float.
 
     The outcome is None for an Einsum, or a MatMul of computed tensors, without Q/DQ.
     """

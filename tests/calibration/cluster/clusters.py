@@ -67,13 +67,10 @@ def worker_pids(client: Any) -> dict[str, int]:
 
 
 def kill_one(client: Any) -> None:
-    """End a worker as the kernel does when memory runs out."""
     os.kill(min(worker_pids(client).values()), signal.SIGKILL)
 
 
 def left_behind(client: Any) -> tuple[int, int, list[str]]:
-    """Return the tasks on the scheduler, the keys on workers, and the plugins of qdqtool."""
-
     def on_scheduler(dask_scheduler: Any) -> tuple[int, list[str]]:
         plugins = [n for n in dask_scheduler.worker_plugins if n.startswith("qdqtool")]
         return len(dask_scheduler.tasks), plugins
@@ -95,7 +92,6 @@ def count_keys(dask_worker: Any) -> int:
 
 
 def replace_facts(facts: dict[str, str]) -> None:
-    """Replace the versions and numerical results that this process reports."""
     from calibration.cluster import worker
 
     original = worker.__dict__.setdefault("original_facts", worker.worker_facts)
@@ -106,7 +102,6 @@ ARRIVALS: list[int] = []
 
 
 def record_arrivals() -> None:
-    """Record the size of each model that reaches this process from now on."""
     from calibration.cluster_pass import CountingPayload
 
     def arrive(self: CountingPayload, state: dict[str, Any]) -> None:
@@ -118,12 +113,10 @@ def record_arrivals() -> None:
 
 
 def recorded() -> tuple[list[int], list[float]]:
-    """Return the sizes of the models that arrived, and the endless items that still run."""
     return ARRIVALS, NOT_STOPPED
 
 
 def put(pictures: dict[str, bytes]) -> None:
-    """Write files into fsspec's file system in memory. Each process has a separate one."""
     import fsspec
 
     memory = fsspec.filesystem("memory")

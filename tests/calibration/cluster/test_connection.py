@@ -1,5 +1,3 @@
-"""Addresses of clusters, connections to them, workers, and what has to be equal on all machines."""
-
 import contextlib
 import gc
 import json
@@ -25,8 +23,8 @@ from qdqtool.errors import ClusterError
 from qdqtool.runtime import sessions
 from qdqtool.util.limits import PROCESSES
 from qdqtool.util.process import pause_gc
-from tests.calibration.checks import reports
 from tests.calibration.watchers import HANG
+from tests.errors import has
 
 # find_spec does not import: collecting all tests does not load Dask.
 pytestmark = pytest.mark.skipif(
@@ -53,7 +51,7 @@ def test_check_cluster_accepts_addresses(where: str) -> None:
     ],
 )
 def test_check_cluster_rejects_other_values(where: object, code: str, values: list[str]) -> None:
-    with pytest.raises(ClusterError, check=reports(code, *values, parameter="cluster")):
+    with pytest.raises(ClusterError, check=has(code, *values, parameter="cluster")):
         check_cluster(where)
 
 
@@ -67,7 +65,7 @@ def test_unreachable_scheduler_is_one_error_and_no_log(
         where = f"{scheme}://127.0.0.1:{probe.getsockname()[1]}"
     level = logging.getLogger("distributed").level
     with (
-        pytest.raises(ClusterError, check=reports("connection", where, parameter="cluster")),
+        pytest.raises(ClusterError, check=has("connection", where, parameter="cluster")),
         connect(where),
     ):
         raise AssertionError
@@ -88,7 +86,6 @@ def test_command_line_names_the_cluster_options(
 
 
 def listening_addresses(*pids: int) -> set[str]:
-    """Return the addresses on which processes listen, from /proc."""
     sockets = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -190,7 +187,7 @@ def test_settings_of_dask_that_prevent_a_start_are_reported_without_waiting(
 
     with (
         dask.config.set(settings),
-        pytest.raises(ClusterError, check=reports(code, value, parameter="cluster")),
+        pytest.raises(ClusterError, check=has(code, value, parameter="cluster")),
         connect(where),
     ):
         raise AssertionError
@@ -204,7 +201,7 @@ def test_missing_cryptography_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Security, "temporary", temporary)
     with (
-        pytest.raises(ClusterError, check=reports("missing-package", "qdqtool[cluster]")),
+        pytest.raises(ClusterError, check=has("missing-package", "qdqtool[cluster]")),
         connect("local:1"),
     ):
         raise AssertionError

@@ -1,5 +1,3 @@
-"""Each check of the model on a graph with the fault and on one without."""
-
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,9 @@ from tests.trt.builder import Graph
 
 
 def check(model: Model, target: str) -> list[Finding]:
-    """Return the findings of all checks, without those of the simulation."""
     report, chosen = FindingReport(target), target_named(target)
-    run(
-        View(model),
-        report,
-        () if chosen.is_rtx else simulate_without_alternatives(model, chosen).convolutions,
-    )
+    predicted = () if chosen.is_rtx else simulate_without_alternatives(model, chosen).convolutions
+    run(View(model), report, predicted)
     return report.findings
 
 
@@ -41,12 +35,10 @@ def codes_of(proto: onnx.ModelProto, target: str = "trt8.5") -> set[str]:
 
 
 def finding(proto: onnx.ModelProto, code: str, target: str = "trt8.5") -> Finding:
-    """Return the first finding of a code."""
     return next(f for f in check(Model(proto), target) if f.code == code)
 
 
 def cause(finding: Finding) -> Any:
-    """Return the reason of a finding that has one."""
     (cause,) = finding.causes
     return cause.reason
 
@@ -128,8 +120,7 @@ def test_operator_that_reads_integers_is_reported(
     domain: str, used: bool, nodes: list[str]
 ) -> None:
     g = Graph(opset=13)
-    table = g.const("table", np.ones((16,), np.int8))
-    y = g.op("Cast", [table], "reader", domain=domain, to=1)
+    y = g.op("Cast", [g.const("table", np.ones((16,), np.int8))], "reader", domain=domain, to=1)
     x = g.input(1, 16)
     findings = check(Model(g.model(g.add(x, y if used else x, "sum"))), "trt10")
     assert [f.node for f in findings if f.code == "WEIGHT-INDIRECT"] == nodes
@@ -142,7 +133,6 @@ def too_few_scales() -> onnx.ModelProto:
 
 
 def without_shapes(graph: Graph, *outputs: str) -> onnx.ModelProto:
-    """Return the model without shape inference, which would refuse the fault."""
     infos = [onnx.helper.make_empty_tensor_value_info(o) for o in outputs]
     proto = onnx.helper.make_graph(graph.nodes, "g", graph.inputs, infos, graph.initializers)
     return onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", graph.opset)])
@@ -155,14 +145,11 @@ def too_few_zero_points() -> onnx.ModelProto:
     return without_shapes(g, weighted(g, g.op("DequantizeLinear", [q, scale, zero], "wdq", axis=0)))
 
 
-def test_wrong_number_of_scales_is_reported() -> None:
-    reason = cause(finding(too_few_scales(), "SCALE-COUNT"))
-    assert (reason.count, reason.axis, reason.shape) == (8, 0, (16, 8, 1, 1))
-
-
-def test_wrong_number_of_zero_points_is_reported() -> None:
-    reason = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
-    assert (reason.scales, reason.zero_points) == (16, 1)
+def test_wrong_number_of_scales_or_zero_points_is_reported() -> None:
+    scales = cause(finding(too_few_scales(), "SCALE-COUNT"))
+    assert (scales.count, scales.axis, scales.shape) == (8, 0, (16, 8, 1, 1))
+    zero_points = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
+    assert (zero_points.scales, zero_points.zero_points) == (16, 1)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +201,7 @@ def test_weights_that_are_not_constant_are_reported() -> None:
 
 
 def test_sparse_weights_are_reported() -> None:
-    tensors = simple().graph.initializer
-    name = next(t.name for t in tensors if list(t.dims) == [16, 16, 1, 1])
+    name = next(t.name for t in simple().graph.initializer if list(t.dims) == [16, 16, 1, 1])
     fault = finding(make_weights_sparse(simple(), name), "W-NONCONST")
     assert cause(fault) == WeightsNotConstant(MODEL_CHECK, "c1", name, sparse=True)
 
@@ -247,8 +233,7 @@ def shared_model(copies: bool = False) -> onnx.ModelProto:
     w = g.weights("w", (16, 16, 1, 1), "qdq")
     other = g.weights("v", (16, 16, 1, 1), "qdq") if copies else w
     a = g.op("Conv", [x, w], "a", kernel_shape=[1, 1])
-    b = g.op("Conv", [x, other], "b", kernel_shape=[1, 1])
-    return g.model(g.add(a, b, "sum"))
+    return g.model(g.add(a, g.op("Conv", [x, other], "b", kernel_shape=[1, 1]), "sum"))
 
 
 def test_shared_weights_are_reported() -> None:
@@ -295,8 +280,8 @@ def test_operator_after_stored_integers_is_reported(op: str, attributes: dict[st
 def quantized_bias() -> onnx.ModelProto:
     g = Graph()
     x, w = g.pair(g.input(1, 16, 8, 8), "in"), g.weights("w", (16, 16, 1, 1), "qdq")
-    bias = g.const("b", np.ones(16, np.int32))
-    bias = g.dq(bias, "bdq", np.full(16, 1e-3), axis=0, integer=np.int32)
+    stored = g.const("b", np.ones(16, np.int32))
+    bias = g.dq(stored, "bdq", np.full(16, 1e-3), axis=0, integer=np.int32)
     return g.model(g.op("Conv", [x, w, bias], "c", kernel_shape=[1, 1]))
 
 

@@ -1,5 +1,3 @@
-"""Models in bfloat16, by target, GPU and build flags."""
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -7,8 +5,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
-from qdqtool.timing.on_gpu import predict_on_gpu
-from qdqtool.timing.options import TimingOptions
 
 SHAPE = [1, 16, 8, 8]
 
@@ -29,7 +25,6 @@ def weights() -> onnx.TensorProto:
 
 
 def quantized() -> onnx.ModelProto:
-    """Return a convolution with Q/DQ and bfloat16 scales."""
     zero = numpy_helper.from_array(np.int8(0), "z")
     scale = ["s", "z"]
     nodes = [
@@ -56,24 +51,21 @@ def unquantized() -> onnx.ModelProto:
     [("8.0", True), ("8.6", True), ("9.0", False), ("10.3", False), ("11", False)],
 )
 def test_parsers_before_9_refuse_bfloat16(target: str, is_refused: bool) -> None:
-    errors = [
-        f.code for f in qdqtool.predict(quantized(), target).findings if f.severity == "error"
-    ]
-    assert errors == (["FLOAT-BF16"] if is_refused else [])
+    findings = qdqtool.predict(quantized(), target).findings
+    assert [f.code for f in findings if f.severity == "error"] == ["FLOAT-BF16"] * is_refused
 
 
 @pytest.mark.parametrize(("sm", "is_refused"), [("7.0", True), ("7.5", True), ("8.0", False)])
 def test_gpus_before_8_have_no_bfloat16(sm: str, is_refused: bool) -> None:
-    prediction, _ = predict_on_gpu(quantized(), "trt10", TimingOptions(sm=sm))
-    assert ("GPU-NO-BF16" in prediction.findings_by_code()) == is_refused
+    findings = qdqtool.predict(quantized(), "trt10", sm=sm).findings_by_code()
+    assert ("GPU-NO-BF16" in findings) == is_refused
 
 
 def test_insert_widens_bfloat16() -> None:
     x = np.random.default_rng(1).normal(0, 1, SHAPE).astype(np.float32)
     insertion = qdqtool.insert(unquantized(), [{"x": x}])
     assert "bfloat16-widened" in [note.code for note in insertion.notes]
-    prediction = qdqtool.predict(insertion.model)
-    assert prediction.summary()["int8"] == 1
-    stored = {t.name: numpy_helper.to_array(t) for t in insertion.model.graph.initializer}
+    assert qdqtool.predict(insertion.model).summary()["int8"] == 1
     before = np.asarray(numpy_helper.to_array(weights()), np.float32)
-    assert any(np.array_equal(value, before) for value in stored.values())
+    stored = map(numpy_helper.to_array, insertion.model.graph.initializer)
+    assert any(np.array_equal(value, before) for value in stored)

@@ -1,5 +1,3 @@
-"""Findings and texts about FP8 quantizers."""
-
 import re
 
 import numpy as np
@@ -7,25 +5,22 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqtool import Precision, Prediction, predict
 from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.findings.report import title_of
 from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
-from qdqtool.ir.precision import Precision
-from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing import work
 from qdqtool.timing.gpus import all_gpus, find_gpu
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 
 
 def chain(*types: str, channels: int = 32, **options: int) -> onnx.ModelProto:
-    """Return convolutions, each with quantizers of a type, ``INT8`` or ``FP8``."""
     g = Graph(opset=19)
     x = g.input(1, channels, 8, 8)
     for number, kind in enumerate(types):
@@ -62,8 +57,7 @@ def test_weakly_typed_target_is_reported_and_built_strongly_typed() -> None:
     prediction = predict(chain("FP8"), "trt10")
     assert severities(prediction) == {"FP8-WEAK": Severity.INFO}
     assert choose_typing(prediction, target_named("trt10")).strongly_typed
-    int8 = predict(chain("INT8"), "trt10")
-    assert not choose_typing(int8, target_named("trt10")).strongly_typed
+    assert not choose_typing(predict(chain("INT8"), "trt10"), target_named("trt10")).strongly_typed
     assert not severities(predict(chain("FP8"), "10.3-strongly-typed"))
 
 
@@ -99,8 +93,7 @@ def test_advice_follows_the_rates_of_the_gpu(name: str, kernel: int) -> None:
     general = {f.code: f.fix for f in predict(model, "10.16").findings}
     advice = {f.code: f.fix for f in prediction.findings if f.code.startswith("FP8-")}
     code = "FP8-KERNEL" if kernel == 7 else "FP8-SLOW"
-    gains = gpu.rates.int8 > gpu.rates.fp16
-    assert ("make it INT8" in advice[code]) == gains
+    assert ("make it INT8" in advice[code]) == (gpu.rates.int8 > gpu.rates.fp16)
     assert advice[code] != general[code]
 
 
@@ -113,26 +106,28 @@ def test_advice_without_a_gpu_names_none() -> None:
         assert entry.fix_on(None) == entry.fix
 
 
-@pytest.mark.parametrize("name", ["FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E4M3FNUZ"])
-@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11", "rtx1.7"])
-def test_other_fp8_types_are_an_error(name: str, target: str) -> None:
-    model = chain("FP8")
-    kind = getattr(TensorProto, name)
+def chain_of_type(name: str) -> onnx.ModelProto:
+    model = chain("FP8", "FP8")
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT8E4M3FN:
             zeros = [0.0] * int(np.prod(tensor.dims))
-            tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, zeros))
-    prediction = predict(model, target)
-    errors = {f.code for f in prediction.findings if f.severity == Severity.ERROR}
-    assert "QTYPE" in errors
+            new = helper.make_tensor(tensor.name, getattr(TensorProto, name), tensor.dims, zeros)
+            tensor.CopyFrom(new)
+    return model
+
+
+@pytest.mark.parametrize("name", ["FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E4M3FNUZ"])
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11", "rtx1.7"])
+def test_other_fp8_types_are_an_error(name: str, target: str) -> None:
+    prediction = predict(chain_of_type(name), target)
+    assert "QTYPE" in {f.code for f in prediction.findings if f.severity == Severity.ERROR}
     assert not any(c.is_fp8 for c in prediction.convolutions)
 
 
 def test_rtx_predicts_fp8_for_8_9_unless_a_gpu_is_named() -> None:
     assert predict(chain("FP8"), "rtx1.7").compute_capabilities == ["8.9"]
     assert predict(chain("INT8"), "rtx1.7").compute_capabilities == ["8.6"]
-    named = target_named("rtx1.7").with_capability("8.6")
-    findings = predict(chain("FP8"), named).findings
+    findings = predict(chain("FP8"), target_named("rtx1.7").with_capability("8.6")).findings
     assert any(f.severity == Severity.ERROR for f in findings)
 
 
@@ -161,8 +156,7 @@ def test_10_2_without_a_gpu_is_predicted_for_hopper_with_a_warning() -> None:
     prediction = predict(chain("FP8", "FP8"), "10.2")
     assert prediction.summary()["fp8"] == 2
     (finding,) = (f for f in prediction.findings if f.code == "FP8-VERSION")
-    assert finding.severity == Severity.WARNING
-    assert set(finding.convolutions) == {"c0", "c1"}
+    assert finding.severity == Severity.WARNING and set(finding.convolutions) == {"c0", "c1"}
 
 
 @pytest.mark.parametrize("target", ["trt10", "10.1", "10.3"])
@@ -175,7 +169,6 @@ def test_float_rest_of_fp8_is_predicted_as_the_printed_command_builds_it(target:
     assert prediction.requested_target == target
     timed, time = predict_on_gpu(chain("FP8"), target, TimingOptions(gpu="L4"))
     assert timed.target == prediction.target
-    assert time is not None and time.workload is not None
     assert {w.written_as for w in time.workload.layers if w.kind == work.CONV} == {Precision.FP32}
     assert time.quantized == Precision.FP8
 
@@ -187,28 +180,20 @@ def test_one_layer_of_both_types_is_an_error(data: str, op: str, target: str) ->
     """TensorRT-RTX 1.7.1 rejects the layer for 8.9."""
     g = Graph(opset=19)
     x = g.input(1, 32, 8, 8) if op == "Conv" else g.input(8, 32)
+    weights = g.const("weights", np.ones((32, 32, 1, 1) if op == "Conv" else (32, 32)))
     operands = []
-    for tensor, is_fp8 in ((x, data == "FP8"), ("weights", data != "FP8")):
+    for tensor, is_fp8 in ((x, data == "FP8"), (weights, data != "FP8")):
         g.fp8 = is_fp8
-        shape = (32, 32, 1, 1) if op == "Conv" else (32, 32)
-        source = tensor if tensor == x else g.const(tensor, np.ones(shape))
-        operands.append(g.pair(source, f"{tensor}.pair"))
+        operands.append(g.pair(tensor, f"{tensor}.pair"))
     prediction = predict(g.model(g.op(op, operands, "layer")), target)
-    errors = [f for f in prediction.findings if f.severity == Severity.ERROR]
-    assert [f.code for f in errors] == ["BUILD-FAILS"]
-    assert "layer" in errors[0].convolutions
-    assert {"INT8", "FP8"} <= set(re.findall(r"\w+", errors[0].message))
+    (error,) = (f for f in prediction.findings if f.severity == Severity.ERROR)
+    assert error.code == "BUILD-FAILS" and "layer" in error.convolutions
+    assert {"INT8", "FP8"} <= set(re.findall(r"\w+", error.message))
 
 
 @pytest.mark.parametrize("target", ["trt10", "trt11"])
 def test_texts_about_e5m2_do_not_say_int8(target: str) -> None:
-    model = chain("FP8", "FP8")
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT8E4M3FN:
-            kind = TensorProto.FLOAT8E5M2
-            zeros = [0.0] * int(np.prod(tensor.dims))
-            tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, zeros))
-    findings = predict(model, target).findings
+    findings = predict(chain_of_type("FLOAT8E5M2"), target).findings
     assert not any("INT8" in f.message for f in findings)
     assert any("E5M2" in f.message and "E4M3FN" in f.fix for f in findings)
 

@@ -1,5 +1,3 @@
-"""Run the pipeline up to one pass, and that pass once."""
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ from tests.trt.builder import Graph
 Line = tuple[str, ...]
 Build = Callable[[Graph], list[str]]
 """Builds a graph and returns its outputs."""
-Graphs = dict[str, Build]
 
 
 @dataclass
@@ -39,7 +36,6 @@ class PassResult:
 
     @property
     def reasons(self) -> list[tuple[str, str]]:
-        """(node, reason) of every missed optimization."""
         return [(r.node, r.key) for r in self.records]
 
     def layer(self, name: str) -> Layer:
@@ -82,8 +78,15 @@ def run_pass(
 
 def build_model(build: Build) -> onnx.ModelProto:
     g = Graph()
-    outputs = build(g)
-    return g.model(*outputs)
+    return g.model(*build(g))
+
+
+def end_of(drawn: Graph) -> Callable[[Graph], str]:
+    def build(g: Graph) -> str:
+        g.__dict__.update(drawn.__dict__)
+        return "end:0"
+
+    return build
 
 
 def weakest_evidence(layer: Layer) -> Evidence:

@@ -1,3 +1,7 @@
+from collections.abc import Callable
+
+import pytest
+
 from qdqtool.trt.passes.concat_removal import ConcatRemoval
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass
@@ -11,8 +15,7 @@ def test_resize_is_copied_and_other_input_retargeted(g: Graph) -> None:
     left = g.resize(g.op("Sigmoid", g.input(1, 8, 2, 2), "s"), "Resize")
     right = g.op("Tanh", g.input(1, 8, 4, 4, name="y"), "t")
     out = g.op("Elu", g.pair(g.concat([left, right], "Concat"), "p"), "e")
-    result = run_pass(g.model(out), ConcatRemoval)
-    assert result.lines == [
+    assert run_pass(g.model(out), ConcatRemoval).lines == [
         ("Eliminating concatenation", "Concat"),
         (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
         ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
@@ -35,37 +38,44 @@ def test_convolution_read_by_concat_alone_is_retargeted(g: Graph) -> None:
     alone = g.conv(x, "alone", scale=None, weights="float")
     shared = g.conv(x, "shared", scale=None, weights="float")
     out = g.op("Tanh", g.concat([alone, shared], "Concat"), "t")
-    rows = run_pass(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).lines
-    assert rows == [
+    assert run_pass(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).lines == [
         ("Eliminating concatenation", "Concat"),
         ("Retargeting", "alone:0", "Concat:0"),
         (STRIDING, "shared:0", "Concat:0"),
     ]
 
 
-def test_network_input_is_copied_next_to_convolution(g: Graph) -> None:
-    # An 8.5.2 build.
-    x = g.input(1, 8, 4, 4)
-    inner = g.conv(g.input(1, 8, 4, 4, name="y"), "c", scale=None, weights="float")
-    out = g.conv(g.concat([x, inner], "Concat"), "d", 8)
-    rows = run_pass(g.model(out), ConcatRemoval).lines
-    assert [(r[0], "clone_0" in r[1]) for r in rows[1:]] == [
-        (STOMPING, True),
-        ("Retargeting", False),
-    ]
-
-
-def test_tensor_concatenated_with_itself_is_copied_once(g: Graph) -> None:
-    part = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
-    rows = run_pass(
-        g.model(g.op("Tanh", g.concat([part, part], "Twice"), "t")), ConcatRemoval
-    ).lines
-    assert sorted(r[0] for r in rows[1:]) == [STOMPING, "Retargeting"]
-
-
-def test_second_of_two_quantized_network_inputs_is_retargeted(g: Graph) -> None:
-    # Builds of 8.5.2 and 8.6.0.
-    x, y = g.input(1, 8, 4, 4), g.input(1, 8, 4, 4, name="y")
-    out = g.conv(g.concat([g.pair(x, "px", 0.1), g.pair(y, "py", 0.1)], "Concat"), "d", 8)
-    rows = run_pass(g.model(out), ConcatRemoval).lines
-    assert [r[0] for r in rows[1:]] == [STOMPING, "Retargeting"]
+@pytest.mark.parametrize(
+    ("first", "second", "rows"),
+    [
+        # An 8.5.2 build.
+        pytest.param(
+            lambda g: g.input(1, 8, 4, 4),
+            lambda g: g.conv(g.input(1, 8, 4, 4, name="y"), "c", scale=None, weights="float"),
+            [(STOMPING, True), ("Retargeting", False)],
+            id="network input next to a convolution",
+        ),
+        # Builds of 8.5.2 and 8.6.0.
+        pytest.param(
+            lambda g: g.pair(g.input(1, 8, 4, 4), "px", 0.1),
+            lambda g: g.pair(g.input(1, 8, 4, 4, name="y"), "py", 0.1),
+            [(STOMPING, True), ("Retargeting", False)],
+            id="two quantized network inputs",
+        ),
+        pytest.param(
+            lambda g: g.op("Sigmoid", g.input(1, 8, 4, 4), "s"),
+            lambda g: "s:0",
+            [("Retargeting", True), (STOMPING, True)],
+            id="tensor concatenated with itself",
+        ),
+    ],
+)
+def test_one_of_two_inputs_is_copied(
+    g: Graph,
+    first: Callable[[Graph], str],
+    second: Callable[[Graph], str],
+    rows: list[tuple[str, bool]],
+) -> None:
+    out = g.conv(g.concat([first(g), second(g)], "Concat"), "d", 8)
+    lines = run_pass(g.model(out), ConcatRemoval).lines
+    assert [(line[0], "clone_0" in line[1]) for line in lines[1:]] == rows

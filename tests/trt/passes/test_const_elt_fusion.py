@@ -25,8 +25,7 @@ def test_other_operations_stay_elementwise(g: Graph, op: str) -> None:
     # Subtraction and division of a decomposed BatchNormalization stay.
     out = g.op(op, [g.input(1, 3, 4, 4), g.const("k", g.random.uniform(1, 2, (1, 3, 1, 1)))], "e")
     result = run_pass(g.model(out), ConstEltFusion)
-    assert result.lines == []
-    assert result.layer("e").kind == LayerKind.ELEMENTWISE
+    assert (result.lines, result.layer("e").kind) == ([], LayerKind.ELEMENTWISE)
 
 
 def test_shared_constant_is_not_fused(g: Graph) -> None:

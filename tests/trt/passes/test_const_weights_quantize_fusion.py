@@ -2,7 +2,7 @@ import pytest
 
 from qdqtool.trt.passes.const_weights_quantize_fusion import ConstWeightsQuantizeFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,20 @@ def test_constant_with_two_qs_is_fused_with_each(g: Graph) -> None:
     assert result.has_layer("w + w0.Q") and result.has_layer("w + w1.Q")
 
 
-UNCHANGED: Graphs = {
-    "int8 weights with a DQ (NVIDIA/TensorRT issue 3385)": lambda g: [
-        g.conv(g.input(1, 3, 8, 8), "c", weights="int8")
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.conv(g.input(1, 3, 8, 8), "c", weights="int8")],
+            id="int8 weights with a DQ (NVIDIA/TensorRT issue 3385)",
+        ),
+        pytest.param(
+            lambda g: [g.conv(g.input(1, 3, 8, 8), "c", weights="float")], id="float weights"
+        ),
+        pytest.param(
+            lambda g: [g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")], id="computed tensor"
+        ),
     ],
-    "float weights": lambda g: [g.conv(g.input(1, 3, 8, 8), "c", weights="float")],
-    "computed tensor": lambda g: [g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_tensor_is_not_fused_with_a_q(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), ConstWeightsQuantizeFusion).lines == []
+)
+def test_tensor_is_not_fused_with_a_q(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), ConstWeightsQuantizeFusion).lines == []

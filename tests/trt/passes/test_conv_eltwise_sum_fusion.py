@@ -35,8 +35,7 @@ def test_downsample_convolution_fuses_add(g: Graph) -> None:
         g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"),
         "Relu_98",
     )
-    result = run_pass(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
-    assert result.lines == [
+    assert run_pass(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion).lines == [
         ("Running", "down.weight + down.w.Q + down"),
         ("Fusing", "down.weight + down.w.Q + down", "Add_97 + Relu_98"),
     ]

@@ -6,7 +6,7 @@ from qdqtool.trt.outcome import simulate
 from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass, weakest_evidence
+from tests.trt.passes.step import Build, run_pass, weakest_evidence
 
 
 def test_bias_of_gemm_is_fused(g: Graph) -> None:
@@ -16,11 +16,18 @@ def test_bias_of_gemm_is_fused(g: Graph) -> None:
     assert result.lines[1][2].startswith("Gemm_311.bias + (Unnamed Layer* ")
 
 
-def test_batchnorm_is_fused_into_float_convolution(g: Graph) -> None:
+@pytest.mark.parametrize(
+    ("op", "fused", "activated"), [("Relu", "bn + r", True), ("Neg", "bn", False)]
+)
+def test_batchnorm_is_fused_into_float_convolution(
+    g: Graph, op: str, fused: str, activated: bool
+) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
-    result = run_pass(g.model(out), ConvScaleFusion)
-    assert result.lines == [("Running", "c"), ("Fusing", "c", "bn")]
-    assert weakest_evidence(result.layer("c + bn")) == Evidence.ASSUMED
+    result = run_pass(g.model(g.op(op, out, "r")), ConvScaleFusion)
+    assert result.lines == [("Running", "c"), ("Fusing", "c", fused)]
+    layer = result.layer(f"c + {fused}")
+    assert layer.fusion.has_activation is activated
+    assert weakest_evidence(layer) == Evidence.ASSUMED
 
 
 def test_batchnorm_after_deconvolution_is_fused_by_deconv_pass(g: Graph) -> None:
@@ -32,17 +39,6 @@ def test_batchnorm_after_deconvolution_is_fused_by_deconv_pass(g: Graph) -> None
         ("Running", "d"),
         ("Fusing", "d", "bn"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("op", "name", "activated"), [("Relu", "c + bn + r", True), ("Neg", "c + bn", False)]
-)
-def test_relu_of_fused_batchnorm_is_the_activation(
-    g: Graph, op: str, name: str, activated: bool
-) -> None:
-    out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
-    result = run_pass(g.model(g.op(op, out, "r")), ConvScaleFusion)
-    assert result.layer(name).fusion.has_activation is activated
 
 
 @pytest.mark.parametrize(
@@ -60,20 +56,29 @@ def test_bias_rests_on_seen_case_for_quantized_gemm_only(
     }
 
 
-UNCHANGED: Graphs = {
-    "quantized convolution, of QConvScaleFusion": lambda g: [
-        g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")],
+            id="quantized convolution, of QConvScaleFusion",
+        ),
+        pytest.param(
+            lambda g: [
+                g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn"),
+                "c:0",
+            ],
+            id="second consumer",
+        ),
+        pytest.param(
+            lambda g: [
+                g.bn(
+                    g.relu(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "r"), "bn"
+                )
+            ],
+            id="after a Relu, which does not commute",
+        ),
     ],
-    "second consumer": lambda g: [
-        g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn"),
-        "c:0",
-    ],
-    "after a Relu, which does not commute": lambda g: [
-        g.bn(g.relu(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "r"), "bn")
-    ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_scale_is_not_fused(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), ConvScaleFusion).lines == []
+)
+def test_scale_is_not_fused(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), ConvScaleFusion).lines == []

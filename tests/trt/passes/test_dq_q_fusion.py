@@ -3,7 +3,7 @@ import pytest
 from qdqtool.evidence import Evidence
 from qdqtool.trt.passes.dq_q_fusion import DqQFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass, weakest_evidence
+from tests.trt.passes.step import Build, run_pass, weakest_evidence
 
 
 def test_equal_scales_cancel(g: Graph) -> None:
@@ -31,14 +31,18 @@ def test_different_scales_are_reported(g: Graph) -> None:
     assert (result.lines, result.reasons) == ([], [("c.in.Q", "scales-differ")])
 
 
-UNCHANGED: Graphs = {
-    "Q of a network output": lambda g: [
-        g.q(g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a"), "out")
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.q(g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a"), "out")],
+            id="Q of a network output",
+        ),
+        pytest.param(
+            lambda g: [g.conv(g.relu(g.input(1, 3, 4, 4), "r"), "c")],
+            id="Q after a computed tensor",
+        ),
     ],
-    "Q after a computed tensor": lambda g: [g.conv(g.relu(g.input(1, 3, 4, 4), "r"), "c")],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_other_pairs_stay(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), DqQFusion).lines == []
+)
+def test_other_pairs_stay(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), DqQFusion).lines == []

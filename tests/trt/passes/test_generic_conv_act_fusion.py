@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from qdqtool.evidence import Evidence
@@ -5,7 +7,7 @@ from qdqtool.ir.operators import LayerKind
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Build, Graphs, run_pass, weakest_evidence
+from tests.trt.passes.step import Build, run_pass, weakest_evidence
 
 
 @pytest.mark.parametrize(
@@ -58,40 +60,34 @@ def test_silu_joined_with_residual_add_is_reported(g: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "name"),
+    ("activation", "name"),
     [
-        ("silu", "SiLU"),
-        ("gate of another", "Mul"),
-        ("leaky", "LeakyRelu"),
-        ("two", "Exp"),
-        ("hard", "HardSwish"),
-        ("Swish", "SiLU"),
-        ("gate alone", "Sigmoid"),
-        ("gate and another", "Exp"),
-        ("gate and a number", "Mul"),
-        ("more", "Exp"),
+        pytest.param(lambda g, x: g.silu(x, "act"), "SiLU", id="silu"),
+        pytest.param(lambda g, x: g.op("Swish", x, "act"), "SiLU", id="Swish"),
+        pytest.param(lambda g, x: g.op("LeakyRelu", x, "act"), "LeakyRelu", id="leaky"),
+        pytest.param(lambda g, x: g.op("HardSwish", x, "act"), "HardSwish", id="hard"),
+        pytest.param(lambda g, x: g.op("Exp", g.op("Abs", x, "abs"), "act"), "Exp", id="two"),
+        pytest.param(lambda g, x: g.op("Exp", g.silu(x, "inner"), "act"), "Exp", id="more"),
+        pytest.param(lambda g, x: g.op("Sigmoid", x, "act"), "Sigmoid", id="gate alone"),
+        pytest.param(
+            lambda g, x: g.op("Exp", g.op("Sigmoid", x, "s"), "act"), "Exp", id="gate and another"
+        ),
+        pytest.param(
+            lambda g, x: g.op("Mul", [g.op("Sigmoid", x, "s"), g.const("two", [2.0])], "act"),
+            "Mul",
+            id="gate and a number",
+        ),
+        pytest.param(
+            lambda g, x: g.op("Mul", [x, g.op("Exp", g.op("Abs", x, "abs"), "e")], "act"),
+            "Mul",
+            id="gate of another",
+        ),
     ],
 )
-def test_activation_name(form: str, name: str) -> None:
+def test_activation_name(activation: Callable[[Graph, str], str], name: str) -> None:
     # Only x * gate(x) is SiLU. Other chains have the name of their last operator.
     g = Graph(opset=14)
-    x = g.conv(g.input(1, 8, 8, 8), "c")
-    if form == "silu":
-        x = g.silu(x, "act")
-    elif form == "more":
-        x = g.op("Exp", g.silu(x, "inner"), "act")
-    elif form.startswith("gate a"):
-        x = g.op("Sigmoid", x, "act" if form == "gate alone" else "s")
-        if form == "gate and another":
-            x = g.op("Exp", x, "act")
-        elif form == "gate and a number":
-            x = g.op("Mul", [x, g.const("two", [2.0])], "act")
-    elif form == "gate of another":
-        x = g.op("Mul", [x, g.op("Exp", g.op("Abs", x, "abs"), "e")], "act")
-    elif form == "two":
-        x = g.op("Exp", g.op("Abs", x, "abs"), "act")
-    else:
-        x = g.op({"leaky": "LeakyRelu", "hard": "HardSwish"}.get(form, form), x, "act")
+    x = activation(g, g.conv(g.input(1, 8, 8, 8), "c"))
     result = run_pass(g.model(g.op("Softmax", x, "end")), GenericConvActFusion)
     activations = [
         layer.fusion.activation for layer in result.network.layers_of_kind(LayerKind.CONVOLUTION)
@@ -99,14 +95,18 @@ def test_activation_name(form: str, name: str) -> None:
     assert [a.op for a in activations if a is not None] == [name]
 
 
-UNCHANGED: Graphs = {
-    "second consumer": lambda g: [g.op("LeakyRelu", g.conv(g.input(1, 3, 8, 8), "c"), "l"), "c:0"],
-    "second activation": lambda g: [
-        g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.op("LeakyRelu", g.conv(g.input(1, 3, 8, 8), "c"), "l"), "c:0"],
+            id="second consumer",
+        ),
+        pytest.param(
+            lambda g: [g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")],
+            id="second activation",
+        ),
     ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_activation_is_not_fused(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), GenericConvActFusion).lines == []
+)
+def test_activation_is_not_fused(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), GenericConvActFusion).lines == []

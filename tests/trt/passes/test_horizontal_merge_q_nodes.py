@@ -21,8 +21,7 @@ def two_quantizers(second: float, tail: str = "Neg") -> Graph:
 
 def test_earlier_q_survives() -> None:
     # resnet18-qat-rtx2000-trt8510, line 2541.
-    g = two_quantizers(0.1)
-    result = run_pass(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
+    result = run_pass(two_quantizers(0.1).model("na:0", "nb:0"), HorizontalMergeQNodes)
     assert result.lines == [("Running", "a.Q"), ("Eliminating", "b.Q", "a.Q"), ("Removing", "b.Q")]
     assert {r.name for r in result.layer("a.Q").out.consumers} == {"a.DQ", "b.DQ"}
 
@@ -37,8 +36,7 @@ def test_q_nearer_to_output_survives_topk() -> None:
 
 def test_qs_of_different_scales_are_reported() -> None:
     # yolo-resnet18-orin-trt8502, layer2.1/relu_1: both stay.
-    g = two_quantizers(0.2)
-    result = run_pass(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
+    result = run_pass(two_quantizers(0.2).model("na:0", "nb:0"), HorizontalMergeQNodes)
     assert (result.lines, result.reasons) == ([], [("a.Q", "scales-differ")])
     record = result.records[0]
     assert record.tensor == "s:0"
@@ -151,11 +149,10 @@ def test_equal_qs_beside_a_float_consumer(g: Graph, target: str, conversions: in
 
 def test_equal_qs_beside_a_concat_stay_apart_after_it_was_split(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
-    joined = g.concat([x, g.op("Neg", x, "n")], "cat")
     outputs = [
         g.conv(x, "a", scale=0.1),
         g.conv(x, "b", k=1, scale=0.1),
-        g.conv(joined, "c", 16, scale=0.2),
+        g.conv(g.concat([x, g.op("Neg", x, "n")], "cat"), "c", 16, scale=0.2),
     ]
     conversions = simulate(load(g.model(*outputs)), target_named("trt10")).conversion_nodes
     assert {"a.in.Q", "b.in.Q"} <= {*conversions}

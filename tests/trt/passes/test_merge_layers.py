@@ -9,7 +9,6 @@ from tests.trt.passes.step import run_pass
 def merged_names(
     *options: dict[str, object], target: str = "trt8.4", relu: bool = False
 ) -> list[str]:
-    """Return the layer names in each Merging line for convolutions a, b, c ... on one tensor."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     outputs = []
@@ -32,23 +31,22 @@ def test_equal_convolutions_are_merged() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("others", "target"),
     [
-        {"k": 1},  # yolo-resnet18-orin-trt8502
-        {"stride": 2},
-        {"scale": 0.2},
-        {"groups": 8},
-        FLOAT,  # cv3.1.0 in INT8 next to cv2.1.0 in float
+        ([{"k": 1}], "trt8.4"),  # yolo-resnet18-orin-trt8502
+        ([{"stride": 2}], "trt8.4"),
+        ([{"scale": 0.2}], "trt8.4"),
+        ([{"groups": 8}], "trt8.4"),
+        ([FLOAT], "trt8.4"),  # cv3.1.0 in INT8 next to cv2.1.0 in float
+        # centernet-resnet34-qat-trt80: hm.0, wh.0 and reg.0 stay. NVIDIA/TensorRT issue 1602.
+        ([{}, {}], "trt8.0"),
     ],
-    ids=["kernel", "stride", "scale", "groups", "float"],
+    ids=["kernel", "stride", "scale", "groups", "float", "TensorRT 8.0"],
 )
-def test_different_convolutions_are_not_merged(other: dict[str, object]) -> None:
-    assert merged_names({}, other) == []
-
-
-def test_trt8_0_merges_nothing() -> None:
-    # centernet-resnet34-qat-trt80: hm.0, wh.0 and reg.0 stay. NVIDIA/TensorRT issue 1602.
-    assert merged_names({}, {}, {}, target="trt8.0") == []
+def test_different_convolutions_are_not_merged(
+    others: list[dict[str, object]], target: str
+) -> None:
+    assert merged_names({}, *others, target=target) == []
 
 
 def test_merged_convolutions_share_a_layer_with_two_outputs(g: Graph) -> None:

@@ -38,8 +38,7 @@ def outcomes(prediction: Prediction) -> list[tuple[str, str, str, str | None]]:
 
 def test_region_of_three_quantized_gemms(g: Graph) -> None:
     # input -> kgen Q -> gemm, gemm, gemm, all Int8 to Int8 -> kgen DQ -> logits.
-    x = gemm(g, g.input(1, 16), "fc1", 16, 32)
-    x = gemm(g, x, "fc2", 32, 32)
+    x = gemm(g, gemm(g, g.input(1, 16), "fc1", 16, 32), "fc2", 32, 32)
     x = g.pair(gemm(g, x, "fc3", 32, 10), "end", 0.2)
     result = predict_graph(g, x)
     assert outcomes(result) == [(name, "INT8", "INT8", None) for name in ("fc1", "fc2", "fc3")]
@@ -115,8 +114,7 @@ def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
 
 
 def test_q_after_pointwise_layer_may_remain(g: Graph) -> None:
-    x = g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft")
-    x = g.op("Tanh", x, "tanh")
+    x = g.op("Tanh", g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft"), "tanh")
     result = predict_graph(g, g.conv(x, "b", 16))
     assert result.conversion_nodes == ["a.in.Q"] and result.regions[0].uncertain == 1
     assert "1 to 2 Q/DQ layers remain, depending on how much Myelin absorbs" in verdict(result)
@@ -126,15 +124,13 @@ def test_q_with_consumer_outside_region_remains(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
     q = g.q(g.op("AveragePool", x, "pool", kernel_shape=[3, 3], pads=[1] * 4), "shared")
     dq = g.dq(q, "first")
-    w = g.pair(g.const("w", np.ones((8, 32), np.float32)), "wq", 0.01)
-    end = g.op("MatMul", [dq, w], "fc")
+    end = g.op("MatMul", [dq, g.pair(g.const("w", np.ones((8, 32), np.float32)), "wq", 0.01)], "fc")
     result = predict_graph(g, end, g.conv(g.dq(q, "second"), "b", 16, scale=None))
     assert "shared" in result.conversion_nodes
 
 
 def test_region_as_json(g: Graph) -> None:
-    regions = predict_graph(g, gemm(g, g.input(1, 16), "fc", 16, 32)).as_json()["regions"]
-    assert regions == [
+    assert predict_graph(g, gemm(g, g.input(1, 16), "fc", 16, 32)).as_json()["regions"] == [
         {
             "trigger": "fc",
             "op": "Gemm",
@@ -184,7 +180,6 @@ def linear_gelu(g: Graph) -> str:
 def fp8_attention(
     g: Graph, head: int = 64, keys: int = 16, *, probabilities: bool = True, after: bool = True
 ) -> str:
-    """Build an attention of two heads with FP8 Q/DQ, whose scores are scaled."""
     g.opset, g.fp8 = 19, True
     q, k, v = (
         g.pair(g.op("Neg", g.input(1, 2, *shape, name=name), f"{name}n"), f"{name}.pair")
@@ -262,6 +257,5 @@ def test_fp8_attention_is_one_layer(
 
 def test_scores_with_another_consumer_are_written(g: Graph) -> None:
     output = fp8_attention(g)
-    second = g.op("Abs", "scores:0", "abs")
-    layers = predict(g.model(output, second), "trt10", advice=False).layers
+    layers = predict(g.model(output, g.op("Abs", "scores:0", "abs")), "trt10", advice=False).layers
     assert len([x for x in layers if {"scores", "values"} & {*x.nodes}]) == 2

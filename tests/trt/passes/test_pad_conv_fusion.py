@@ -1,3 +1,4 @@
+import onnx
 import pytest
 
 from qdqtool.evidence import Evidence
@@ -8,29 +9,13 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 
 
-def convolution_layers(
-    pair: str, mode: str = "constant", value: float | None = None
-) -> list[tuple[str, list[Precision]]]:
-    """Return names and input precisions of the convolution and of the Pad, if the Pad remains.
-
-    Args:
-        pair: Place of the Q/DQ pair: before the Pad, between Pad and convolution, or "" for a float network.
-    """
+def padded(pair: str, mode: str = "constant", value: float | None = None) -> onnx.ModelProto:
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     x = g.pad(g.pair(x, "p") if pair == "before" else x, "Pad_6", mode, value)
     x = g.pair(x, "p") if pair == "between" else x
-    g.op(
-        "LeakyRelu",
-        g.conv(x, "Conv_13", scale=None, weights="qdq" if pair else "float"),
-        "act",
-    )
-    layers = predict(g.model("act:0"), advice=False).layers
-    return [
-        (layer.name, [t.precision for t in layer.inputs])
-        for layer in layers
-        if layer.type in ("Padding", "Convolution")
-    ]
+    x = g.conv(x, "Conv_13", scale=None, weights="qdq" if pair else "float")
+    return g.model(g.op("LeakyRelu", x, "act"))
 
 
 INT8, FLOAT = [Precision.INT8], [Precision.FLOAT]
@@ -61,7 +46,12 @@ def test_pad_is_fused_if_it_writes_zeros(
     pair: str, mode: str, value: float | None, layers: list[tuple[str, list[Precision]]]
 ) -> None:
     """A Q moves past a Pad of zeros or copies, which then runs in INT8."""
-    assert convolution_layers(pair, mode, value) == layers
+    # The pair is before the Pad, between Pad and convolution, or missing in a float network.
+    assert [
+        (layer.name, [t.precision for t in layer.inputs])
+        for layer in predict(padded(pair, mode, value), advice=False).layers
+        if layer.type in ("Padding", "Convolution")
+    ] == layers
 
 
 def test_pad_of_quantized_convolution_is_fused_without_a_line(g: Graph) -> None:
@@ -74,19 +64,13 @@ def test_pad_of_quantized_convolution_is_fused_without_a_line(g: Graph) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "reasons"),
     [
-        ("between", None, [("c", "behind-pad")]),
+        ("between", None, [("Conv_13", "behind-pad")]),
         ("before", None, []),
         ("between", 1.0, []),
         ("", None, []),
     ],
 )
 def test_pair_after_zero_pad_is_reported(
-    g: Graph, place: str, value: float | None, reasons: list[tuple[str, str]]
+    place: str, value: float | None, reasons: list[tuple[str, str]]
 ) -> None:
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    x = g.pad(g.pair(x, "p") if place == "before" else x, "Pad_6", "constant", value)
-    x = g.pair(x, "p") if place == "between" else x
-    result = run_pass(
-        g.model(g.conv(x, "c", scale=None, weights="qdq" if place else "float")), PadConvFusion
-    )
-    assert result.reasons == reasons
+    assert run_pass(padded(place, value=value), PadConvFusion).reasons == reasons

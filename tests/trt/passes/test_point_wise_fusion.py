@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from qdqtool.trt import importer
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Build, Graphs, Line, run_pass
+from tests.trt.passes.step import Build, Line, run_pass
 
 
 @pytest.mark.parametrize(
@@ -127,8 +128,7 @@ def test_add_after_silu_is_left_to_convolution_where_target_fuses_it(g: Graph, t
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_all_scalar_constants_of_chain_are_fused(g: Graph, target: str) -> None:
-    x = g.op("Softmax", g.input(1, 8), "s")
-    x = g.op("Max", [g.const("a", [[2.0]]), x], "m")
+    x = g.op("Max", [g.const("a", [[2.0]]), g.op("Softmax", g.input(1, 8), "s")], "m")
     result = run_pass(
         g.model(g.op("Min", [x, g.const("b", [[3.0]])], "n")), PointWiseFusion, target
     )
@@ -142,11 +142,8 @@ def test_all_scalar_constants_of_chain_are_fused(g: Graph, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_layer_with_constant_operands_only_is_not_fused(g: Graph, target: str) -> None:
-    result = run_pass(
-        g.model(g.op("Max", [g.const("a", [[2.0]]), g.const("b", [[3.0]])], "m")),
-        PointWiseFusion,
-        target,
-    )
+    model = g.model(g.op("Max", [g.const("a", [[2.0]]), g.const("b", [[3.0]])], "m"))
+    result = run_pass(model, PointWiseFusion, target)
     assert (result.lines, len(result.network.layers)) == ([], 3)
 
 
@@ -169,8 +166,7 @@ def test_layer_of_other_kernel_fuses_no_constant(g: Graph, owner: str, target: s
 
 def test_last_consumer_fuses_shared_constant(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
-    two = g.const("two", [[2.0]])
-    shaped = g.op("Reshape", [two, g.const("to", np.array([1, 1]))], "shape")
+    shaped = g.op("Reshape", [g.const("two", [[2.0]]), g.const("to", np.array([1, 1]))], "shape")
     out = g.op("Max", [x, shaped], "m")
     other = g.op("Min", [g.op("Softmax", x, "t"), shaped], "n")
     result = run_pass(g.model(out, g.op("Softmax", other, "u")), PointWiseFusion)
@@ -192,55 +188,55 @@ def test_chain_of_more_than_64_layers_is_cut(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
     for i in range(66):
         x = g.op("Neg", x, f"n{i}")
-    result = run_pass(g.model(x), PointWiseFusion)
-    layers = result.network.layers_of_kind(LayerKind.POINTWISE)
+    layers = run_pass(g.model(x), PointWiseFusion).network.layers_of_kind(LayerKind.POINTWISE)
     assert [len(layer.nodes) for layer in layers] == [64, 2]
 
 
 @pytest.mark.parametrize(
-    ("case", "fused"),
+    ("last", "fused"),
     [
-        ("per-channel", False),
-        ("one-number", True),
-        ("leaky", True),
-        ("concat", False),
-        ("relu-add", False),
+        pytest.param(
+            lambda g, x: g.op(
+                "Mul", [x, g.const("k", np.linspace(1, 2, 8).reshape(1, 8, 1, 1))], "last"
+            ),
+            False,
+            id="per-channel",
+        ),
+        pytest.param(
+            lambda g, x: g.op("Mul", [x, g.const("k", [2.0])], "last"), True, id="one-number"
+        ),
+        pytest.param(lambda g, x: g.op("LeakyRelu", x, "last"), True, id="leaky"),
+        pytest.param(lambda g, x: g.concat([x], "last"), False, id="concat"),
+        pytest.param(lambda g, x: g.relu(x, "last"), False, id="relu-add"),
     ],
 )
-def test_which_operators_are_pointwise(g: Graph, case: str, fused: bool) -> None:
+def test_which_operators_are_pointwise(
+    g: Graph, last: Callable[[Graph, str], str], fused: bool
+) -> None:
     # A scale of one number and every activation but Relu are. A scale per channel, and operators
     # that move data, are not.
-    x = g.op("Exp", g.op("Softmax", g.input(1, 8, 4, 4), "s"), "e")
-    if case == "per-channel":
-        x = g.op("Mul", [x, g.const("k", np.linspace(1, 2, 8).reshape(1, 8, 1, 1))], "last")
-    elif case == "one-number":
-        x = g.op("Mul", [x, g.const("k", [2.0])], "last")
-    elif case == "leaky":
-        x = g.op("LeakyRelu", x, "last")
-    elif case == "concat":
-        x = g.concat([x], "last")
-    else:
-        x = g.relu(x, "last")
+    x = last(g, g.op("Exp", g.op("Softmax", g.input(1, 8, 4, 4), "s"), "e"))
     lines = run_pass(g.model(g.op("Softmax", x, "end")), PointWiseFusion).lines
     assert any(line[0] == "Fusing" and "last" in line[2] for line in lines) is fused
 
 
 @pytest.mark.parametrize(
-    ("form", "fused"),
-    [("bare", False), ("normalized", False), ("activated", True), ("read twice", True)],
+    ("added", "others", "fused"),
+    [
+        pytest.param(lambda g, x: x, [], False, id="bare"),
+        pytest.param(lambda g, x: g.bn(x, "bn"), [], False, id="normalized"),
+        pytest.param(lambda g, x: g.op("Sigmoid", x, "act"), [], True, id="activated"),
+        pytest.param(lambda g, x: g.bn(x, "bn"), ["bn:0"], True, id="read twice"),
+    ],
 )
-def test_add_is_fused_unless_convolution_may_fuse_it(g: Graph, form: str, fused: bool) -> None:
+def test_add_is_fused_unless_convolution_may_fuse_it(
+    g: Graph, added: Callable[[Graph, str], str], others: list[str], fused: bool
+) -> None:
     # A convolution may fuse an Add that consumes its output, directly or through a BatchNormalization.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "s")
-    conv = g.conv(x, "c")
-    if form in ("normalized", "read twice"):
-        conv = g.bn(conv, "bn")
-    if form == "activated":
-        conv = g.op("Sigmoid", conv, "act")
-    outputs = [g.op("Exp", g.add(conv, x, "add"), "e")]
-    if form == "read twice":
-        outputs.append(g.op("Softmax", conv, "other"))
-    lines = run_pass(g.model(*outputs), PointWiseFusion).lines
+    out = g.op("Exp", g.add(added(g, g.conv(x, "c")), x, "add"), "e")
+    outputs = [g.op("Softmax", other, "other") for other in others]
+    lines = run_pass(g.model(out, *outputs), PointWiseFusion).lines
     assert any(line[0] == "Fusing" and "add" in "".join(line[1:]) for line in lines) is fused
 
 
@@ -253,11 +249,7 @@ def test_add_after_activation_is_recorded_with_its_producer(
     # Findings name both nodes.
     x = g.op("Softmax", g.input(1, 8), "s")
     act = g.silu(x, "a")
-    other = {
-        "computed": g.op("Softmax", x, "t"),
-        "itself": act,
-        "a product": g.op("Softmax", x, "u"),
-    }[operand]
+    other = act if operand == "itself" else g.op("Softmax", x, "t")
     out = g.op("Mul" if operand == "a product" else "Add", [act, other], "add")
     result = run_pass(g.model(g.op("Softmax", g.op("Neg", out, "n"), "end")), PointWiseFusion)
     (layer,) = result.network.layers_of_kind(LayerKind.POINTWISE)
@@ -333,30 +325,44 @@ def test_pair_inside_activation_of_matrix_product_is_reported(
     assert result == ["p.Q" if place == "inner" else "gate.Q"]
 
 
-UNCHANGED: Graphs = {
-    "Relu": lambda g: [g.op("Neg", g.relu(g.op("Exp", g.input(1, 8), "e"), "r"), "n")],
-    "second consumer": lambda g: [
-        g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"),
-        g.op("Softmax", "e:0", "s"),
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.op("Neg", g.relu(g.op("Exp", g.input(1, 8), "e"), "r"), "n")], id="Relu"
+        ),
+        pytest.param(
+            lambda g: [
+                g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"),
+                g.op("Softmax", "e:0", "s"),
+            ],
+            id="second consumer",
+        ),
+        pytest.param(
+            lambda g: [g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"), "e:0"],
+            id="network output",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op("Exp", g.add(g.bn(g.conv(g.input(1, 8, 8, 8), "c"), "bn"), "x", "add"), "e")
+            ],
+            id="residual Add of a convolution",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Exp",
+                    g.add(
+                        g.pair(g.op("Softmax", g.input(1, 8), "s"), "p"),
+                        g.pair(g.op("Tanh", "x", "t"), "q"),
+                        "add",
+                    ),
+                    "e",
+                )
+            ],
+            id="Add of two quantized tensors",
+        ),
     ],
-    "network output": lambda g: [g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"), "e:0"],
-    "residual Add of a convolution": lambda g: [
-        g.op("Exp", g.add(g.bn(g.conv(g.input(1, 8, 8, 8), "c"), "bn"), "x", "add"), "e")
-    ],
-    "Add of two quantized tensors": lambda g: [
-        g.op(
-            "Exp",
-            g.add(
-                g.pair(g.op("Softmax", g.input(1, 8), "s"), "p"),
-                g.pair(g.op("Tanh", "x", "t"), "q"),
-                "add",
-            ),
-            "e",
-        )
-    ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_layers_are_not_fused(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), PointWiseFusion).lines == []
+)
+def test_layers_are_not_fused(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), PointWiseFusion).lines == []

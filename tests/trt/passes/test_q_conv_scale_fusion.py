@@ -69,6 +69,5 @@ def test_batchnorm_after_deconvolution_is_reported(g: Graph, target: str) -> Non
 def test_fused_relu_excludes_second_activation(g: Graph, relu: bool) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")
     out = g.op("LeakyRelu", g.relu(out, "r") if relu else out, "leaky")
-    result = run_pass(g.model(out), QConvScaleFusion)
-    assert result.layer("c").fusion.has_activation is relu
+    assert run_pass(g.model(out), QConvScaleFusion).layer("c").fusion.has_activation is relu
     assert run_pass(g.model(out), GenericConvActFusion).has_layer("c + PWN(leaky)") is not relu

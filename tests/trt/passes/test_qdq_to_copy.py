@@ -15,8 +15,7 @@ def test_remaining_q_becomes_copy(g: Graph) -> None:
     ]
     assert result.layer("c.in.Q").kind == LayerKind.COPY
     assert result.reasons == [("c.in.Q", "stays")]
-    assert result.records[0].tensor == "x"
-    assert result.records[0].scale == pytest.approx(0.1)
+    assert (result.records[0].tensor, result.records[0].scale) == ("x", pytest.approx(0.1))
 
 
 def test_fused_q_does_not_become_copy(g: Graph) -> None:

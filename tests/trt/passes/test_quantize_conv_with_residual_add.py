@@ -6,20 +6,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
-
-EXPECTED = [
-    ("Running", "Conv_34"),
-    ("Swapping", "Add_42 + Relu_43", "Next.Q"),
-    ("QuantizeDoubleInputNodes: fusing", "Next.Q", "Conv_34"),
-    ("QuantizeDoubleInputNodes: fusing", "(Conv_34.in.DQ and Conv_34.w.DQ)", "Conv_34"),
-    ("Removing", "Next.Q"),
-    ("Removing", "Conv_34.in.DQ"),
-    ("Removing", "Conv_34.w.DQ"),
-    ("ConstWeightsFusion: Fusing", "Conv_34.weight + Conv_34.w.Q", "Conv_34"),
-    ("ConvEltwiseSumFusion: Fusing", "Conv_34.weight + Conv_34.w.Q + Conv_34", "Add_42 + Relu_43"),
-    ("Removing", "skip.DQ"),
-]
+from tests.trt.passes.step import end_of, run_pass
 
 
 def block(
@@ -56,7 +43,22 @@ def test_quantized_residual_is_fused(skip_scale: float, conv_first: bool) -> Non
     result = run_pass(
         block(skip_scale, conv_first=conv_first).model("end:0"), QuantizeConvWithResidualAdd
     )
-    assert result.lines == EXPECTED
+    assert result.lines == [
+        ("Running", "Conv_34"),
+        ("Swapping", "Add_42 + Relu_43", "Next.Q"),
+        ("QuantizeDoubleInputNodes: fusing", "Next.Q", "Conv_34"),
+        ("QuantizeDoubleInputNodes: fusing", "(Conv_34.in.DQ and Conv_34.w.DQ)", "Conv_34"),
+        ("Removing", "Next.Q"),
+        ("Removing", "Conv_34.in.DQ"),
+        ("Removing", "Conv_34.w.DQ"),
+        ("ConstWeightsFusion: Fusing", "Conv_34.weight + Conv_34.w.Q", "Conv_34"),
+        (
+            "ConvEltwiseSumFusion: Fusing",
+            "Conv_34.weight + Conv_34.w.Q + Conv_34",
+            "Add_42 + Relu_43",
+        ),
+        ("Removing", "skip.DQ"),
+    ]
     layer = result.layer("Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43")
     assert layer.int8 and layer.int8_out
     assert layer.residual is not None and layer.residual.name == "skip.Q:0"
@@ -136,8 +138,7 @@ def test_only_add_has_a_residual(g: Graph, op: str) -> None:
 
 
 def test_residual_of_fp8_is_fused() -> None:
-    model = block(fp8=True).model("end:0")
-    layer = run_pass(model, QuantizeConvWithResidualAdd, "trt10").layer(
+    layer = run_pass(block(fp8=True).model("end:0"), QuantizeConvWithResidualAdd, "trt10").layer(
         "Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43"
     )
     assert layer.int8_out and layer.quantized_type == Precision.FP8
@@ -151,9 +152,4 @@ def test_residual_of_another_type_is_not_fused() -> None:
     assert not run_pass(g.model("end:0"), QuantizeConvWithResidualAdd, "trt10").lines
 
 
-def _residual(g: Graph) -> str:
-    g.__dict__.update(block(fp8=True).__dict__)
-    return "end:0"
-
-
-GRAPHS = {"QuantizeConvWithResidualAdd/fp8": (_residual, "trt10")}
+GRAPHS = {"QuantizeConvWithResidualAdd/fp8": (end_of(block(fp8=True)), "trt10")}

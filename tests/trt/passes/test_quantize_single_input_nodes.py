@@ -2,7 +2,7 @@ import pytest
 
 from qdqtool.trt.passes.quantize_single_input_nodes import QuantizeSingleInputNodes
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import end_of, run_pass
 
 
 def pooled(op: str, before: bool, after: bool, fp8: bool = False) -> Graph:
@@ -45,20 +45,16 @@ def test_pooling_quantized_on_one_side_is_reported(
     assert [(r.node, r.key, r.quantized_input) for r in result.records] == reasons
 
 
-def test_max_pool_is_left_to_q_motion() -> None:
-    result = run_pass(pooled("MaxPool", True, True).model("end:0"), QuantizeSingleInputNodes)
-    assert (result.lines, result.reasons) == ([], [])
+@pytest.mark.parametrize(
+    ("op", "fp8", "target"), [("MaxPool", False, "trt8.5"), ("AveragePool", True, "trt10")]
+)
+def test_max_pool_and_pooling_of_fp8_stay(op: str, fp8: bool, target: str) -> None:
+    # A MaxPool is left to Q motion.
+    model = pooled(op, True, True, fp8).model("end:0")
+    result = run_pass(model, QuantizeSingleInputNodes, target=target)
+    assert (result.layer("pool").int8, result.lines, result.reasons) == (False, [], [])
 
 
-def test_average_pooling_of_fp8_is_float() -> None:
-    model = pooled("AveragePool", True, True, fp8=True).model("end:0")
-    result = run_pass(model, QuantizeSingleInputNodes, target="trt10")
-    assert not result.layer("pool").int8 and not result.lines
-
-
-def _average(g: Graph) -> str:
-    g.__dict__.update(pooled("AveragePool", True, True, fp8=True).__dict__)
-    return "end:0"
-
-
-GRAPHS = {"QuantizeSingleInputNodes/fp8": (_average, "trt10")}
+GRAPHS = {
+    "QuantizeSingleInputNodes/fp8": (end_of(pooled("AveragePool", True, True, fp8=True)), "trt10")
+}

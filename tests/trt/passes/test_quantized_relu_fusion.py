@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from qdqtool.prediction import predict
@@ -34,30 +36,38 @@ def run(g: Graph, end: str, target: str = "trt10") -> PassResult:
 
 
 def test_relu_between_pairs_is_fused_on_10(g: Graph) -> None:
-    result = run(g, quantized_relu(g))
-    layer = result.layer("c.weight + c.w.Q + c + PWN(r)")
+    layer = run(g, quantized_relu(g)).layer("c.weight + c.w.Q + c + PWN(r)")
     assert layer.int8 and layer.int8_out and layer.fusion.has_activation
     assert {"r", "outer.Q"} <= {*layer.nodes}
 
 
-def test_relu_between_pairs_remains_on_8(g: Graph) -> None:
-    # No build of 8.x with such a Relu is published.
-    assert run(g, quantized_relu(g), "trt8.6").has_layer("r")
-
-
-def test_relu_after_quantized_sum_is_fused(g: Graph) -> None:
-    assert run(g, quantized_sum(g)).has_layer("sum + r")
-
-
-def test_relu_that_writes_float_remains(g: Graph) -> None:
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    y = g.relu(g.pair(g.conv(x, "c", 8), "inner", 0.1), "r")
-    assert run(g, g.op("Softmax", y, "end")).has_layer("r")
+@pytest.mark.parametrize(
+    ("build", "target", "layer"),
+    [
+        # No build of 8.x with such a Relu is published.
+        pytest.param(quantized_relu, "trt8.6", "r", id="8.x"),
+        pytest.param(quantized_sum, "trt10", "sum + r", id="after a quantized sum"),
+        pytest.param(
+            lambda g: g.relu(
+                g.pair(
+                    g.conv(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "c", 8), "inner", 0.1
+                ),
+                "r",
+            ),
+            "trt10",
+            "r",
+            id="Relu that writes float",
+        ),
+    ],
+)
+def test_relu_is_fused_or_remains(
+    g: Graph, build: Callable[[Graph], str], target: str, layer: str
+) -> None:
+    assert run(g, build(g), target).has_layer(layer)
 
 
 def test_relu_after_other_consumer_of_dq_remains(g: Graph) -> None:
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    inner = g.pair(g.conv(x, "c", 8), "inner", 0.1)
+    inner = g.pair(g.conv(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "c", 8), "inner", 0.1)
     outer = g.op("Softmax", g.pair(g.relu(inner, "r"), "outer", 0.2), "end")
     result = run_pass(g.model(outer, g.op("Neg", inner, "n")), QuantizedReluFusion, "trt10")
     assert result.has_layer("r")

@@ -4,7 +4,7 @@ import pytest
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.slice_removal import SliceRemoval
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 def test_slice_is_removed(g: Graph) -> None:
@@ -15,8 +15,7 @@ def test_slice_is_removed(g: Graph) -> None:
 
 
 def test_split_is_removed(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
-    parts = g.ops("Split", [x], "Split", count=2, axis=1)
+    parts = g.ops("Split", [g.op("Sigmoid", g.input(1, 8, 4, 4), "s")], "Split", count=2, axis=1)
     result = run_pass(
         g.model(*(g.op("Tanh", p, f"t{i}") for i, p in enumerate(parts))), SliceRemoval
     )
@@ -48,14 +47,24 @@ def test_prediction_lists_remaining_slices_only(g: Graph, step: int, layers: lis
     assert [layer.name for layer in prediction.layers if layer.type == "Slice"] == layers
 
 
-UNCHANGED: Graphs = {
-    "step": lambda g: [
-        g.op("Tanh", g.slice(g.op("Sigmoid", g.input(1, 8, 4, 4), "s"), "Slice", 0, 8, step=2), "t")
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Tanh",
+                    g.slice(g.op("Sigmoid", g.input(1, 8, 4, 4), "s"), "Slice", 0, 8, step=2),
+                    "t",
+                )
+            ],
+            id="step",
+        ),
+        pytest.param(
+            lambda g: [g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")],
+            id="network input",
+        ),
     ],
-    "network input": lambda g: [g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_slice_stays(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), SliceRemoval).lines == []
+)
+def test_slice_stays(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), SliceRemoval).lines == []

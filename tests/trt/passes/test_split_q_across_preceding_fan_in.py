@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from qdqtool.ir.modelfile import load
@@ -11,8 +13,7 @@ from tests.trt.passes.step import Build, run_pass
 
 def concat_of_two(g: Graph) -> str:
     first = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    second = g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")
-    return g.concat([first, second], "Concat")
+    return g.concat([first, g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")], "Concat")
 
 
 def test_each_input_gets_a_clone(g: Graph) -> None:
@@ -30,8 +31,7 @@ def test_each_input_gets_a_clone(g: Graph) -> None:
 
 def test_nested_concat_gets_nested_clones(g: Graph) -> None:
     # NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2.
-    inner = concat_of_two(g)
-    outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), inner], "Outer")
+    outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), concat_of_two(g)], "Outer")
     network = importer.build(load(g.model(g.op("Neg", g.pair(outer, "p"), "n"))))
     pipeline.run(network, target_named("trt8.5"))
     names = {layer.name for layer in network.layers.values()}
@@ -73,29 +73,38 @@ def test_q_does_not_move(g: Graph, build: Build, consumers: set[tuple[str, str]]
         assert {(r.node, r.op) for r in result.records[0].consumers} == consumers
 
 
-@pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float consumer"])
-def test_report_names_scales_of_concat_inputs(g: Graph, form: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "scales"),
+    [
+        pytest.param(lambda g, x: [g.pair(x, "a", 0.3)], [[0.3, None]], id="pair"),
+        pytest.param(
+            lambda g, x: [x, g.op("Neg", g.pair(x, "a", 0.3), "m"), g.op("Abs", x, "abs")],
+            [[0.3, None]],
+            id="second Q",
+        ),
+        pytest.param(
+            lambda g, x: [x, g.op("Neg", g.pair(x, "a", 0.1), "m"), g.op("Abs", x, "abs")],
+            [],
+            id="same scale",
+        ),
+        pytest.param(lambda g, x: [x], [], id="plain"),
+        pytest.param(lambda g, x: [x, g.op("Abs", x, "abs")], [], id="float consumer"),
+    ],
+)
+def test_report_names_scales_of_concat_inputs(
+    g: Graph, first: Callable[[Graph, str], list[str]], scales: list[list[float | None]]
+) -> None:
     # An input has another scale if it comes from a DQ or another Q consumes it.
-    first, second = (
-        g.op("Sigmoid", g.input(1, 3, 4, 4), "s"),
-        g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t"),
-    )
-    outputs = []
-    if form == "pair":
-        first = g.pair(first, "a", 0.3)
-    elif form in ("second q", "same scale"):
-        outputs.append(g.op("Neg", g.pair(first, "a", 0.3 if form == "second q" else 0.1), "m"))
-    if form in ("second q", "same scale", "float consumer"):
-        outputs.append(g.op("Abs", first, "abs"))
-    out = g.op("Neg", g.pair(g.concat([first, second], "Concat"), "p", 0.1), "n")
+    x, *outputs = first(g, g.op("Sigmoid", g.input(1, 3, 4, 4), "s"))
+    joined = g.concat([x, g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")], "Concat")
+    out = g.op("Neg", g.pair(joined, "p", 0.1), "n")
     network = importer.build(load(g.model(out, *outputs)))
     network.rank_layers()
     reasons = []
     for _ in range(2):  # first the Q moves up; then its scale is compared with those of the inputs
         reasons += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).reasons
-    scales = [
+    assert [
         [None if p is None else round(float(p), 6) for p in r.parts]
         for r in reasons
         if isinstance(r, ConcatScales)
-    ]
-    assert scales == ([[0.3, None]] if form in ("pair", "second q") else [])
+    ] == scales

@@ -7,7 +7,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 def test_reshape_moves_past_gemm_bias(g: Graph) -> None:
@@ -64,51 +64,62 @@ def test_q_moves_up_past_reshape_if_per_tensor(
     assert above is not None and (above.name == "q") is moves
 
 
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("matmul", [True, False])
-def test_hidden_gemm_writes_int8(g: Graph, relu: bool, matmul: bool) -> None:
-    # Bias and Relu are folded, and a Q is the only consumer (VGG, AlexNet).
-    x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=not matmul)
-    if matmul:
+@pytest.mark.parametrize(
+    ("bias", "activation"),
+    [
+        ("in the Gemm", "Relu"),
+        ("in the Gemm", ""),
+        ("Add after a MatMul", "Relu"),
+        ("Add after a MatMul", ""),
+        ("", "Relu"),
+        ("", "LeakyRelu"),
+    ],
+)
+def test_hidden_gemm_writes_int8(g: Graph, activation: str, bias: str) -> None:
+    # Bias and activation are folded, and a Q is the only consumer (VGG, AlexNet).
+    x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=bias == "in the Gemm")
+    if bias == "Add after a MatMul":
         g.nodes[-1] = helper.make_node("MatMul", g.nodes[-1].input[:2], ["fc1:0"], "fc1")
         x = g.add("fc1:0", g.const("b", [0.5] * 8), "bias")
-    x = g.relu(x, "r") if relu else x
+    x = g.op(activation, x, "act") if activation else x
     prediction = predict(g.model(g.gemm(x, "fc2", 8)), "trt8.5")
     first, last = prediction.convolutions
     assert (first.output, last.output) == (Precision.INT8, Precision.FLOAT)
     assert first.evidence == Evidence.ASSUMED  # no published engine has such a layer
-    assert ("r" in first.fused) is relu
+    assert ("act" in first.fused) is bool(activation)
     assert prediction.conversion_nodes == ["fc1.in.Q"]
 
 
-@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu"])
-def test_activation_directly_after_gemm_is_fused(g: Graph, activation: str) -> None:
-    x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=False)
-    prediction = predict(g.model(g.gemm(g.op(activation, x, "act"), "fc2", 8)), "trt8.5")
-    first, last = prediction.convolutions
-    assert (first.output, last.output) == (Precision.INT8, Precision.FLOAT)
-    assert first.fused == ["act"]
-    assert first.evidence == Evidence.ASSUMED
-    assert prediction.conversion_nodes == ["fc1.in.Q"]
-
-
-UNCHANGED: Graphs = {
-    "no bias": lambda g: [g.gemm(g.input(1, 8), "fc", 8, bias=False)],
-    "Add of a computed tensor": lambda g: [
-        g.add(
-            g.gemm(g.input(1, 8), "fc", 8, bias=False),
-            g.op("Softmax", g.input(1, 4, name="y"), "soft"),
-            "add",
-        )
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(lambda g: [g.gemm(g.input(1, 8), "fc", 8, bias=False)], id="no bias"),
+        pytest.param(
+            lambda g: [
+                g.add(
+                    g.gemm(g.input(1, 8), "fc", 8, bias=False),
+                    g.op("Softmax", g.input(1, 4, name="y"), "soft"),
+                    "add",
+                )
+            ],
+            id="Add of a computed tensor",
+        ),
+        pytest.param(
+            lambda g: [g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")],
+            id="Softmax",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Add",
+                    [g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])],
+                    "add",
+                ),
+                g.relu("fc:0", "r"),
+            ],
+            id="second consumer",
+        ),
     ],
-    "Softmax": lambda g: [g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")],
-    "second consumer": lambda g: [
-        g.op("Add", [g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])], "add"),
-        g.relu("fc:0", "r"),
-    ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_reshape_does_not_move(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), SqueezePushDownJoin).lines == []
+)
+def test_reshape_does_not_move(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), SqueezePushDownJoin).lines == []

@@ -3,7 +3,7 @@ from onnx import TensorProto, helper
 
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 def operator(g: Graph, op: str, x: str) -> str:
@@ -23,8 +23,7 @@ def operator(g: Graph, op: str, x: str) -> str:
 @pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Flatten", "Reshape", "Transpose"])
 def test_q_moves_up_past_commuting_operator(g: Graph, op: str) -> None:
     between = operator(g, op, g.op("Sigmoid", g.input(1, 3, 4, 4), "before"))
-    out = g.op("Neg", g.pair(between, "p"), "n")
-    result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
+    result = run_pass(g.model(g.op("Neg", g.pair(between, "p"), "n")), VanillaSwapWithFollowingQ)
     assert result.lines == [("Running", "op"), ("Swapping", "op", "p.Q")]
     # Names stay at their place: the Q writes the tensor that the operator wrote (yolo engine, /neck/Resize).
     assert result.layer("p.Q").out.name == between
@@ -48,8 +47,7 @@ def test_fp8_q_moves_up_past_operators_without_arithmetic(op: str, is_passed: bo
 def test_q_moves_up_past_chain(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "before")
     out = g.op("Neg", g.pair(g.reshape(g.pool(x, "pool"), "r", 1, 12), "p"), "n")
-    result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
-    assert result.lines == [
+    assert run_pass(g.model(out), VanillaSwapWithFollowingQ).lines == [
         ("Running", "r"),
         ("Swapping", "r", "p.Q"),
         ("Running", "pool"),
@@ -94,19 +92,30 @@ def test_q_moves_up_past_cast_from_float_only(g: Graph, from_: int, swaps: bool)
     assert bool(run_pass(g.model(out), VanillaSwapWithFollowingQ).lines) is swaps
 
 
-UNCHANGED: Graphs = {
-    "AveragePool": lambda g: [
-        g.op("Neg", g.pair(operator(g, "AveragePool", g.input(1, 3, 4, 4)), "p"), "n")
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [
+                g.op("Neg", g.pair(operator(g, "AveragePool", g.input(1, 3, 4, 4)), "p"), "n")
+            ],
+            id="AveragePool",
+        ),
+        pytest.param(
+            lambda g: [g.op("Neg", g.pair(operator(g, "Relu", g.input(1, 3, 4, 4)), "p"), "n")],
+            id="Relu",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Neg",
+                    g.pair(operator(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1),
+                    "n",
+                )
+            ],
+            id="scale per channel",
+        ),
     ],
-    "Relu": lambda g: [g.op("Neg", g.pair(operator(g, "Relu", g.input(1, 3, 4, 4)), "p"), "n")],
-    "scale per channel": lambda g: [
-        g.op(
-            "Neg", g.pair(operator(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n"
-        )
-    ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_q_does_not_move(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), VanillaSwapWithFollowingQ).lines == []
+)
+def test_q_does_not_move(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), VanillaSwapWithFollowingQ).lines == []

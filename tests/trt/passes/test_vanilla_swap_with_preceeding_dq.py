@@ -6,7 +6,7 @@ from qdqtool.evidence import Evidence
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass, weakest_evidence
+from tests.trt.passes.step import Build, run_pass, weakest_evidence
 
 
 def test_dqs_move_down_past_shuffles_of_gemm(g: Graph) -> None:
@@ -19,8 +19,7 @@ def test_dqs_move_down_past_shuffles_of_gemm(g: Graph) -> None:
         ("Swapping", "Gemm_311.in.DQ", "reshape_before_Gemm_311"),
         ("Swapping", "Gemm_311.w.DQ", "transpose_before_Gemm_311"),
     ]
-    gemm = result.layer("Gemm_311")
-    assert [t.producer.name for t in gemm.inputs if t.producer] == [
+    assert [t.producer.name for t in result.layer("Gemm_311").inputs if t.producer] == [
         "Gemm_311.in.DQ",
         "Gemm_311.w.DQ",
     ]
@@ -53,18 +52,23 @@ def reshaped_weights(g: Graph) -> str:
     return g.reshape(g.pair(weights, "w", [0.1] * 8, axis=0), "op", 4, 8)
 
 
-UNCHANGED: Graphs = {
-    "second consumer": lambda g: [g.pool(dequantized(g), "op"), g.op("Neg", "p.DQ:0", "n")],
-    "AveragePool": lambda g: [g.pool(dequantized(g), "op", "AveragePool")],
-    "Relu": lambda g: [g.relu(dequantized(g), "op")],
-    "Add": lambda g: [g.add(dequantized(g), "p.DQ:0", "op")],
-    "Reshape of channels with scales": lambda g: [g.op("Neg", reshaped_weights(g), "n")],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_dq_does_not_move(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), VanillaSwapWithPreceedingDQ).lines == []
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [g.pool(dequantized(g), "op"), g.op("Neg", "p.DQ:0", "n")],
+            id="second consumer",
+        ),
+        pytest.param(lambda g: [g.pool(dequantized(g), "op", "AveragePool")], id="AveragePool"),
+        pytest.param(lambda g: [g.relu(dequantized(g), "op")], id="Relu"),
+        pytest.param(lambda g: [g.add(dequantized(g), "p.DQ:0", "op")], id="Add"),
+        pytest.param(
+            lambda g: [g.op("Neg", reshaped_weights(g), "n")], id="Reshape of channels with scales"
+        ),
+    ],
+)
+def test_dq_does_not_move(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), VanillaSwapWithPreceedingDQ).lines == []
 
 
 def test_dq_with_several_consumers_is_reported(g: Graph) -> None:
@@ -94,9 +98,7 @@ def test_axis_of_scales_follows_transpose(g: Graph, perm: list[int], axis: int) 
 
 
 def requantized_pool(g: Graph) -> list[str]:
-    """Build a MaxPool with its own Q/DQ before it and two Qs of another scale after it."""
-    x = g.pair(g.op("Sigmoid", g.input(1, 8, 8, 8), "before"), "p", 0.1)
-    y = g.pool(x, "pool")
+    y = g.pool(g.pair(g.op("Sigmoid", g.input(1, 8, 8, 8), "before"), "p", 0.1), "pool")
     return [g.conv(y, "a", scale=0.2), g.conv(y, "b", k=1, scale=0.2)]
 
 

@@ -1,0 +1,188 @@
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qdqtool
+from qdqtool.errors import QdqtoolError
+from qdqtool.formats.tuning_text import render_tuning
+from qdqtool.ir.graph import Model
+from qdqtool.timing import gpus
+from qdqtool.timing.estimate import estimate_time
+from qdqtool.trt.targets import target_named
+from qdqtool.tuning.measure import (
+    MeasurementTask,
+    TaskResult,
+    TuningJob,
+    map_on_threads,
+)
+from tests.errors import has
+from tests.notes import note_codes
+from tests.slow import slow_after
+from tests.tuning.conftest import Clock
+from tests.tuning.nets import branchy
+from tests.tuning.tuned import JUDGED, agreement, observed, points_of, tune
+
+pytestmark = pytest.mark.usefixtures("cached_rows")
+
+
+def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
+    tuning = tune(keep=0.9)
+    assert tuning.reached and tuning.chosen.name == "everything INT8" and not tuning.chosen.sites
+    assert all(s.loss is None for s in tuning.sites)
+    assert len(tune(keep=0.9, whole_front=True).front) > 2
+
+
+def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
+    tuning = tune(keep=1.0, metric=always_worse)
+    assert not tuning.reached and "goal-not-reached" in note_codes(tuning.notes)
+    best = max(p.chosen_on for p in tuning.front)
+    assert tuning.chosen.chosen_on == best < 1.0 and tuning.chosen.cost.int8 > 0
+
+
+def test_tune_front_is_better_than_the_worst_by_sensitivity() -> None:
+    """The simple placement costs more than the goal needs. Both are compared on unseen images."""
+    tuning = tune(keep=0.978, whole_front=True)
+    obvious = points_of(tuning)["4 worst by sensitivity"]
+    assert obvious in tuning.others and obvious.cost.value > tuning.chosen.cost.value
+    point = [p for p in tuning.front if p.cost.value <= obvious.cost.value][-1]
+    first, second = (agreement(tuning.model_of(p), JUDGED) for p in (point, obvious))
+    assert point.name == "5 choices" and first > second
+
+
+def always_worse(reference: Any, outputs: Any, image: str) -> float:
+    (expected,), (actual,) = reference.values(), outputs.values()
+    difference = float(np.abs(expected - actual).mean())
+    return 0.5 - difference if difference else 1.0
+
+
+SLOW: Any = {"gpu": "T4", "clock": 300.0}  # INT8 is faster even in a network of this size
+
+
+def test_budget_takes_the_most_accurate_that_fits() -> None:
+    whole = tune(keep=0.995, **SLOW)
+    assert whole.gpu is not None
+    # A search with a budget looks for "fewer choices" elsewhere.
+    points = [p for p in whole.front if p.name != "fewer choices"]
+    assert len(points) > 2
+    for point in points[1::2]:
+        budget = point.cost.ms + 1e-9
+        tuning = tune(budget_ms=budget, **SLOW)
+        assert tuning.reached and tuning.chosen.cost.ms is not None
+        assert tuning.chosen.cost.ms <= budget and tuning.chosen.chosen_on >= point.chosen_on
+
+
+@pytest.mark.usefixtures("clock")
+def test_budget_that_nothing_fits_takes_the_fastest() -> None:
+    tuning = tune(budget_ms=1e-4, **SLOW, time_limit=60)
+    assert not tuning.reached
+    assert tuning.chosen.cost.ms == min(p.cost.ms or 0 for p in tuning.front)
+
+
+def test_budget_that_the_float_model_fits_takes_it() -> None:
+    tuning = tune(budget_ms=1000.0, **SLOW, swept_on=1)
+    fits = ("float-fits", "float-fits-and-written")
+    (note,) = (n for n in tuning.notes if n.code in fits)
+    gpu, target = gpus.choose_gpu("T4", 300.0, None), target_named("trt8.5")
+    time = estimate_time(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
+    assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
+    assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
+    assert tuning.unchanged and tuning.model == branchy()
+    assert "unchanged" in render_tuning(tuning, 500).lines[0]
+    stopped = {**tuning.effort, "stopped": "time limit"}
+    for reached in (False, True):  # only a complete search can say that there is none
+        other = replace(tuning, budget_ms=None, keep=0.97, reached=reached, effort=stopped)
+        first = render_tuning(other, 500).lines[0]
+        assert "0.970" in first and "unchanged" in first and "--time-limit" in first
+
+
+def test_front_has_the_float_model_if_its_time_is_known() -> None:
+    tuning = tune(keep=1.0, **SLOW, whole_front=True, swept_on=1)
+    (float_point,) = (p for p in points_of(tuning).values() if not p.cost.int8)
+    assert float_point.chosen_on == pytest.approx(tuning.metric["float"], abs=1e-6)
+    for point in tuning.front:  # the float model is the most accurate
+        assert point is float_point or point.cost.value < float_point.cost.value
+    if tuning.chosen is float_point:
+        assert not any("Linear" in n.op_type for n in tuning.model.graph.node) and not tuning.bought
+
+
+def test_front_has_no_float_model_without_gpu() -> None:
+    assert all(p.cost.int8 for p in points_of(tune(keep=0.9, swept_on=1)).values())
+
+
+@pytest.mark.parametrize("after", slow_after(1, [16, 60, 40]))
+def test_time_limit_ends_with_the_best_so_far(clock: Clock, after: int) -> None:
+    results: list[TaskResult] = []
+
+    def observe(job: TuningJob, result: TaskResult) -> None:
+        results.append(result)
+        if len(results) > after:
+            clock.now = 450.0  # after the search, before the end
+
+    tuning = tune(keep=0.99, mapper=observed(observe), time_limit=600)
+    assert tuning.effort["stopped"] == "time limit"
+    assert tuning.front and tuning.chosen.metric is not None
+    (note,) = (n for n in tuning.notes if n.code == "ranges-from-all")
+    assert agreement(tuning.model, JUDGED) == pytest.approx(note.values["metric"], abs=1e-6)
+
+
+def test_time_limit_after_everything_int8_is_not_an_error(clock: Clock) -> None:
+    """The float and the INT8 model on 4 images are measured after 80 % of the time limit."""
+    results: list[TaskResult] = []
+
+    def observe(job: TuningJob, result: TaskResult) -> None:
+        results.append(result)
+        if len(results) == 8:
+            clock.now = 480.0
+
+    tuning = tune(keep=0.99, mapper=observed(observe), time_limit=600)
+    assert tuning.effort["stopped"] == "time limit" and tuning.chosen.metric is not None
+    assert tuning.chosen.name == "everything INT8"
+
+
+def test_time_limit_before_everything_int8_is_an_error() -> None:
+    with pytest.raises(QdqtoolError, check=has("timeout", parameter="time_limit")):
+        tune(keep=0.99, time_limit=1e-9)
+
+
+@pytest.mark.parametrize("limit", slow_after(2, [60.0, 150.0, 40.0, 90.0]))
+def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, limit: float) -> None:
+    """A run on a sample takes one second by the test's clock, and nothing else takes time."""
+    sweep_ends: list[float] = []
+    combining = 0.0  # seconds for combinations on the selection images, the first four
+    swept: list[set[int]] = []  # convolutions that a sweep quantizes
+    before: list[set[int]] = []  # float convolutions of combinations before the first sweep
+    everything: set[int] = set()  # convolutions of the first candidate, "everything INT8"
+
+    def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
+        nonlocal combining
+        whole = any(t.with_metric for t in tasks)
+        new = [{n for n, _, _ in c.weights} for t in tasks for c in t.candidates if c.weights]
+        everything.update(() if everything else next(iter(new), ()))
+        if not whole:
+            swept.extend(new)
+        elif not swept:
+            before.extend(everything - nodes for nodes in new)
+        for result in map_on_threads(1)(job, tasks):
+            seconds = sum(map(len, result.values()))
+            clock.now += seconds
+            if not whole:
+                sweep_ends.append(clock.now)
+            elif all(n < 4 for rows in result.values() for n in rows):
+                combining += seconds
+            yield result
+
+    tuning = tune(keep=0.9999, mapper=mapper, workers=1, time_limit=limit)
+    assert clock.now <= 1.1 * limit and tuning.chosen.metric is not None
+    names = points_of(tuning).keys()
+    assert {f"{k} by their own error" for k in (1, 2, 4)} | {"everything INT8"} <= names
+    assert max(sweep_ends, default=0.0) <= 0.7 * limit
+    # Sweeps come after one, two and four nodes by their own error, the largest error first.
+    if swept:
+        assert {1, 2, 4} <= {len(nodes) for nodes in before} and swept[0] in before
+    if limit < 90:
+        assert len({frozenset(nodes) for nodes in swept}) < len(tuning.sites)
+    else:
+        assert sweep_ends and any("sensitivity" in name or "choice" in name for name in names)
