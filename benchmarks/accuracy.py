@@ -4,32 +4,34 @@
                                   [--onnxruntime] [--work FOLDER] [--limit N] [--json FILE]
                                   [--page docs/accuracy.md]
 
-SPLITS.toml lists the splits; paths are relative to this file. You provide models and images:
-nothing is downloaded.
+SPLITS.toml lists the splits; paths are relative to this file. You provide models and images: the
+script downloads nothing.
 
     [[split]]
     name = "people, other kind"
     model = "yolov8s.onnx"      # float, output [1, 4 + classes, anchors]
     calibration = "photographs" # folder of images, or an npy of inputs [n, 3, h, w]
-    evaluation = "street"       # folder or npy of other images, best from another source
-    judge = true                # false if settings were chosen with this split
+    evaluation = "street"       # folder or npy of other images, preferably from another source
+    judge = true                # false if settings of qdqtool were chosen with this split
     limit = 60                  # maximum number of evaluation images, evenly spread (as --limit)
 
 Method:
 
-* The reference is the float model's detections with a score of at least 0.25. So the result is a
-  change, not an accuracy.
-* The metric is AP over IoU 0.50 to 0.95 with 101 points. "pooled" ranks the detections of all
-  classes together, which is steadier if classes are rare. "classes" is the mean over the classes.
-* All tools get the same arrays: qdqtool, ModelOpt (`--modelopt` names an interpreter with
-  ModelOpt) and quantize_static of onnxruntime. The other tools leave the nodes float that
-  Ultralytics excludes: the last convolutions of the head, and the DFL.
-* Quantized models run in onnxruntime on the CPU without graph optimizations, which would replace
-  Q/DQ.
-* Differences are paired: both methods get the same resampled images. "all splits" is the mean over
-  the splits, each resampled.
+* The reference is the float model's detections with a score of at least 0.25. The result is
+  therefore an agreement, not an accuracy.
+* The metric is AP over IoU 0.50 to 0.95 with 101 points. For "pooled", the detections of all
+  classes are ranked together, which varies less if classes are rare. "classes" is the mean over the
+  classes.
+* All tools get the same arrays: qdqtool, ModelOpt (`--modelopt` names an interpreter with ModelOpt)
+  and quantize_static of onnxruntime. With the other tools, the nodes that Ultralytics excludes
+  remain float: the last convolutions of the head, and the DFL.
+* Quantized models run in onnxruntime on the CPU. Graph optimizations are off, because they would
+  replace Q/DQ.
+* Differences are paired: both methods are evaluated on the same resampled images. "all splits" is
+  the mean over the splits. The images of each split are resampled.
 
-`--work` keeps detections and calibration statistics, so that an interrupted run can continue.
+The folder of `--work` keeps detections and calibration statistics, so that an interrupted run can
+continue.
 """
 
 import argparse
@@ -49,7 +51,7 @@ from common import Images
 import qdqtool
 from qdqtool.accuracy.detections import DetectionMatches, compute_average_precision
 
-EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # nodes that Ultralytics excludes for ModelOpt
+EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # nodes that Ultralytics excludes if it calls ModelOpt
 FILES = ("model", "calibration", "evaluation")
 MODELOPT = """
 import sys, numpy
@@ -147,7 +149,6 @@ def main() -> int:
 
 
 def measure(split: Split, methods: Sequence[str], options: argparse.Namespace) -> list[Result]:
-    """Return the results of all methods on one split."""
     images = common.load_samples(split.model, split.evaluation)
     samples = common.evenly(images, options.limit or split.limit or len(images))
     calibration = common.load_samples(split.model, split.calibration)
@@ -175,7 +176,6 @@ def measure(split: Split, methods: Sequence[str], options: argparse.Namespace) -
 def result(
     splits: Sequence[Split], name: str, method: str, first: str, int8: int = 0, seconds: float = 0.0
 ) -> Result:
-    """Return the mean result of a method over splits."""
     mine = [s.matches[method] for s in splits]
     by_class = float(np.mean([compute_average_precision(m, False).mean() for m in mine]))
     made = Result(
@@ -194,7 +194,7 @@ def result(
 
 
 def across(splits: Sequence[Split], judge: bool) -> list[Result]:
-    """Return the means over the splits, for the methods that all splits have."""
+    """Return the mean results over the splits, for the methods that were measured on all splits."""
     if not splits:
         return []
     methods = [m for m in splits[0].matches if all(m in s.matches for s in splits)]
@@ -203,7 +203,6 @@ def across(splits: Sequence[Split], judge: bool) -> list[Result]:
 
 
 def quantized(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> bytes:
-    """Return the Q/DQ model of a method."""
     tool, _, how = method.partition(" ")
     if not how:
         return ours(split, method, calibration, options)
@@ -217,12 +216,11 @@ def quantized(split: Split, method: str, calibration: Images, options: argparse.
 
 
 def key(split: Split, method: str = "") -> str:
-    """Return the name of the files that are kept for a split."""
     return common.digest(repr((split.made_from, method)).encode(), ())[:16]
 
 
 def ours(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> bytes:
-    """Return the model of `insert` for ``method[+option=value...]``, as ``focus+residual=none``."""
+    """Return the model of `insert` for ``method[+option=value...]``."""
     name, *rest = method.split("+")
     extra: dict[str, Any] = {
         k: v not in ("False", "no") if v in ("True", "False") else v
@@ -263,10 +261,10 @@ def modelopt(
 
 
 def onnxruntime_static(split: Split, method: str, calibration: Images, output: Path) -> None:
-    """Quantize in a form that TensorRT supports.
+    """Quantize with settings that TensorRT supports.
 
-    The form is symmetric and per channel, with float biases and Q/DQ at the inputs of convolutions
-    only.
+    The quantization is symmetric and per channel. Biases remain float, and only the inputs of
+    convolutions have Q/DQ.
     """
     import onnx
     from onnxruntime.quantization import (
@@ -303,7 +301,7 @@ def onnxruntime_static(split: Split, method: str, calibration: Images, output: P
 
 
 def page(splits: Sequence[Split], results: Sequence[Result]) -> str:
-    """Return a table with a line for each split and a column for each method."""
+    """Return a table with a row for each split and a column for each method."""
     methods = list(dict.fromkeys(r.method for r in results))
     by = {(r.split, r.method): r for r in results}
     labels = {s.name: f" ({s.images[0]}, {s.images[1]}){'' if s.judge else ' *'}" for s in splits}

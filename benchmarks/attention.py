@@ -1,15 +1,15 @@
-"""Compare INT8 with float for a small vision transformer and a small detector with queries.
+"""Compare INT8 with float for a small vision transformer and a small query-based detector.
 
     python benchmarks/attention.py [--page docs/attention.md]
                                    [--table vit|detector|outliers|random|onesided]
 
-Both networks learn from generated images, in a quarter of a minute each. Before the training, some
-channels of their tokens are far from zero, and some gains of their normalizations are large, as in
-published transformers. The last 64 of 4,096 training images are for calibration; images of another
-seed are for evaluation. ``outliers`` trains the vision transformer with several numbers of such
-channels and several seeds. ``random`` does not train the network, and multiplies these channels by
-random factors from 1 to 10 (one over a uniform number). ``onesided`` is like ``random``, but all
-outliers have one sign.
+Each network is trained on generated images in a quarter of a minute. At the start of the training,
+some channels of the tokens are far from 0 (outlier channels), and some gains of normalizations are
+large, as in published transformers. The calibration uses the last 64 of 4,096 training images. The
+evaluation uses images of another seed. For the table ``outliers``, vision transformers are trained
+with several numbers of outlier channels and several seeds. For ``random``, the network is not
+trained, and the outlier channels are multiplied by random factors from 1 to 10 (one over a uniform
+number). ``onesided`` is like ``random``, but all outliers have the same sign.
 """
 
 import copy
@@ -38,28 +38,28 @@ OUTLIERS, OFFSET, GAIN = (
     3,
     8.0,
     20.0,
-)  # number of outlier channels, their offset, and the gain of normalizations there
+)  # number of outlier channels, their offset, and the gain of their normalizations
 QUERIES = {"vit": 0, "detector": 4}
 TABLES = (*QUERIES, "outliers", "random", "onesided")
 COUNTS, SEEDS = (
     (0, 1, 3, 7, 14),
     3,
-)  # outlier channels of 48; networks of each, without training three times as many
+)  # numbers of outlier channels, of 48; networks for each (three times as many if untrained)
 VARIANTS = ("Linears INT8", "the same, --smooth", "residual sums INT8 too", "attention INT8 too")
 Images = npt.NDArray[np.float32]
 Made = tuple[onnx.ModelProto, set[str]]
 
 
 def pictures(count: int, seed: int) -> tuple[Images, Images, npt.NDArray[np.int64]]:
-    """Return generated images of a striped square on noise.
+    """Return generated images. Each shows a striped square on noise.
 
     Args:
         count: Number of images.
         seed: Seed of the generator.
 
     Returns:
-        Images [n, 3, 32, 32]; center and size of each square, from 0 to 1, [n, 4]; direction of the
-        stripes, [n].
+        Images, of shape [n, 3, 32, 32]; center and size of the squares from 0 to 1, [n, 4];
+        direction of the stripes, [n].
     """
     rng = np.random.default_rng(seed)
     made = rng.normal(0.45, 0.12, (count, 3, SIDE, SIDE)).astype(np.float32)
@@ -80,7 +80,7 @@ def pictures(count: int, seed: int) -> tuple[Images, Images, npt.NDArray[np.int6
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """Pre-norm transformer block; with ``memory``, its attention reads the memory."""
+    """Pre-norm transformer block. If `memory` is given, its attention reads `memory`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Block(nn.Module):  # type: ignore[misc]
 class Network(nn.Module):  # type: ignore[misc]
     """Network that predicts the direction of the stripes from the mean of the tokens.
 
-    With ``queries``, a decoder also predicts the box.
+    If `queries` is not 0, a decoder also predicts the box.
     """
 
     def __init__(
@@ -182,9 +182,9 @@ def exported(network: nn.Module) -> onnx.ModelProto:
 def with_stream(
     model: onnx.ModelProto, floats: onnx.ModelProto, data: Sequence[dict[str, Images]]
 ) -> onnx.ModelProto:
-    """Add Q/DQ before both inputs of each sum of the residual stream.
+    """Add Q/DQ at both inputs of each sum of the residual stream.
 
-    Scales come from the largest magnitude of each input on the data.
+    The scale of an input is computed from its largest magnitude on the data.
     """
     loaded = Model(floats)
     sums = [
@@ -211,7 +211,6 @@ def with_stream(
 
 
 def outputs(model: onnx.ModelProto, images: Images) -> list[list[Images]]:
-    """Return the outputs of a model for each image."""
     session = open_session(model.SerializeToString(), 1, optimize="none", fold_qdq=False)
     return [session.run(None, {"x": image[None]}) for image in images]
 
@@ -219,7 +218,8 @@ def outputs(model: onnx.ModelProto, images: Images) -> list[list[Images]]:
 def judged(model: onnx.ModelProto) -> tuple[float, float]:
     """Return the fraction of correct directions and the mean overlap (IoU) of the boxes.
 
-    The images have another seed than the training images. The overlap is NaN without boxes.
+    The seed of the images differs from that of the training. The overlap is NaN if the model has no
+    boxes.
     """
     images, boxes, kinds = pictures(JUDGED, 2)
     found = outputs(model, images)
@@ -235,9 +235,9 @@ def calibrating() -> list[dict[str, Images]]:
 
 
 def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Callable[..., Made]:
-    """Return a function that inserts Q/DQ with options of ``insert``.
+    """Return a function that calls ``insert`` with options.
 
-    The function returns the Q/DQ model and the codes of the outlier warnings.
+    It returns the Q/DQ model, and the codes of the warnings about outliers.
     """
 
     def inserted(**options: Any) -> Made:
@@ -250,14 +250,14 @@ def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Call
 def by_outliers(
     steps: int, one_sign: bool = False
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return head and rows of a table: the loss by INT8, by the number of outlier channels.
+    """Return head and rows of a table: the effect of INT8 by number of outlier channels.
 
-    Each cell is the mean over the seeds, with minimum and maximum. With training, the value is the
-    fraction of correct directions. Without training, the value is the root mean square error of the
-    outputs over their standard deviation.
+    Each cell has the mean over the seeds, with minimum and maximum. For trained networks, the value
+    is the fraction of correct directions. For others, it is the root mean square error of the
+    outputs divided by their standard deviation.
 
     Args:
-        steps: Steps of training; 0 for no training.
+        steps: Number of training steps; 0 for no training.
         one_sign: Whether all outliers have one sign.
     """
     found, head = [], ("outlier channels", *(("float",) if steps else ()), *VARIANTS, "ACT-OUTLIER")
@@ -300,7 +300,7 @@ def by_outliers(
 
 
 def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
-    """Return a row for each form of quantization: accuracy, box overlap and findings."""
+    """Return a row for each form of quantization, with accuracy, overlap of boxes and findings."""
     floats, data = exported(trained(queries, steps)), calibrating()
     inserted = inserter(floats, data)
     plain, said = inserted()

@@ -7,15 +7,15 @@ usage:
     python -m benchmarks.coco yolov8n.onnx ... --other modelopt=yolov8n_modelopt.onnx
         --limit 500 -o rows.json
 
-COCO cannot be downloaded on the machine on which qdqtool is developed. So this script has been run
-on generated images only (tests/test_coco.py), and the documents of qdqtool have no mAP on COCO.
+COCO cannot be downloaded on the machine on which qdqtool is developed. This script was therefore
+run on generated images only (tests/test_coco.py), and the documents of qdqtool have no mAP on COCO.
 Please report your results.
 
 Models have 80 classes in the order of COCO, and the output of YOLOv8 to YOLO26. Images are
-letterboxed to the square input of the model, as in a deployment. `yolo val` uses rectangles, which
-gives slightly other values (yolov8n: published 37.3). The evaluation is that of COCO: 100
-detections for each image, IoU .50 to .95, 101 recalls, crowds ignored, the mean over the classes.
-Use another folder for calibration than for evaluation.
+letterboxed to the square input of the model, as in a deployment. `yolo val` uses rectangular
+inputs, so its values are slightly different (published for yolov8n: 37.3). The evaluation is that
+of COCO: 100 detections for each image, IoU .50 to .95, 101 recalls, and the mean over the classes.
+Crowds are ignored. Use another folder for calibration than for evaluation.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class GroundTruth:
     """Objects of one image.
 
     Attributes:
-        boxes: Two corners of each object in pixels of the image, [n, 4].
+        boxes: Two corners of each object, in pixels of the image, [n, 4].
         classes: Number of the class, [n].
-        crowd: Whether the object is a group of objects, which is neither found nor missed, [n].
+        crowd: Whether the object is a group of objects (a crowd), [n]. A crowd counts neither as
+            found nor as missed.
     """
 
     boxes: Floats
@@ -67,7 +68,7 @@ class CocoRow:
         model: Name of the model.
         images: Number of images.
         map50_95: Mean over IoU .50 to .95 and over the classes.
-        map50: Mean over the classes at IoU .50.
+        map50: Mean over the classes, at IoU .50.
     """
 
     model: str
@@ -120,9 +121,9 @@ class ClassMatches:
 
     Attributes:
         scores: Score of each detection, one array for each image.
-        hits: Whether a detection matches an object at each IoU, arrays [n, 10].
-        ignored: Whether a detection matches a crowd at each IoU, arrays [n, 10].
-        objects: Number of objects without crowds.
+        hits: For each image, whether a detection matches an object at each IoU, [n, 10].
+        ignored: For each image, whether a detection matches a crowd at each IoU, [n, 10].
+        objects: Number of objects that are not crowds.
     """
 
     scores: list[Floats]
@@ -132,7 +133,7 @@ class ClassMatches:
 
 
 def evaluate(truths: Sequence[GroundTruth], detections: Sequence[Detections]) -> Floats:
-    """Return COCO's mAP at each of `IOUS`, [10]; NaN without objects."""
+    """Return COCO's mAP at each of `IOUS`, [10]; NaN if there are no objects."""
     classes: dict[int, ClassMatches] = defaultdict(lambda: ClassMatches([], [], []))
     for truth, image in zip(truths, detections, strict=True):
         best = np.argsort(-image.scores, kind="stable")[:MAX_DETECTIONS]
@@ -157,9 +158,10 @@ def _match_class(
     objects: Floats,
     crowd: npt.NDArray[np.bool_],
 ) -> None:
-    """Match detections of one class on one image with objects, best score first, and add them.
+    """Match the detections of one class on one image with objects, and add them to `matches`.
 
-    An object matches one detection. A crowd matches any number of detections that match no object.
+    The detections are in the order of their scores, best first. An object matches one detection. A
+    crowd matches any number of detections that match no object.
     """
     overlaps = _overlaps(boxes, objects, crowd)
     hits = np.zeros((len(boxes), len(IOUS)), np.bool_)
@@ -182,7 +184,7 @@ def _match_class(
 def _overlaps(boxes: Floats, objects: Floats, crowd: npt.NDArray[np.bool_]) -> Floats:
     """Return the IoU of boxes and objects, [boxes, objects].
 
-    For a crowd, the value is the fraction of the box that is inside of the crowd.
+    For a crowd, the value is the fraction of the box that is inside the crowd.
     """
     low = np.maximum(boxes[:, None, :2], objects[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], objects[None, :, 2:])
@@ -233,7 +235,7 @@ def detect_images(model: bytes, paths: Sequence[Path], size: int) -> Iterator[De
 
 
 def undo_letterbox(boxes: Floats, width: int, height: int, size: int) -> Floats:
-    """Convert boxes in a letterboxed square input to pixels of the image, [n, 4]."""
+    """Convert boxes [n, 4] in a letterboxed square input to pixels of the image."""
     ratio = min(size / height, size / width)
     padding = [round((size - max(1, round(side * ratio))) / 2 - 0.1) for side in (width, height)]
     if (width, height) == (size, size):
@@ -259,7 +261,7 @@ def measure(
 
 
 def format_rows(rows: Sequence[CocoRow]) -> str:
-    """Return a table with the difference of each model from the first model."""
+    """Return a table with the difference between each model and the first model."""
     first = rows[0]
     return table(
         ("model", "mAP50-95", "minus float", "mAP50"),

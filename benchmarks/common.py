@@ -1,4 +1,4 @@
-"""Functions that the benchmarks share: tables, splits of images, detectors and intervals."""
+"""Functions of several benchmarks: tables, splits of images, detectors and intervals."""
 
 import argparse
 import hashlib
@@ -27,7 +27,7 @@ Images = npt.NDArray[np.float32]
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser that prints a script's docstring unchanged, with the option ``--page``."""
+    """Return a parser that prints a script's docstring unchanged, and has the option ``--page``."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -44,17 +44,17 @@ def publish(
     file: Path | None = None,
     rows: Sequence[Any] = (),
 ) -> None:
-    """Print a table; also write the table into a page, and its rows as JSON.
+    """Print a table, write it into a page, and write its rows as JSON.
 
-    The table replaces the text between the marks ``<!-- NAME: ... -->`` and
-    ``<!-- end of NAME -->``.
+    In the page, the table replaces the text between the marks ``<!-- NAME: ... -->`` and ``<!-- end
+    of NAME -->``.
 
     Args:
         name: Name of the marks.
         text: The table.
-        page: Page to write to; None for no page.
+        page: Page into which the table is written; None for no page.
         file: JSON file for the rows; None for no file.
-        rows: Dataclasses with the rows of the table.
+        rows: Rows of the table, as dataclasses.
 
     Raises:
         SystemExit: The page does not have the marks.
@@ -75,7 +75,6 @@ def publish(
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
     return "\n".join(
         f"| {' | '.join(map(str, line))} |" for line in (head, ("---",) * len(head), *rows)
     )
@@ -87,13 +86,14 @@ def kept_rows(
     measure: Callable[[str], dict[str, Any]],
     prefix: str = "",
 ) -> dict[str, Any]:
-    """Return the rows of a JSON file by name, and measure the names that the file lacks.
+    """Return the rows of a JSON file by name, and measure the rows that are not in the file.
 
-    Each measured row is written to the file at once, so that an interrupted run can continue.
+    Each row is written to the file as soon as it is measured, so that an interrupted run can
+    continue.
 
     Args:
         names: Names of the rows.
-        file: The JSON file; None to measure all rows.
+        file: The JSON file. None: all rows are measured.
         measure: Function that measures the row of a name.
         prefix: Text before the name in the progress line.
     """
@@ -111,7 +111,7 @@ def kept_rows(
 
 
 def failure(error: BaseException) -> str:
-    """Return the class and the first line of an exception, at most 200 characters."""
+    """Return the class and the first line of an exception, with at most 200 characters."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:200]
 
 
@@ -124,7 +124,7 @@ def read_splits(path: Path, files: Sequence[str], only: str = "") -> list[dict[s
         only: Regular expression on the names of the splits.
 
     Raises:
-        SystemExit: The TOML file is damaged, or a split lacks a key or a file.
+        SystemExit: The TOML file is damaged, or a key or file of a split is missing.
     """
     try:
         entries: list[dict[str, Any]] = tomllib.loads(path.read_text("utf-8"))["split"]
@@ -148,7 +148,7 @@ def read_splits(path: Path, files: Sequence[str], only: str = "") -> list[dict[s
 def load_samples(model: str | Path, data: str | Path) -> Images:
     """Return the images of a folder as inputs of a model, float32 [n, 3, h, w].
 
-    Images are letterboxed RGB from 0 to 1. An npy file contains the inputs themselves.
+    Images are letterboxed, RGB, from 0 to 1. An npy file contains the inputs themselves.
     """
     from calibration.arrays import open_data
     from calibration.session import input_specs
@@ -191,9 +191,9 @@ def run_model(model: bytes | str, samples: Iterable[Images], threads: int = 0) -
 
 
 def digest(model: bytes, images: Iterable[Images]) -> str:
-    """Return the SHA-256 of a model and of the arrays that it runs on.
+    """Return the SHA-256 of a model and of its input arrays.
 
-    File names are not enough, because a folder may get more images, and a file another model.
+    The names of files are not sufficient, because their content may change.
     """
     data = hashlib.sha256(model)
     for image in images:
@@ -204,7 +204,7 @@ def digest(model: bytes, images: Iterable[Images]) -> str:
 def detect(
     model: bytes, samples: Sequence[Images], work: Path, threads: int = 0
 ) -> list[Detections]:
-    """Return the detections of a model; detections in the work folder are not computed again."""
+    """Return the detections of a model, computed or from the work folder."""
     path = work / f"{digest(model, samples)[:24]}.detections.npz"
     if not path.exists():
         found = run_model(model, samples, threads)
@@ -224,15 +224,15 @@ def detect(
 def judge_of(
     model: Path, samples: Sequence[Images], work: Path, threads: int
 ) -> Callable[[bytes], list[DetectionMatches]]:
-    """Return a function that compares another model's detections with those of this model.
+    """Return a function that compares the detections of a model with those of the float model.
 
-    Detections of this model with a score of at least 0.25 are the reference.
+    The reference is the detections of the float model with a score of at least 0.25.
 
     Args:
         model: Float model.
-        samples: Inputs of the model, [1, 3, h, w].
+        samples: Inputs of the models, [1, 3, h, w].
         work: Folder for detections.
-        threads: Threads of onnxruntime; 0 for all cores.
+        threads: Number of threads of onnxruntime; 0 for one on each core.
     """
     references = [d.above(0.25) for d in detect(model.read_bytes(), samples, work, threads)]
     print(
@@ -245,7 +245,7 @@ def judge_of(
 
 
 def corners(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert boxes from center and size to low and high corners, [..., 4]."""
+    """Convert boxes [..., 4] from center and size to low and high corners."""
     return np.concatenate(
         [boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1
     )
@@ -261,11 +261,11 @@ def paired(
 ) -> tuple[float, float, float]:
     """Return the mean difference (first minus second) of pairs, with its 95 % interval.
 
-    The interval is that of a paired bootstrap over images.
+    The interval is that of a paired bootstrap over the images.
 
     Args:
-        pairs: Results of two methods for each image, for each split.
-        value: Function from the results of images to the compared value.
+        pairs: For each split, the results of two methods for each image.
+        value: Function that returns the compared value for the results of images.
 
     Returns:
         The difference, and the lower and the upper end of the interval.

@@ -2,12 +2,13 @@
 
 usage: python benchmarks/fit_timing.py [--write] [--quick]
 
-Reads only the derived tables in benchmarks/timing (see timing_data.py). The script fits all data,
-then fits again without one architecture at a time, and measures the errors for the data that were
-left out. --write stores the constants, with the spreads of the data that were left out, in
-qdqtool/timing/constants.json; timing_docs.py then writes the tables and the plot into docs/. The
-fit is damped least squares on logarithms with robust weights. A prior holds each constant near its
-start, so that data without information about a constant do not move the constant.
+The script reads only the derived tables in benchmarks/timing (see timing_data.py). It fits all
+data. Then it fits the data again without one architecture at a time, and measures the errors for
+the data that were left out. --write stores the constants in qdqtool/timing/constants.json, with the
+spreads of the errors for the data that were left out. timing_docs.py then writes the tables and the
+plot into docs/. The fit is damped least squares on logarithms, with robust weights. A prior holds
+each constant near its start, so that a constant does not change if the data contain no information
+about it.
 """
 
 import argparse
@@ -32,8 +33,8 @@ CONSTANTS = Path(physics.__file__).with_name("constants.json")
 Array = npt.NDArray[np.float64]
 Fitted = tuple[dict[str, float], dict[str, float]]
 
-# Additional microseconds per kernel of a call from Python without a CUDA graph. A constant of the
-# measurement, not of the GPU.
+# Microseconds that a call from Python without a CUDA graph adds to each kernel. The constant
+# depends on the measurement, not on the GPU.
 HOST = "host_us"
 CALL = "call_us"  # microseconds per call of Ultralytics' predictor in Python
 # Microseconds between two kernels of an engine without a CUDA graph, the default of trtexec.
@@ -68,11 +69,11 @@ START = {
     "layout": 0.45,
     "floor_myelin": 0.8,
     "int8_myelin": 0.8,
-    "to_float_old": 0.65,  # from one layer of a TITAN RTX: 1.5 times the time of layers that write INT8
+    "to_float_old": 0.65,  # from one layer on a TITAN RTX, which takes 1.5 times as long as layers that write INT8
 }
-# Strengths of the priors. Physics leaves little freedom for the fraction of the bandwidth. With weak
-# priors of the other constants, constants of few layers (few_fp16: 130 to 490) changed when a network
-# was left out.
+# Strengths of the priors. The prior for the fraction of the bandwidth is strong, because its value
+# is almost fixed by physics. If the priors of the other constants were weak, constants that few
+# layers determine (few_fp16: 130 to 490) changed when a network was left out.
 LOOSE_PRIOR, SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 0.1, 1.0, 0.2
 # Weight of the gain of a measured pair. It is larger than the weight of the times (0.3 for one
 # network on one GPU), because users decide by the gain.
@@ -86,7 +87,7 @@ class Model:
     """Time model for a set of measurements, as a function of the logarithms of its constants."""
 
     def __init__(self, data: Data) -> None:
-        # Equal layers of a measurement are computed once.
+        # The time of equal layers of a measurement is computed once.
         layers_of = [Counter(m.works) for m in data]
         works = [
             (w, m.gpu, m.cold) for m, found in zip(data, layers_of, strict=True) for w in found
@@ -106,7 +107,7 @@ class Model:
         self.images = np.asarray([m.images for m in data])
         is_myelin = np.asarray([m.gpu.has_fused_conversions for m in data])
         self.enqueued, self.enqueued_myelin = enqueued * ~is_myelin, enqueued * is_myelin
-        # Engines on boards with a low power limit. Their clock depends on their utilization.
+        # The clock of engines on boards with a low power limit depends on their utilization.
         is_limited = [m.gpu.clock_share_under_load < 1 and len(m.works) > 1 for m in data]
         self.limited_at = np.flatnonzero(is_limited)
         self.limited: Model | None = None
@@ -115,7 +116,7 @@ class Model:
         self.gpus = [m.gpu for m in data]
 
     def seconds(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
-        """Return the seconds of each measurement, at the clock that power limit and load allow."""
+        """Return the seconds of each measurement, at the clock for its power limit and load."""
         shares = self.sustained_shares(constants, factors)
         if self.images.any():
             busy = self.seconds_at(shares, constants, factors)
@@ -125,7 +126,7 @@ class Model:
     def sustained_shares(
         self, constants: Mapping[str, float], factors: Mapping[str, float]
     ) -> Array:
-        """Return the share of the boost clock that the power limit of each measurement's GPU allows."""
+        """Return the fraction of the boost clock that the power limit of each GPU allows."""
         shares = np.ones(len(self.gpus))
         if len(self.limited_at) == len(self.gpus):
             return physics.sustained_shares(
@@ -163,10 +164,10 @@ def unpack(x: Array, architectures: Sequence[str]) -> Fitted:
 
 
 def fit(data: Data, rounds: int = 25, first: Fitted | None = None) -> Fitted:
-    """Return constants, and factors of architectures, by damped and robust least squares.
+    """Return the constants and the factors of architectures, by damped and robust least squares.
 
-    The search begins at ``first``, by default at the priors. If ``first`` is the fit of all
-    measurements, the search needs fewer rounds.
+    The search starts at `first`, or at the priors if `first` is None. Fewer rounds are needed if
+    `first` is the fit of all measurements.
     """
     model = Model(data)
     architectures = sorted({m.gpu.cc for m in data})
@@ -174,8 +175,8 @@ def fit(data: Data, rounds: int = 25, first: Fitted | None = None) -> Fitted:
     priors = dict.fromkeys(START, SHARED_PRIOR)
     priors |= dict.fromkeys(FIRM, FIRM_PRIOR) | dict.fromkeys(LOOSE, LOOSE_PRIOR)
     prior = np.sqrt([*priors.values(), *[ARCHITECTURE_PRIOR] * len(architectures)])
-    # The gain of a pair counts in addition to both times. Only gains of trtexec count, because times
-    # from Python contain more than the engine.
+    # The gain of a pair counts in addition to its two times. Only gains of trtexec count, because
+    # times from Python contain more than the time of the engine.
     pairs = [
         (p.half, p.integer)
         for p in pairs_of(data)
@@ -241,9 +242,9 @@ def summary(errors: Array) -> str:
 
 
 def gpu_names(data: Data) -> list[str]:
-    """Return the GPU of each measurement.
+    """Return the name of the GPU of each measurement.
 
-    The name of an A100 is without its memory, because all A100 count as one GPU.
+    All A100 count as one GPU, so their names are returned without the memory size.
     """
     return ["A100" if m.gpu.name.startswith("A100") else m.gpu.name for m in data]
 
@@ -251,7 +252,7 @@ def gpu_names(data: Data) -> list[str]:
 def fitter(data: Data) -> Callable[[Iterable[bool]], Fitted]:
     """Return a function that fits a selection of the measurements.
 
-    Equal selections are fitted once. Measurements of weight 0 are never fitted.
+    Equal selections are fitted once. Measurements with weight 0 are never fitted.
     """
     first = fit([m for m in data if m.weight > 0])
 
@@ -263,7 +264,7 @@ def fitter(data: Data) -> Callable[[Iterable[bool]], Fitted]:
 
 
 def left_out(data: Data, which: Sequence[str]) -> Array:
-    """Return the error of each measurement by a fit without all measurements of its group.
+    """Return the error of each measurement for a fit without the measurements of its group.
 
     Args:
         data: The measurements.
@@ -279,10 +280,10 @@ def left_out(data: Data, which: Sequence[str]) -> Array:
 
 
 def spread(errors: Array, weights: Array, share: float = 0.8) -> float:
-    """Return the factor within which a fraction of the measurements lies.
+    """Return the factor within which a fraction of the estimates is correct.
 
     Args:
-        errors: Logarithms of estimated over measured times.
+        errors: Logarithms of estimated times divided by measured times.
         weights: Weight of each measurement.
         share: Fraction of the total weight.
     """
@@ -292,10 +293,11 @@ def spread(errors: Array, weights: Array, share: float = 0.8) -> float:
 
 
 def wide_enough(errors: Array, data: Data) -> float:
-    """Return the factor within which 80 % of whole networks lie, by weight and by number.
+    """Return the factor within which 80 % of the estimates for whole networks are correct.
 
-    By number, an engine that was measured several times (the same GPU, network, types and batch)
-    counts once, with its median error.
+    It is the larger of two factors: one for 80 % of the weight, and one for 80 % of the engines.
+    For the latter, an engine that was measured several times (the same GPU, network, types and
+    batch) counts once, with its median error.
     """
     weights = np.asarray([m.weight for m in data])
     used = weights > 0
@@ -310,10 +312,10 @@ def wide_enough(errors: Array, data: Data) -> float:
 def fit_governor(
     data: Data, constants: Mapping[str, float], factors: Mapping[str, float]
 ) -> tuple[float, float, float]:
-    """Return the best host times and exponent for the clock that follows the load.
+    """Return the best HOST_MS, HOST_MS_PER_IMAGE and LOAD_EXPONENT of timing_data.py.
 
-    These are HOST_MS, HOST_MS_PER_IMAGE and LOAD_EXPONENT of timing_data.py. The best values have
-    the least scatter for the FP32 times of calls that follow the load.
+    They describe a clock that follows the load. With the best values, the errors for the FP32 times
+    of such calls have the least scatter.
     """
     model = Model([m for m in data if m.images and " float FP32" in m.label])
     busy = model.seconds_at(np.ones(len(model.images)), constants, factors) * 1e3
@@ -427,7 +429,7 @@ def main() -> int:
 def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
     """Return errors after a correction by another network on the same GPU, and their weights.
 
-    There is one error for each ordered pair of different networks on one GPU.
+    Each ordered pair of different networks on one GPU has one error.
     """
     left, weights = [], []
     for i, one in enumerate(data):
@@ -454,10 +456,7 @@ class Pair:
 
 
 def pairs_of(data: Data) -> list[Pair]:
-    """Return all pairs whose placement is known, in the order of the tables.
-
-    Pairs with large errors are included.
-    """
+    """Return all pairs whose placement is known, in the order of the tables."""
     plain: dict[tuple[str, ...], int] = {}
     found = []
     whole = [(i, m.gpu, m.label) for i, m in enumerate(data) if " " in m.label]
@@ -484,12 +483,12 @@ def base_of(network: str) -> str:
 
 
 def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any]]:
-    """Estimate each pair by a fit without its network and without its GPU.
+    """Estimate each pair with a fit of the data without its network and without its GPU.
 
     Args:
         everything: All measurements.
-        whole: Measurements of whole networks, which are the end of `everything`.
-        first: Position of the first whole network in `everything`.
+        whole: Measurements of whole networks, the last measurements in `everything`.
+        first: Index of the first whole network in `everything`.
     """
     pairs = pairs_of(whole)
     gpus = gpu_names(everything)
@@ -518,7 +517,7 @@ def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any
 def gain_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the errors of the gains, and the number of pairs whose faster type is correct.
 
-    This number is of the pairs whose times differ by more than 5 %.
+    Only pairs whose times differ by more than 5 % count for this number.
     """
     errors = np.asarray([np.log(r["left_out"] / r["measured"]) for r in rows])
     clear = [r for r in rows if abs(np.log(r["measured"])) > np.log(1.05)]

@@ -4,10 +4,11 @@
     python benchmarks/fp8.py --network NAME MODEL.onnx CALIBRATION TEST PREPROCESS
                              [--page docs/fp8.md]
 
-Without --network, a small vision transformer learns from generated images
-(benchmarks/attention.py), three times for each kind of outlier channels. --network, which may be
-repeated, measures the agreement of a trained network with its float model. CALIBRATION and TEST are
-folders or lists of images. PREPROCESS is yolo, imagenet or half (mean and deviation 0.5).
+Without --network, a small vision transformer is trained on generated images
+(benchmarks/attention.py), three times for each kind of outlier channels. With --network, the
+agreement of a trained network with its float model is measured. The option may be repeated.
+CALIBRATION and TEST are folders or lists of images. PREPROCESS is yolo, imagenet or half (mean and
+standard deviation 0.5).
 """
 
 import tempfile
@@ -39,9 +40,9 @@ FORMATS = {
 
 
 def output_error(floats: onnx.ModelProto, model: onnx.ModelProto) -> float:
-    """Return the root mean square difference of the outputs over their standard deviation.
+    """Return the root mean square difference of the outputs, divided by their standard deviation.
 
-    The images were not used for training.
+    The images were not used for the training.
     """
     images = attention.pictures(attention.CALIBRATING, 2)[0]
     first, other = (
@@ -75,7 +76,7 @@ def transformers() -> str:
 def networks(given: list[list[str]]) -> str:
     """Return a table of the agreement of each network and format with the float model.
 
-    The table also has the choice of ``precision="auto"``.
+    The table also shows the choice of ``precision="auto"``.
 
     Args:
         given: Name, model, calibration images, test images and preprocessing of each network.

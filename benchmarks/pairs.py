@@ -3,10 +3,10 @@
 usage: python -m benchmarks.pairs SHARED FOLDER [--only TEXT] [--page docs/timing.md] [--store]
 
 SHARED is the folder of published measurements. Its scripts rebuild each ONNX graph once in FOLDER,
-with random weights; only small constants remain in the files. benchmarks/timing/pairs-2026.tsv has
-the measured figures. --store writes the predicted layers of both networks of each pair into
-benchmarks/timing/networks.tsv.gz, and the profiles of the U-Net into benchmarks/timing/layers.tsv,
-for fit_timing.py.
+with random weights. The files contain only small constants. benchmarks/timing/pairs-2026.tsv has
+the measured figures. For fit_timing.py, --store writes the predicted layers of both networks of
+each pair into benchmarks/timing/networks.tsv.gz, and the profiles of the U-Net into
+benchmarks/timing/layers.tsv.
 """
 
 import math
@@ -35,13 +35,13 @@ from qdqtool.timing.time_calibration import match_profile_rows
 from qdqtool.timing.workload import predict_workload
 from qdqtool.trt.targets import target_named
 
-# The layer names of these builds show that torch shared a bias between two BatchNormalizations, with an Identity. The
-# parser decomposes the second one. The rebuilt graphs have two biases.
+# The layer names of these builds show that two BatchNormalizations have the same bias, one of them
+# through an Identity. TensorRT's parser decomposes the latter. The rebuilt graphs have two biases.
 SHARED_BIASES = {
     name: [f"/layer{i}/layer{i}.0/downsample/downsample.1/BatchNormalization" for i in (1, 2)]
     for name in ("v1", "v2")
 }
-PLACES = ("timing/pairs-2026-11", "evidence")  # folders of scripts, relative to SHARED
+PLACES = ("timing/pairs-2026-11", "evidence")  # folders with scripts, relative to SHARED
 KEYHOLE = "timing/pairs-2026-11/resnet50-ort/quantize_keyhole.py"  # for models ".keyhole"
 UNET_GPU = "Jetson Orin Nano 8GB Super"
 UNET_PROFILES = {
@@ -56,15 +56,16 @@ class PublishedPair:
     """A build with Q/DQ, and a build of the same network in FP16.
 
     Attributes:
-        script: Script that rebuilds the graph, relative to one of PLACES, with its arguments.
-        model: Name of the file.
+        script: Script that rebuilds the graph, with its arguments. The path is relative to one of
+            PLACES.
+        model: Name of the model file, without ``.onnx``.
         network: Name of the network without its placement.
         gpu: Name of the GPU.
-        target: TensorRT version, with its typing.
-        batch: Batch of the times; None for the batch of the file.
+        target: TensorRT version, and whether the build is strongly typed.
+        batch: Batch size of the times; None for that of the file.
         qdq_ms: Milliseconds with Q/DQ.
         float_ms: Milliseconds in FP16.
-        gain: Time of FP16 over the time with Q/DQ.
+        gain: Time in FP16 divided by the time with Q/DQ.
         layers: Number of engine nodes, or a range of numbers.
         conversions: Number of Q and DQ that remain in the engine.
         note: Conditions of the measurement.
@@ -108,7 +109,6 @@ def read_pairs() -> list[PublishedPair]:
 
 
 def find_script(shared: Path, script: str) -> Path:
-    """Return the script that rebuilds a graph."""
     name = script.partition(" ")[0]
     for place in PLACES:
         if (shared / place / name).exists():
@@ -117,7 +117,7 @@ def find_script(shared: Path, script: str) -> Path:
 
 
 def rebuild(pair: PublishedPair, shared: Path, folder: Path) -> Path:
-    """Return the file of a pair's graph; run its script if the file does not exist."""
+    """Return the file of a pair's graph. If the file does not exist, run the script."""
     _, _, argument = pair.script.partition(" ")
     place = folder / Path(pair.script.partition(" ")[0]).parent.name
     path = place / f"{pair.model}.onnx"
@@ -146,7 +146,6 @@ def slim(source: Path, target: Path) -> None:
 
 
 def load_slim(path: Path) -> Model:
-    """Return a model that was written by :func:`slim`."""
     proto = onnx.ModelProto.FromString(path.read_bytes())
     for node in list(proto.graph.node):
         if node.name in SHARED_BIASES.get(path.stem, ()):
@@ -158,7 +157,7 @@ def load_slim(path: Path) -> Model:
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """A pair with its prediction.
+    """A pair, and its prediction.
 
     Attributes:
         pair: The published figures.
@@ -178,7 +177,7 @@ class JudgedPair:
 
     @property
     def error(self) -> float | None:
-        """Logarithm of the estimated gain over the measured gain; None if unpublished."""
+        """Logarithm of the ratio of estimated to measured gain; None without a measured gain."""
         if self.pair.gain is None or self.time.gain is None:
             return None
         return math.log(self.time.gain / self.pair.gain)
@@ -204,14 +203,12 @@ def _compare(measured: float | None, estimated: float | None) -> str:
 
 
 def _verdict(measured: float, estimated: float) -> str:
-    """Return whether the prediction of the faster type is right."""
     if abs(math.log(measured)) <= math.log(1.05):
         return "within 5 %"
     return "right" if (measured > 1) == (estimated > 1) else "wrong"
 
 
 def judge(pair: PublishedPair, path: Path) -> JudgedPair:
-    """Predict a rebuilt graph, and estimate its time."""
     model, target = load_slim(path), target_named(pair.target)
     prediction = predict(model, target, advice=False)
     time = estimate_time(model, prediction, find_gpu(pair.gpu), target, batch=pair.batch)
@@ -228,7 +225,7 @@ def judge(pair: PublishedPair, path: Path) -> JudgedPair:
 def predicted_rows(pair: PublishedPair, path: Path) -> Rows:
     """Return the layers of a pair for networks.tsv.gz.
 
-    The layers with Q/DQ are those of the estimate; the float layers are in FP16.
+    The layers with Q/DQ are those of the estimate. The float layers are FP16.
     """
     gpu, typed, quantized = find_gpu(pair.gpu), target_named(pair.target), load_slim(path)
     time = estimate_time(
@@ -236,7 +233,7 @@ def predicted_rows(pair: PublishedPair, path: Path) -> Rows:
     )
     assert time.workload is not None
     model = model_variants.float_variant(quantized)
-    target = target_named("trt10")  # whose builder chooses FP16
+    target = target_named("trt10")  # in which the builder chooses FP16
     prediction = predict(model, target, advice=False)
     plain = predict_workload(model, prediction, Precision.FP16, gpu=gpu)
     name = pair_name(pair.network, pair.model, pair.gpu, pair.target)
@@ -247,7 +244,7 @@ def predicted_rows(pair: PublishedPair, path: Path) -> Rows:
 def profiled_rows(shared: Path, folder: Path) -> Rows:
     """Return the layers of the U-Net's profiles for layers.tsv.
 
-    Layers are matched by name, and layers of unknown work are left out.
+    Layers are matched by name. Layers whose work is unknown are left out.
     """
     place = "unet-resnet50-orinnano-trt10162"
     target, gpu = target_named("10.16.2"), find_gpu(UNET_GPU)
@@ -266,7 +263,6 @@ def profiled_rows(shared: Path, folder: Path) -> Rows:
 
 
 def main() -> None:
-    """Rebuild and predict all pairs, and print the table."""
     parser = parser_of(__doc__)
     parser.add_argument("shared", type=Path, help="folder of published measurements")
     parser.add_argument("folder", type=Path, help="folder for the rebuilt graphs")

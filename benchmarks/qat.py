@@ -3,14 +3,14 @@
     pip install 'qdqtool[qat]' ultralytics   # AGPL-3.0: measured here, not a part of qdqtool
     python benchmarks/qat.py --weights best.pt --images photographs/ --page docs/qat-results.md
 
-Nothing is fine-tuned. In each row, one tool places and calibrates quantizers in the same float
-network, so that rows differ only by placement and ranges. The box error is the mean distance in
-pixels between the corners of boxes of the float network and of the quantized network, in
-onnxruntime. It counts the cells of the 50 most confident boxes of the float network in each image.
-The first images are for calibration, and the last ``--judge`` images are for evaluation.
-Conversions and INT8 convolutions are predicted for trt8.5. Lines of code are the statements of a
-row's function below, from the float network to the file. The float export that two functions need
-counts as one statement.
+The networks are not fine-tuned. For each row, one tool places and calibrates quantizers in the same
+float network, so the rows differ only in placement and ranges. The box error is the mean distance,
+in pixels, between the corners of the boxes of the float network and those of the quantized network
+in onnxruntime. In each image, the cells of the 50 most confident boxes of the float network count.
+The last ``--judge`` images are for evaluation, all others for calibration. Conversions and INT8
+convolutions are predicted for trt8.5. The lines of code are the statements of the row's function in
+this script, from the float network to the file. The float export that two functions need counts as
+one statement.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def compare_tools(options: argparse.Namespace) -> str:
                     "error": float(np.mean(errors)),
                     **qdqtool.predict(path, "trt8.5").summary(),
                 }
-            except Exception as error:  # an error of another tool becomes the row
+            except Exception as error:  # the row shows the error of the tool
                 traceback.print_exc()
                 return {"fails": failure(error)}
 
@@ -117,7 +117,7 @@ def compare_tools(options: argparse.Namespace) -> str:
 
 
 def load_images(folder: Path, size: int) -> Tensor:
-    """Return the center squares of images by name, from 0 to 1, [n, 3, size, size]."""
+    """Return the center squares of images, sorted by name, from 0 to 1, [n, 3, size, size]."""
     kinds = (".jpg", ".jpeg", ".png", ".bmp")
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in kinds)
     opened = (Image.open(path).convert("RGB") for path in paths)
@@ -138,7 +138,7 @@ def export_network(model: nn.Module, sample: Tensor, path: Path) -> None:
 def run(path: Path, images: Tensor) -> list[np.ndarray]:
     """Return boxes and class scores of each image, [4 + classes, cells].
 
-    Boxes are center and size in pixels.
+    A box is its center and size in pixels.
     """
     session = open_session(path, 0, optimize="basic")
     name = session.get_inputs()[0].name
@@ -148,7 +148,7 @@ def run(path: Path, images: Tensor) -> list[np.ndarray]:
 def box_error(found: np.ndarray, wanted: np.ndarray) -> float:
     """Return the mean distance of box corners in pixels.
 
-    Only the cells of the reference's most confident boxes count.
+    Only the cells with the most confident boxes in `wanted` count.
     """
     cells = np.argsort(-wanted[4:].max(0))[:TOP]
     return float(np.abs(corners(found[:4, cells].T) - corners(wanted[:4, cells].T)).mean())
@@ -167,7 +167,7 @@ def by_insert(yolo: Any, images: Tensor, path: Path) -> None:
 
 
 def by_ultralytics_qat(yolo: Any, images: Tensor, path: Path) -> None:
-    """Quantize with prepare_qat of Ultralytics, as their trainer does for quantize=8.
+    """Quantize with Ultralytics' prepare_qat, as its trainer does for quantize=8.
 
     The network is fused before the export, as in Ultralytics.
     """
@@ -180,7 +180,7 @@ def by_ultralytics_qat(yolo: Any, images: Tensor, path: Path) -> None:
 
 
 def by_ultralytics_ptq(yolo: Any, images: Tensor, path: Path) -> None:
-    """Quantize with onnx_int8_quantize of Ultralytics, as export(quantize=8) does."""
+    """Quantize with Ultralytics' onnx_int8_quantize, as export(quantize=8) does."""
     from ultralytics.utils.export.onnx import onnx_int8_quantize
 
     plain = path.with_suffix(".float.onnx")
@@ -209,9 +209,9 @@ def by_modelopt_fused(yolo: Any, images: Tensor, path: Path) -> None:
 
 
 def by_pytorch_quantization(yolo: Any, images: Tensor, path: Path) -> None:
-    """Quantize with quant_modules.initialize(), which needs the network to be built again.
+    """Quantize with quant_modules.initialize(), for which the network is built again.
 
-    Ranges are percentiles of histograms.
+    The ranges are percentiles of histograms.
     """
     from absl import logging as absl_logging
     from pytorch_quantization import calib, quant_modules
@@ -263,9 +263,10 @@ TOOLS: dict[str, Callable[[Any, Tensor, Path], None]] = {
 
 
 def lines_of(row: Callable[..., Any]) -> int:
-    """Return the number of statements of a row's function and of the rows' functions that it calls.
+    """Return the number of statements of a row's function.
 
-    Docstring, imports and signature do not count.
+    The statements of other rows' functions that it calls count too. The docstring, imports and the
+    signature do not count.
     """
     body = ast.parse(inspect.getsource(row)).body[0]
     kept = (ast.Expr, ast.Assign, ast.For, ast.With, ast.Try)

@@ -4,14 +4,15 @@
     python benchmarks/qat_models.py --keep FILE.json --page docs/qat-models.md
     python benchmarks/qat_models.py --cost --page docs/qat-results.md
 
-The networks have random weights (nothing is downloaded), and statistics of BatchNormalization from
-noise. Each network is trained for two steps. A row has the number of convolutions and linear layers
-in the plan, the number that is predicted INT8 in the exported file, the reasons for the others, the
-results of the export check (docs/qat.md) and the noise of the network.
+The networks have random weights (the script downloads nothing). The statistics of
+BatchNormalization are those of noise. Each network is trained for two steps. A row has the number
+of convolutions and linear layers in the plan, the number of those that are predicted as INT8 in the
+exported file, the reasons why the others are not, the results of the export check (docs/qat.md) and
+the noise of the network.
 
-``--cost`` measures the cost of qat.calibrate in float forward passes over the same images:
-processor time of all threads, calibration and forward passes in turns on the same batches, and the
-median of the ratios.
+``--cost`` measures the time of qat.calibrate relative to that of float forward passes over the same
+images. The time is the processor time of all threads. Calibration and forward passes run in turns
+on the same batches. The result is the median of the ratios.
 """
 
 import argparse
@@ -105,7 +106,7 @@ TORCHVISION = (
     "swin3d_t",
     "raft_small",
 )
-# Sizes of inputs in pixels, if not 64.
+# Sizes of inputs in pixels, if they are not 64 (torchvision) or 128 (Ultralytics).
 SIZES = {
     "rtdetr-l": 256,
     "yolov8s-world": 192,
@@ -120,7 +121,7 @@ SIZES = {
 }
 VIDEO = {"r3d_18": 4, "r2plus1d_18": 4, "s3d": 14, "mvit_v1_b": 16, "swin3d_t": 4}
 DETECTION = ("ssd", "retinanet", "fcos", "fasterrcnn", "maskrcnn", "keypointrcnn")
-RESIZED = 160  # size to which torchvision's detectors resize images, instead of 800
+RESIZED = 160  # size to which torchvision's detectors resize images here; their default is 800
 COSTS = {
     "resnet18": 224,
     "mobilenet_v2": 224,
@@ -163,7 +164,7 @@ def main() -> None:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Return the row of a network, or the error if a step fails."""
+    """Return the row of a network; if a step fails, a row with the error."""
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             return _measured(name, Path(folder) / "model.onnx")
@@ -209,11 +210,11 @@ def _measured(name: str, path: Path) -> dict[str, Any]:
 
 
 def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[str, int]:
-    """Return how many layers with weights are float, by reason.
+    """Return the number of float layers with weights, by reason.
 
-    Reasons come from the plan. Layers that only the prediction reports as float are counted
-    together. Layers whose inputs are constant are left out, because TensorRT computes them during
-    the build.
+    The reasons are those of the plan. Layers that are float only in the prediction count as one
+    reason. Layers with constant inputs are left out, because TensorRT computes them during the
+    build.
     """
     modules = dict(network.named_modules())
     reasons = Counter(
@@ -230,7 +231,7 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
 
 
 def built(name: str) -> tuple[Any, tuple[int, ...]]:
-    """Return a network (of Ultralytics: its wrapper) and the shape of one input."""
+    """Return a network, or Ultralytics' wrapper of a network, and the shape of one input."""
     size = SIZES.get(name, 128 if name in ULTRALYTICS else 64)
     if name in ULTRALYTICS:
         from ultralytics import RTDETR, YOLO
@@ -250,15 +251,16 @@ def built(name: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def sample_of(name: str, shape: tuple[int, ...], count: int) -> Any:
-    """Return random inputs in the form in which a network is called."""
+    """Return random arguments for a network."""
     images = torch.rand(count, *shape)
     return (images, torch.rand(count, *shape)) if name == "raft_small" else images
 
 
 def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -> int:
-    """Return the number of runs of some modules in one forward pass.
+    """Return the number of runs of the named modules in one forward pass.
 
-    A module may run several times: a detection head runs once on each level of a pyramid.
+    A module may run several times. For example, a detection head runs once for each level of a
+    pyramid.
     """
     counted: list[nn.Module] = []
     modules = dict(network.named_modules())
@@ -274,10 +276,10 @@ def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -
 
 
 def losses_of(name: str, network: nn.Module, sample: Any) -> list[Tensor]:
-    """Return the losses of a network, whose sum is trained.
+    """Return the losses of a network. The training minimizes their sum.
 
-    torchvision's detectors compute their losses. For other networks, the losses are the mean squares
-    of the outputs.
+    torchvision's detectors compute their losses themselves. For other networks, the losses are the
+    mean squares of the outputs.
     """
     if not name.startswith(DETECTION):
         return [
@@ -304,7 +306,7 @@ def norms_of(network: nn.Module) -> list[nn.Module]:
 
 
 def settle(network: nn.Module, forward: Callable[[], Any]) -> None:
-    """Set statistics of BatchNormalization from noise, and make constant biases random."""
+    """Set statistics of BatchNormalization from noise, and constant biases to random values."""
     norms = norms_of(network)
     momenta = [m.momentum for m in norms]
     for norm in norms:
@@ -323,7 +325,6 @@ def settle(network: nn.Module, forward: Callable[[], Any]) -> None:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
     inside = (
@@ -337,7 +338,6 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:
-    """Return the tables in Markdown, after a sentence with the counts."""
     good = [r for r in found.values() if "fails" not in r]
     letters = dict(
         zip(sorted({why for r in good for why in r["apart"]}), string.ascii_lowercase, strict=False)
@@ -391,7 +391,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
 
 
 def costs(name: str, options: argparse.Namespace) -> tuple[object, ...]:
-    """Return a row: number of calibrated tensors, and the ratio for each batch size."""
+    """Return a row with the number of calibrated tensors, and the ratio for each batch size."""
     torch.manual_seed(0)
     made, (channels, *_) = built(name)
     network = unwrap_network(made)

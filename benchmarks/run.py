@@ -1,12 +1,14 @@
-"""Run the benchmarks: `python benchmarks/run.py [NAME ...]`. Without names, run all possible ones.
+"""Run benchmarks: `python benchmarks/run.py [NAME ...]`.
+
+Without names, all benchmarks run that need no data and no missing packages.
 
 Each benchmark is a script in this folder with a `main()`, and with a docstring that describes the
 measurement. Arguments after `--` go to the script:
 `python benchmarks/run.py attention -- --table vit`.
 
-`python benchmarks/run.py --compare COMMIT [CASE ...]` is the tool for claims about speed and
-memory. It runs whole processes of that version and of the present sources in turns, and prints
-ratios with intervals (`benchmarks/speed.py`).
+`python benchmarks/run.py --compare COMMIT [CASE ...]` compares the speed and the memory of two
+versions. It runs whole processes of COMMIT and of the present sources in turns, and prints ratios
+with intervals (`benchmarks/speed.py`).
 """
 
 import argparse
@@ -21,7 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from benchmarks.speed import CASES, HEAD, USUAL, compare  # noqa: E402
 
-DATA = {  # data that benchmarks need from the user; these benchmarks run by name only
+DATA = {  # benchmarks that need data of the user; they run only if they are named
     "accuracy": "your models and images",
     "coco": "a YOLO model, and COCO's images and annotations",
     "pairs": "a folder of published measurements",
@@ -31,7 +33,7 @@ DATA = {  # data that benchmarks need from the user; these benchmarks run by nam
 
 
 def benchmarks() -> dict[str, str]:
-    """Return the first docstring line of every script with a main(), by name."""
+    """Return the first line of the docstring of each script with a main(), by name."""
     found = {}
     for path in sorted(HERE.glob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
@@ -44,10 +46,7 @@ def benchmarks() -> dict[str, str]:
 
 
 def missing(name: str) -> str:
-    """Return what a benchmark needs to run: data of the user, or missing packages.
-
-    Empty if the benchmark can run.
-    """
+    """Return the data or the missing packages that a benchmark needs; empty if it can run."""
     if name in DATA:
         return DATA[name]
     tree = ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8")))
@@ -96,7 +95,8 @@ def main() -> int:
     if options.compare:
         given = (path and path.resolve() for path in (options.model, options.photos))
         rows = compare(options.compare, options.names or USUAL, options.runs, *given)
-        import common  # imported late: the peak memory of a child is at least that of its parent
+        # Imported late, because the peak memory of a child process is at least that of its parent.
+        import common
 
         common.publish("speed", common.table(HEAD, rows), options.page)
         return 0

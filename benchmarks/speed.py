@@ -1,12 +1,12 @@
-"""Measure `benchmarks/run.py --compare`: processes of two versions in turns, and plain inference.
+"""Measurement for `benchmarks/run.py --compare`: processes of two versions in turns, and inference.
 
-Both versions get the same files, made by the present sources: the demo model (YOLOv8n, random
-weights) and generated PNG images of its size, or the files of `--model` and `--photos`. The modules
-of both versions are compiled before the first turn, as pip does. A ratio is the median over the
-turns. Its interval is between two order statistics of the turns. For any distribution, the interval
-contains the median with the printed probability (3 turns: only 75 %, 5: 94 %, 6: 97 %). Seconds and
-megabytes are the minimum over the turns. Processor time is user and system time of all threads and
-child processes.
+Both versions get the same files, which the present sources make: the demo model (YOLOv8n, random
+weights) and generated PNG images of its size. `--model` and `--photos` name other files. The
+modules of both versions are compiled before the first turn, as by pip. A ratio is the median over
+the turns. The ends of its interval are two order statistics of the turns. The interval contains the
+median with the printed probability, for any distribution (75 % for 3 turns, 94 % for 5, 97 % for
+6). Seconds and megabytes are the minimum over the turns. Processor time is user and system time of
+all threads and child processes.
 """
 
 import math
@@ -36,7 +36,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Run:
-    """One process: wall time and processor time in seconds, and peak memory in MB."""
+    """Wall time and processor time of one process in seconds, and its peak memory in MB."""
 
     wall: float
     cpu: float
@@ -49,10 +49,10 @@ class Case:
 
     Attributes:
         title: Title in the table.
-        command: Arguments of qdqtool; MODEL, IMAGES and OUT stand for files.
-        model: Function that writes MODEL; None for the file of `--model`.
-        images: Number and size of IMAGES; a size of 0 stands for the images of `--photos`.
-        plain: Whether plain onnxruntime inference over the same images is measured too.
+        command: Arguments of qdqtool. MODEL, IMAGES and OUT are placeholders for files.
+        model: Function that writes MODEL. None: MODEL is the file of `--model`.
+        images: Number and size of IMAGES. If the size is 0, IMAGES are those of `--photos`.
+        plain: Whether to also measure inference of onnxruntime on the same images.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of ratios.
+    """Median of ratios, with an interval.
 
     Attributes:
         low: Lower end of the interval.
@@ -85,7 +85,7 @@ class Ratio:
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """Return the median ratio of pairs, with the narrowest interval of at least 95 %.
 
-    With too few pairs for 95 %, the interval contains all ratios.
+    If there are too few pairs for 95 %, the interval contains all ratios.
     """
     each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     n = len(each)
@@ -99,7 +99,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 
 
 def measure(command: Sequence[str], tree: Path) -> Run:
-    """Run a process on the sources of a tree.
+    """Run a process with the sources in a folder, and measure it.
 
     Raises:
         RuntimeError: The exit code is neither 0 nor 1.
@@ -147,7 +147,7 @@ def _quantized(path: Path) -> None:
 
 
 def _large(path: Path) -> None:
-    """Write a quantized network of 100,000 nodes with small tensors: a chain of C2f blocks."""
+    """Write a quantized network of 100,000 nodes with small tensors, a chain of C2f blocks."""
     import onnx
 
     from tools.growth.families import c2f
@@ -219,7 +219,7 @@ for path in sorted(Path(sys.argv[2]).iterdir()):
 
 
 def made(name: str, folder: Path, model: Path | None, photos: Path | None) -> dict[str, str]:
-    """Make the files of a case; return the file for each word of the case's command.
+    """Make the files of a case, and return the file for each placeholder in its command.
 
     A child process makes the files, so that the peak memory of this process remains small.
     """
@@ -247,7 +247,6 @@ def made(name: str, folder: Path, model: Path | None, photos: Path | None) -> di
 
 
 def sources(commit: str, folder: Path) -> Path:
-    """Unpack the sources of a commit into a folder, and return the folder."""
     packed = folder.with_suffix(".tar")
     subprocess.run(["git", "-C", ROOT, "archive", "--output", packed, commit], check=True)
     shutil.unpack_archive(packed, folder, filter="data")
@@ -257,10 +256,10 @@ def sources(commit: str, folder: Path) -> Path:
 def compare(
     commit: str, names: Sequence[str], turns: int, model: Path | None, photos: Path | None
 ) -> list[list[str]]:
-    """Measure cases; print and return the rows of a table.
+    """Measure cases, print rows of a table, and return the rows.
 
     Args:
-        commit: Version to compare the present sources with.
+        commit: Version with which the present sources are compared.
         names: Names of the cases.
         turns: Number of runs of each process.
         model: Model for the cases with photographs.

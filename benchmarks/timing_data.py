@@ -1,13 +1,14 @@
-"""Read the measurements for the time model: layers of profiles, and latencies of whole networks.
+"""Measurements for the time model: layers of profiles, and latencies of whole networks.
 
 usage: python benchmarks/timing_data.py FOLDER     # exported models, FOLDER/<network>.onnx
 
-The script adds these networks to benchmarks/timing/networks.tsv.gz, with the layers that the
-simulator predicts, at batch 1. Float types are open in networks without Q/DQ, and FP16 in networks
-with Q/DQ; in the variant ``qdq-fp32`` they are FP32. ``<network>@<target>.onnx`` names another
-target than trt8.6. The other tables are layers.tsv (kernels of published profiles: work of each
-kernel, see :mod:`qdqtool.timing.work`, and its time), latencies.tsv and latencies-2026.tsv
-(published milliseconds per call), and blind.tsv (published times that are never fitted).
+The script adds these networks to benchmarks/timing/networks.tsv.gz, with the layers that are
+predicted for batch size 1. The float types of networks without Q/DQ are not fixed. Those of
+networks with Q/DQ are FP16, or FP32 in the variant ``qdq-fp32``. The target is trt8.6, except for
+files ``<network>@<target>.onnx``. The other tables are layers.tsv (kernels of published profiles:
+the work of each kernel, see :mod:`qdqtool.timing.work`, and its time), latencies.tsv and
+latencies-2026.tsv (published milliseconds per call), and blind.tsv (published times that are never
+fitted).
 """
 
 import csv
@@ -54,8 +55,8 @@ WORK = (
     "steps",
 )
 FIELDS = ("network", "variant", *WORK)
-# Milliseconds per call under trtexec without profiling, of engines with a profile. Their layers are
-# the predicted ones.
+# Milliseconds per call, measured by trtexec without profiling, for engines that also have a
+# profile. Their layers are predicted.
 TOTALS = (
     ("A100 80GB PCIe", "resnet18-qat", "float", "FP32", 2.0),
     ("A100 80GB PCIe", "resnet18-qat", "float", "FP16", 0.8628),
@@ -81,25 +82,27 @@ OVERHEADS = {
     "bevfusion-orin": 0.0,
     "bevfusion-3080ti": 0.5,
 }
-# Overhead of engines without a time of the whole engine: in the middle of the values above, with the
-# least error on the worst engine.
+# Overhead of engines for which the time of the whole engine is unknown. It is in the middle of the
+# values above, and has the smallest error for the worst engine.
 OVERHEAD = 2.4
-# Jetsons that were measured in another power mode than MAXN. The author published the same times in a
-# file named after the 30 W mode. The clock was not fixed: the calls wait for the images of a data
+# Jetsons that were measured in a power mode other than MAXN. The author published the same times in
+# a file with 30 W in its name. The clock was not fixed: the calls wait for the images of a data
 # loader, and the governor lowers the clock of a GPU that waits. These rows are never fitted.
 MODES = {("Jetson AGX Orin 64GB", "Juanx65/ArtTRT"): "30W"}
-# Fraction of the mode's clock (306 to 612 MHz) at which such a GPU runs: (busy / (busy + host)) ^ exponent.
-# These values have the least scatter for the FP32 times of the source, which are in no pair (fit_governor).
+# Such a GPU runs at the fraction (busy / (busy + host)) ^ exponent of the mode's clock (306 to 612
+# MHz). With these values, the errors for the FP32 times of the source, which are in no pair, have
+# the least scatter (fit_governor).
 LOWEST_CLOCK = 0.5
 HOST_MS, HOST_MS_PER_IMAGE, LOAD_EXPONENT = 10.0, 0.4, 1.0
-# INT8 builds from calibration tables without the FP16 flag: float layers are FP32 or TF32.
+# INT8 builds with calibration tables and without the FP16 flag, whose float layers are FP32 or
+# TF32.
 INT8_IN_FP32 = "qdq-fp32"
 TARGET = "trt8.6"
 GPUS = {
     "yolo26m-416": "RTX PRO 6000 Blackwell",
     "yolo26m-416-modelopt@trt10": "RTX PRO 6000 Blackwell",
-}  # networks that are not listed are for any GPU
-TYPED = ("yolov8n-modelopt@trt10",)  # built strongly typed, with an FP16 remainder
+}  # networks that are not listed are for all GPUs
+TYPED = ("yolov8n-modelopt@trt10",)  # strongly typed builds, with FP16 layers
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -114,17 +117,19 @@ def read(name: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Time of a layer, or of a network with the work of its layers.
+    """Time of a layer or of a network, with the work of the layers.
 
     Attributes:
         works: Work of each layer.
         gpu: The GPU.
-        label: Engine of a layer. For a network: method, network, variant, float type and batch.
+        label: For a layer, its engine. For a network, the method, network, variant, float type and
+            batch.
         seconds: Measured time.
-        overhead: Seconds that the measurement added.
+        overhead: Seconds that the measurement added to the time.
         weight: Weight in the fit; 0 for measurements that are never fitted.
-        cold: Whether the weights of the network exceed the L2 cache.
-        images: Images of a call on a GPU whose clock follows the load; 0 if the clock is fixed.
+        cold: Whether the weights of the network are larger than the L2 cache.
+        images: Number of images in a call on a GPU whose clock follows the load; 0 if the clock is
+            fixed.
     """
 
     works: Sequence[LayerWork]
@@ -145,7 +150,7 @@ Rows = list[list[object]]
 def with_overhead(data: Data, overhead: float) -> list[Measurement]:
     """Return measurements with the usual overhead of a profile, in microseconds per layer.
 
-    The overhead of an engine is unknown without a time of the whole engine.
+    It is needed for engines for which the time of the whole engine is unknown.
     """
     return [
         replace(m, overhead=0.0 if m.label.startswith("convolutions-") else overhead * 1e-6)
@@ -154,7 +159,6 @@ def with_overhead(data: Data, overhead: float) -> list[Measurement]:
 
 
 def layers() -> list[Measurement]:
-    """Return the kernels of published profiles."""
     data, rows = [], read("layers.tsv")
     counts = Counter(row["engine"] for row in rows)
     weights: dict[str, float] = defaultdict(float)
@@ -181,7 +185,7 @@ def layers() -> list[Measurement]:
 def totals() -> list[Measurement]:
     """Return the times of whole networks: engines with a profile, then published latencies.
 
-    Latencies with a warning in their notes are left out.
+    Latencies whose notes contain a warning are left out.
     """
     data: list[Measurement] = []
     networks: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
@@ -225,7 +229,7 @@ def totals() -> list[Measurement]:
         times = {"qdq": row["qdq_ms"], "float": row["float_ms"]}
         how, weight = "trtexec", 0.3 / counts[row["gpu"], row["network"]]
         if not row["qdq_ms"] or row["gpu"] == "L4":  # at 72 W, the clock is unknown
-            # Only the gain is known. The time does not matter for the gain.
+            # Only the gain is known, so any times with this gain can be used.
             times = times if row["qdq_ms"] else {"qdq": "1", "float": row["gain"]}
             how, weight = "gain", 0.0
         for variant, ms in times.items():
@@ -260,8 +264,8 @@ def totals() -> list[Measurement]:
         doubtful = mode is not None or slow_host or row["how"].startswith(("validation", "blind"))
         remote = (
             row["gpu"] == "A100 40GB" and not yolo
-        )  # the latency includes copies from and to the host
-        # Microseconds of a call from Python; the calls of Ultralytics are fitted.
+        )  # the latency includes copies from the host and to the host
+        # Microseconds of a call from Python. For calls of Ultralytics, they are fitted.
         offset = 80.0 if remote else 50.0 if row["how"] == "python" and not yolo else 0.0
         weight = (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]]
         add(
@@ -280,7 +284,7 @@ def totals() -> list[Measurement]:
 
 
 def _blind_kind(source: str) -> str:
-    """Return the kind of a time that is never fitted; an engine in a CUDA graph has no gaps."""
+    """Return the kind of a time that is never fitted. A CUDA graph has no gaps between kernels."""
     return "blind-graph" if "with a CUDA graph" in source else "blind"
 
 
@@ -293,8 +297,8 @@ def clock_shares(
 
     Args:
         busy_ms: Milliseconds of a call at the clock of the mode.
-        images: Images of a call; 0 if the clock is fixed.
-        host: Milliseconds of the host for a call and for an image, and the exponent of the load.
+        images: Number of images in a call; 0 if the clock is fixed.
+        host: Milliseconds of the host for a call, and for an image; and the exponent of the load.
     """
     for_call, for_image, exponent = host
     load = busy_ms / (busy_ms + for_call + for_image * images)
@@ -307,7 +311,7 @@ def network_work(
     made = [work_of(row, plain, batch) for row in rows]
     if (
         plain == Precision.FP32
-    ):  # no reformats to FP16 at inputs and outputs; without TF32, all layouts are linear
+    ):  # no conversions to FP16 at inputs and outputs; without TF32, all layouts are linear
         without = (work.CONVERSION,) if gpu.has_tf32 else (work.CONVERSION, work.REFORMAT)
         made = [
             w
@@ -346,7 +350,6 @@ def work_of(
 
 
 def add_networks(folder: Path) -> None:
-    """Add the networks of a folder to networks.tsv.gz."""
     models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
     rows: Rows = []
     for name, path in models.items():
@@ -356,12 +359,10 @@ def add_networks(folder: Path) -> None:
 
 
 def pair_name(network: str, model: str, gpu: str, target: str) -> str:
-    """Return the name of a published pair in networks.tsv.gz."""
     return f"{network}-pair-{model}-{gpu.replace(' ', '-')}@{target}"
 
 
 def work_row(network: str, variant: str, w: LayerWork) -> list[object]:
-    """Return a layer as a row of networks.tsv.gz."""
     values = (getattr(w, f) for f in WORK)
     cells = (f"{v:.9g}" if isinstance(v, (int, float)) else str(v) for v in values)
     return [network, variant, *cells]
@@ -406,7 +407,8 @@ def of_network(name: str, path: Path) -> list[list[object]]:
             print(f"  {error}")
     rows: list[list[object]] = []
     for variant, chosen in variants:
-        # With Q/DQ, only some tensors of a layer are floats, so their type must be fixed here.
+        # In networks with Q/DQ, only some tensors of a layer are floats, so the float type must be
+        # fixed here.
         plain = {"float": Precision.FLOAT, INT8_IN_FP32: Precision.FP32}.get(
             variant, Precision.FP16
         )

@@ -2,7 +2,7 @@
 
 usage: python benchmarks/timing_docs.py     # after fit_timing.py --write
 
-Reads only benchmarks/timing/judged.json.
+The script reads only benchmarks/timing/judged.json.
 """
 
 import json
@@ -69,7 +69,7 @@ def fit_figures(layers: Rows, fitted: Rows) -> str:
     def copies(network: str, *built: int) -> str:
         """Return the numbers of derived layout changes and copies of a network with Q/DQ.
 
-        The text also has the number of copies in each build that the derivation does not explain.
+        The text also has the number of copies in each build that were not derived.
         """
         kinds = [
             row["kind"]
@@ -101,9 +101,9 @@ def fit_figures(layers: Rows, fitted: Rows) -> str:
 
 
 def yolo_figures(networks: Rows) -> str:
-    """Return a table of the median errors of YOLO networks.
+    """Return a table of the median errors for YOLO networks.
 
-    For each GPU, network, precision and batch, the row with the median error counts.
+    For each GPU, network, precision and batch size, the row with the median error counts.
     """
     groups: dict[tuple[str, str], Rows] = defaultdict(list)
     for row in networks:
@@ -139,7 +139,7 @@ def blind_figures(blind: Rows) -> str:
 
 
 def has_steady_clock(pair: dict[str, Any]) -> bool:
-    """Return whether the clock of a pair did not follow the load (MODES of timing_data)."""
+    """Return whether the clock of a pair was fixed (see MODES of timing_data)."""
     modes = {gpu for gpu, _ in MODES}
     return pair["gpu"] not in modes or not pair["what"].startswith("python ")
 
@@ -287,7 +287,7 @@ def blind_table(blind: Rows) -> str:
 
 
 def ultralytics_table(blind: Rows) -> str:
-    """Return a table of published FP16 times of Ultralytics on a T4, with estimates."""
+    """Return a table of FP16 times on a T4 that Ultralytics published, with estimates."""
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for row in blind:
         _, network, _, plain, batch = row["what"].split()
@@ -309,21 +309,20 @@ def short(what: str) -> str:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Return whether the faster type of a pair was predicted correctly."""
+    """Return whether the prediction named the faster type of a pair."""
     if abs(math.log(row["measured"])) <= math.log(1.05):
         return "within 5 %"
     return "right" if (row["measured"] > 1) == (row["left_out"] > 1) else "**wrong**"
 
 
 def is_blind(row: dict[str, Any]) -> bool:
-    """Return whether a time is never fitted."""
     return bool(row["what"].startswith("blind"))
 
 
 def is_inside(row: dict[str, Any]) -> bool:
     """Return whether a measured time is in the range of its estimate.
 
-    The range is wider for boards of few watts.
+    The range is wider for boards with a power of few watts.
     """
     spread = load_constants().spreads["total"]
     slowed = row["clock_share"] / find_gpu(row["gpu"]).clock_share_under_load
@@ -335,7 +334,7 @@ def median(rows: Rows, key: str) -> float:
 
 
 def plot(networks: Rows, path: Path) -> None:
-    """Plot estimated over measured time against measured milliseconds, both logarithmic."""
+    """Plot the ratio of estimated to measured time against the measured time."""
     import matplotlib
 
     matplotlib.use("svg")

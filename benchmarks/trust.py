@@ -2,9 +2,10 @@
 
     python -m benchmarks.trust
 
-A convolution counts as right if the types of inputs, residual and output, and the absorbed Add and
-MaxPool agree. Lines are compared as a multiset of pass, event, subject and object. If a log states
-only the number of the lines of ConstQDQInitializersFusion, these lines are left out.
+A convolution is right if prediction and build agree on the types of inputs, residual and output,
+and on the fused Add and MaxPool. Lines are compared as a multiset of pass, event, subject and
+object. If a log contains only the number of the lines of ConstQDQInitializersFusion, these lines
+are left out.
 """
 
 from collections import Counter
@@ -16,7 +17,6 @@ from tests.trt.test_evidence import COUNTED_ONLY, said, width
 
 
 def row(case: str) -> tuple[str, ...]:
-    """Return the row of a build."""
     build, predicted = BUILDS[case], {c.name: c for c in prediction(case).convolutions}
     built = truth(case)["convolutions"]
     right = 0
@@ -45,7 +45,6 @@ def row(case: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Print the table."""
     cases = sorted(CASES, key=lambda c: (c not in WITH_TRACE, c))
     print(
         table(

@@ -1,24 +1,23 @@
-"""Compare the front of `qdqtool tune` with simple placements, on images that tune did not use.
+"""Compare the front of `qdqtool tune` with simple placements, on images that tune does not use.
 
     python benchmarks/tune.py SPLITS.toml [--gpu NAME] [--work FOLDER] [--only REGEX]
                               [--chosen-on N] [--judge N] [--json FILE]
                               [--page docs/tune-results.md]
 
-SPLITS.toml lists the splits; paths are relative to this file. You provide models and images:
-nothing is downloaded.
+SPLITS.toml lists the splits. Paths are relative to SPLITS.toml. You provide the models and images;
+the script downloads nothing.
 
     [[split]]
     name = "people"
     model = "yolov8s.onnx"        # float, output [1, 4 + classes, anchors]
     calibration = "photographs"   # images for ranges: a folder, or an npy of inputs
-    choose = "photographs-2"      # --eval of tune: one half for the search, one half held out
+    choose = "photographs-2"      # --eval of tune: half for the search, half for the check
     judge = "video"               # images for the table, which tune does not use
-    others = { "ModelOpt entropy" = "modelopt.onnx" }   # optional Q/DQ models of other tools
+    others = { "ModelOpt entropy" = "modelopt.onnx" }   # optional: Q/DQ models of other tools
 
-Every simple placement is compared with the most accurate point of the front that does not cost
-more than the placement.
-Points are chosen by their accuracy on the images of the search. The interval is that of a paired
-bootstrap over the images of `judge`. Measurements are kept in the work folder.
+Each simple placement is compared with the most accurate point of the front that does not cost more
+than the placement. Points are chosen by their accuracy on the images of the search. The interval is
+that of a paired bootstrap over the images of `judge`. The work folder keeps the measurements.
 """
 
 import argparse
@@ -44,8 +43,8 @@ OBVIOUS = re.compile("everything INT8|worst|head|last|float")  # names of simple
 class Row:
     """Result of one placement on the images of `judge`.
 
-    The difference is the metric of the best point of the front at the same cost or less, minus the
-    metric of this placement.
+    The difference is the metric of the best point of the front with the same cost or less, minus
+    the metric of this placement.
     """
 
     split: str
@@ -63,7 +62,7 @@ class Row:
 
 
 def measured(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
-    """Run tune for one split; return the rows of its front and of other placements."""
+    """Run tune for one split, and return the rows of its front and of other placements."""
     model: Path = entry["model"]
     name = common.input_name(model)
     calibration, choose, unseen = (common.load_samples(model, entry[k]) for k in FILES[1:])

@@ -2,9 +2,9 @@
 
     python examples/edit_with_graphsurgeon.py yolov8n.onnx images/ --outputs /model.22/cv2.0/cv2.0.0/act/Mul_output_0
 
-The example cuts the network at the tensors that are named, for example before the box decoding of
-a detection head. It inserts Q/DQ pairs into the part that remains, edits the result as a graph,
-and prints what TensorRT will do with it.
+The example cuts the network at the tensors of `--outputs`, for example before the box decoding of a
+detection head. It inserts Q/DQ pairs into the rest, edits the result as a graph, and prints the
+prediction.
 """
 
 import argparse
@@ -26,7 +26,11 @@ def cut(graph: gs.Graph, outputs: list[str]) -> None:
 
 
 def mark_quantized(graph: gs.Graph) -> int:
-    """Prefix the names of all Q/DQ nodes, so that they stand out in a viewer; return their number."""
+    """Prefix the names of all Q/DQ nodes, so that they are easy to see in a viewer.
+
+    Returns:
+        The number of Q/DQ nodes.
+    """
     nodes = [n for n in graph.nodes if n.op in ("QuantizeLinear", "DequantizeLinear")]
     for node in nodes:
         node.name = f"qdq/{node.name}"
@@ -34,7 +38,6 @@ def mark_quantized(graph: gs.Graph) -> int:
 
 
 def main() -> None:
-    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="float ONNX model")
     parser.add_argument("images", type=Path, help="folder of calibration images")

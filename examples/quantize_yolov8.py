@@ -16,10 +16,11 @@ from qdqtool.errors import QdqtoolError
 
 
 def main(model: str, images: str, output: str) -> int:
-    # These values are the defaults, and those of Ultralytics. They show how to set other values.
+    # These values are the defaults, which are the values of Ultralytics. You can set other values
+    # here.
     preprocess = calibration.Preprocess(resize="letterbox", bgr=False, scale=1 / 255)
 
-    # With the cache, a second run with another method or other float nodes takes a second.
+    # With the cache, another run with another method or other float nodes takes a second.
     result = qdqtool.insert(
         model,
         images,
@@ -40,7 +41,7 @@ def main(model: str, images: str, output: str) -> int:
     for warning in (*result.warnings, *result.calibration["warnings"]):
         print(f"warning: {warning}")
 
-    # The prediction of the engine. It needs no GPU.
+    # The prediction needs no GPU.
     assert result.prediction is not None
     summary = result.prediction.summary()
     print(

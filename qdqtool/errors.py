@@ -17,7 +17,6 @@ def shorten_text(text: str) -> str:
 
 
 def _shorten_words(text: str) -> str:
-    """Remove the middle of long words, and the middle of the text if it is still too long."""
     text = _LONG_WORD.sub(lambda match: _cut_middle(match[0], _WORD), text)
     return text if len(text) <= LONGEST else _cut_middle(text, LONGEST)
 

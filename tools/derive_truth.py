@@ -2,10 +2,10 @@
 
 usage: python -m tools.derive_truth FOLDER
 
-FOLDER has one folder for each build (log.txt or graph.json, and model.onnx.gz). The logs and
-listings are third-party files and not a part of this project; the project contains only names,
-precisions and counts from them. This script reads the files with its own regular expressions, so
-that the tables do not depend on the code that they test.
+FOLDER contains a folder for each build (log.txt or graph.json, and model.onnx.gz). The logs and
+listings are third-party files and not a part of this project. The project contains only names,
+precisions and counts from these files. The script reads the files with its own regular expressions,
+so that the tables do not depend on the code that they test.
 """
 
 import gzip
@@ -169,8 +169,8 @@ LINES = (
 def derive_trace(path: Path, excerpts: bool = False) -> list[list[str]]:
     """Return [pass, event, subject, object] of the optimizer's lines.
 
-    Only lines between the first and the last heading count. In excerpts, headings may be missing,
-    and also the line that names the running pass.
+    Only lines between the first and the last heading are read. In excerpts, the headings and the
+    line with the name of the pass may be missing.
     """
     rows: list[list[str]] = []
     inside, running = excerpts, ""
@@ -199,7 +199,7 @@ def main(folder: Path) -> None:
         rows = {"log": read_log, "json": read_json, "tsv": read_table}[kind](source)
         truth = {"tensorrt": version, "target": target, **derive_tables(rows)}
         (home / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
-        if kind == "tsv":  # its lines were transcribed into a file of their own
+        if kind == "tsv":  # its lines are in a separate file
             source = source.parent / "lines.txt"
         if kind != "json" and version != "8.0":
             with gzip.GzipFile(home / "trace.json.gz", "wb", mtime=0) as file:

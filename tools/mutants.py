@@ -1,8 +1,9 @@
 """Count the mutants that no test detects: ``make mutants N=200 SEED=7 P=qdqtool/trt``.
 
-cosmic-ray changes one place at a time (a comparison, ``and``/``or``, a condition, a number, True or
-False) and runs the tests of the package. This script selects a random sample of tens of thousands
-of mutants. cosmic-ray changes files in place, so the script works in a copy of the repository.
+cosmic-ray changes one place of the code (a comparison, ``and``/``or``, a condition, a number, True
+or False), and runs the tests of the package. There are tens of thousands of such mutants, and this
+script selects a random sample. cosmic-ray changes files in place, so the script works in a copy of
+the repository.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PACKAGES = (
     "qdqtool/trt",
     "qdqtool/verification",
 )
-SECONDS = 60  # limit of one test: a mutant can make a loop endless
+SECONDS = 60  # limit of one test, because a mutant can make a loop endless
 
 
 def main() -> int:
@@ -91,7 +92,7 @@ def copy_repository(root: Path, to: Path) -> Path:
         if name and (root / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
-    # Compile by hash: a mutant may have the size and modification time of the original.
+    # Compile by hash, because a mutant may have the size and modification time of the original.
     compileall.compile_dir(
         to, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
     )
@@ -103,7 +104,7 @@ def copy_repository(root: Path, to: Path) -> Path:
 def run_mutants(tree: Path, package: str, count: int, seed: str) -> None:
     """Try ``count`` mutants of a package.
 
-    Print the mutants that no test detects, and the fraction of detected mutants.
+    The function prints the mutants that no test detects, and the fraction of detected mutants.
     """
     from cosmic_ray.commands.init import init
     from cosmic_ray.tools.survival_rate import kills_count
@@ -142,9 +143,10 @@ def run_mutants(tree: Path, package: str, count: int, seed: str) -> None:
 
 
 def sample(db: WorkDB, count: int, dice: random.Random) -> int:
-    """Reduce a session to ``count`` mutants, at most one for each place.
+    """Reduce a session to ``count`` mutants, with at most one mutant for each place.
 
-    Return the number of places.
+    Returns:
+        The number of places.
     """
     from cosmic_ray.config import load_config
 
@@ -160,7 +162,7 @@ def sample(db: WorkDB, count: int, dice: random.Random) -> int:
             .splitlines()[change.start_pos[0] - 1]
             .strip()
         )
-        # No test has to find a change of slots=True, of an assertion, or of imports for type
+        # Tests need not detect a change of slots=True, of an assertion, or of imports for type
         # checkers.
         if not excluded.match(change.operator_name) and not re.match(
             r"@|assert\b|if TYPE_CHECKING", line
@@ -175,7 +177,7 @@ def sample(db: WorkDB, count: int, dice: random.Random) -> int:
 def test_changed_file() -> int:
     """Run the tests of the package of the changed file.
 
-    Tests that import its module run first.
+    Tests that import the changed module run first.
     """
     command = ["git", "diff", "--name-only"]
     file = Path(

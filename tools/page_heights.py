@@ -1,9 +1,9 @@
-"""Print the pages of the documentation that are too long to read on a screen.
+"""Print the pages of the documentation that are too long.
 
 usage: python -m tools.page_heights [build/site] [--all]
 
-Heights are those in a window of 1280 pixels. Pages of tables may be longer. The script needs
-Chromium, chromedriver and the extra ``test``.
+Heights are measured in a window with a width of 1280 pixels. Pages of tables may be longer. The
+script needs Chromium, chromedriver and the extra ``test``.
 """
 
 import argparse

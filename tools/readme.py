@@ -1,10 +1,10 @@
-"""Renew the generated parts of README.md: the sample output of `predict` and the figures.
+"""Update the generated parts of README.md: the sample output of `predict`, and the figures.
 
 usage: python -m tools.readme [--figures]
 
 The sample is the output of this version for the demo's network. The figures are copied from the
-tables in docs/, which the scripts of benchmarks/ write. `make docs` and the tests reject a README
-with outdated parts. --figures renews only the figures, which is fast.
+tables in docs/, which the scripts in benchmarks/ write. `make docs` and the tests reject a README
+with outdated parts. --figures updates only the figures, which is fast.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from qdqtool.ir.modelfile import save
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 SAMPLE = 'qdqtool predict yolov8n_naive.onnx --gpu "RTX 3060"'
-IMAGES, SIZE = 100, 320  # of the demo's network
-_SIGN = 0.05  # no type counts as faster if the times of a pair differ by less than this fraction
+IMAGES, SIZE = 100, 320  # number of images, and size of the demo's network
+_SIGN = 0.05  # if the times of a pair differ by less than this fraction, no type counts as faster
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def renew(text: str) -> str:
-    """Return the README with a new sample and new figures."""
+    """Return the README with the current sample and figures."""
     return with_figures(with_sample(text))
 
 
@@ -58,9 +58,9 @@ def with_sample(text: str) -> str:
 
 
 def print_sample() -> str:
-    """Return the first screen of `predict` with its first warning, and the closing line.
+    """Return the first screen of `predict` with its first warning, and the last line.
 
-    The network is the demo's network with float residual inputs, as many tools leave them.
+    The network is the demo's network with float residual inputs, as many tools write it.
     """
     options = ["--residual", "none", "--losses", "0", "--no-predict"]
     with tempfile.TemporaryDirectory() as name:
@@ -82,7 +82,7 @@ def write_demo(folder: Path) -> None:
 
 
 def run(arguments: list[str], folder: Path, seconds: float = 600.0) -> tuple[str, int]:
-    """Return the output of a command and its exit code; stderr if the code is 2."""
+    """Return the output of a command (stderr if the exit code is 2) and the exit code."""
     env = {
         **os.environ,
         "COLUMNS": "80",
@@ -106,13 +106,13 @@ def run(arguments: list[str], folder: Path, seconds: float = 600.0) -> tuple[str
 
 
 def with_figures(text: str) -> str:
-    """Return the README with a table of evidence, whose figures come from the tables of docs/."""
+    """Return the README with a table of evidence. Its figures are from the tables in docs/."""
     pattern = r"(<!-- figures: [^\n]*-->\n).*?(\n<!-- end of figures -->)"
     return re.sub(pattern, lambda m: f"{m[1]}{write_table()}{m[2]}", text, flags=re.S)
 
 
 def write_table() -> str:
-    """Return the table of evidence, with builds outside the fit in the first column."""
+    """Return the table of evidence, with a column for builds outside the fit."""
     rows = [
         ("question", "builds outside the fit", "builds that the rules and the fit use"),
         ("---", "---", "---"),
@@ -200,7 +200,7 @@ def read_page(name: str) -> str:
 
 
 def read_tsv(path: Path) -> list[list[str]]:
-    """Return the rows of a table without comments and head."""
+    """Return the rows of a table, without comments and the heading."""
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     return [line.split("\t") for line in lines[1:]]
 

@@ -2,7 +2,7 @@
 
 usage: python -m tools.record_demo
 
-The script needs tensorrt_rtx. Run it again when the demo's model or its placement of Q/DQ changes.
+The script needs tensorrt_rtx. Run the script again if the demo's model or its placement changes.
 """
 
 import json
@@ -24,7 +24,7 @@ SIZE = 320  # the demo's default
 def quantized_demo(folder: Path, images: int, **others: Any) -> Path:
     """Return the path of the demo's default model with Q/DQ, calibrated with its first images.
 
-    ``others`` are further options of :func:`qdqtool.quantization.api.insert`.
+    ``others`` are other options of :func:`qdqtool.quantization.api.insert`.
     """
     model, quantized = folder / "demo.onnx", folder / "demo_qdq.onnx"
     (folder / "images").mkdir()

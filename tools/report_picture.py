@@ -15,12 +15,12 @@ from tools.record_demo import quantized_demo
 
 PICTURE = Path(__file__).parents[1] / "docs" / "report.png"
 WIDTH = 1280  # pixels
-HEAD, HEIGHT = 306, 860  # pixels of the verdict, and of the network with its details
-NODE = "/model.22/cv3.1/cv3.1.1/conv/Conv"  # where INT8 and float meet
+HEAD, HEIGHT = 306, 860  # heights in pixels of the verdict, and of the network with its details
+NODE = "/model.22/cv3.1/cv3.1.1/conv/Conv"  # at the border between INT8 and float
 
 
 def main() -> None:
-    """Write a screenshot with few colors: the verdict, and below it a node of the network."""
+    """Write a screenshot with few colors. It shows the verdict, and below a node of the network."""
     if reason := missing():
         raise SystemExit(reason)
     with tempfile.TemporaryDirectory() as name, browser() as page:

@@ -1,4 +1,4 @@
-"""Record the answers of qdqtool, and compare them with those of another commit.
+"""Record the answers of qdqtool, and compare them with the answers of another commit.
 
 ``python tools/snapshot.py --help``.
 """
@@ -18,7 +18,7 @@ from tools.snapshots import comparing, recording  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; return 0, or 1 if more than texts differ."""
+    """Run a command, and return 0, or 1 if not only texts differ."""
     parser = argparse.ArgumentParser(prog="tools/snapshot.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record", help="run all scenarios and write their hashes")
@@ -73,7 +73,7 @@ def _compare(before: Path, after: Path, kept: list[Path] | None) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    """Record both versions; record differing scenarios again to show the differences."""
+    """Record both versions, and record different scenarios again to show the differences."""
     with tempfile.TemporaryDirectory(prefix="qdqtool-snapshot-") as temporary:
         folder = Path(temporary)
         repositories = [_checkout(options.revision, folder / "before")]

@@ -1,9 +1,9 @@
 """A small detector in the style of YOLOv8: C2f, SPPF, PAN, and a head with DFL.
 
-The detector has two levels (strides 8 and 16) and few channels, so a CPU trains it in minutes. It has
-the structures of the large networks that matter for quantization: SiLU, residual Adds after an
-activation, Split and Concat in C2f, chained MaxPools, nearest upsampling, and a head whose box branch
-ends in a distribution over bins.
+The detector has two levels (strides 8 and 16) and few channels, so the training on a CPU takes only
+minutes. It has all structures of the large networks that are important for quantization: SiLU,
+residual Adds after an activation, Split and Concat in C2f, chained MaxPools, nearest upsampling,
+and a head whose box branch ends in a distribution over bins.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Bottleneck(nn.Module):
 
 
 class C2f(nn.Module):
-    """Bottlenecks on half of the channels; their inputs and outputs are concatenated."""
+    """Bottlenecks on half of the channels. Their inputs and outputs are concatenated."""
 
     def __init__(self, inputs: int, outputs: int, count: int = 1, skip: bool = False) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class C2f(nn.Module):
 
 
 class SPPF(nn.Module):
-    """Three 5x5 MaxPools in series; the input and all outputs are concatenated."""
+    """Three 5x5 MaxPools in series. Their input and all outputs are concatenated."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -91,8 +91,8 @@ class DFL(nn.Module):
 class Detect(nn.Module):
     """Boxes and class scores of every cell.
 
-    In training mode it returns raw values [N, 4 * BINS + classes, cells]. In evaluation mode it
-    returns boxes (x1, y1, x2, y2 in pixels) and scores, [N, 4 + classes, cells].
+    The output in training mode is raw values, [N, 4 * BINS + classes, cells]. The output in
+    evaluation mode is boxes (x1, y1, x2, y2 in pixels) and scores, [N, 4 + classes, cells].
     """
 
     def __init__(self, classes: int, channels: tuple[int, ...], size: int, width: int = 32) -> None:

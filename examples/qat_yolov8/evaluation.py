@@ -9,7 +9,7 @@ THRESHOLDS = np.arange(0.5, 1.0, 0.05)
 
 
 def detect(path: str, images: np.ndarray, batch: int = 1) -> np.ndarray:
-    """Return the outputs [images, 4 + classes, cells]; onnxruntime does not fuse Q and DQ."""
+    """Return the outputs [images, 4 + classes, cells], computed with all Q and DQ."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = 1
@@ -42,7 +42,7 @@ def mean_average_precision(outputs: np.ndarray, objects: list[np.ndarray], class
 def suppress(
     boxes: np.ndarray, scores: np.ndarray, low: float = 0.01, overlap: float = 0.6
 ) -> tuple:
-    """Return the boxes and scores that non-maximum suppression of one class keeps, best first."""
+    """Return boxes and scores of one class after non-maximum suppression, best first."""
     kept = np.flatnonzero(scores > low)
     kept = kept[np.argsort(-scores[kept], kind="stable")]
     boxes, scores = boxes[kept], scores[kept]
@@ -64,7 +64,7 @@ def overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _hits(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return which boxes (best first) find an object that no better box has found.
+    """Return whether each box (best first) finds an object that no better box has found.
 
     The shape is [boxes, thresholds].
     """

@@ -1,9 +1,9 @@
 """Naive placement: a quantizer on the input, the weights and the output of every convolution.
 
-The last convolutions of the head and the DFL are quantized too. The quantizer of an output is between
-the convolution and its BatchNormalization and activation. Skip connections remain float, and no
-tensors share a scale. Calibration, fine-tuning and export are the same as with `qdqtool.qat`, so that
-only the places of the quantizers differ.
+The last convolutions of the head and the DFL are quantized too. The quantizer of an output is
+between the convolution and its BatchNormalization. Skip connections remain float, and no tensors
+share a scale. Calibration, fine-tuning and export are the same as with `qdqtool.qat`, so that only
+the places of the quantizers differ.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _activation_quantizers(model: nn.Module) -> Iterable[quant_nn.TensorQuantize
 
 
 def calibrate_naive(model: nn.Module, batches: Iterable[Tensor], method: str) -> None:
-    """Give each quantizer its own range, from the same statistics as `qdqtool.qat` uses."""
+    """Compute a range for each quantizer, from the same statistics as `qdqtool.qat`."""
     statistics: dict[int, TensorStatistics] = defaultdict(TensorStatistics)
 
     def collect(quantizer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -86,7 +86,7 @@ def calibrate_naive(model: nn.Module, batches: Iterable[Tensor], method: str) ->
 
 
 def export_naive(model: nn.Module, path: str, sample: Tensor) -> None:
-    """Export as pytorch-quantization documents: fix the ranges of the weights, then call torch."""
+    """Fix the ranges of the weights, and export with torch, as pytorch-quantization does."""
     for module in model.modules():
         if isinstance(module, NaiveConv2d):
             amax = module.weight.detach().abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-8)

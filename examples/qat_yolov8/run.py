@@ -38,7 +38,7 @@ ROWS = {
     "distilled": "QAT, distilled from float",
     "naive": "QAT: naive placement",
 }
-EVALUATION_SEED = 1_000_003  # every training seed is evaluated on the same images
+EVALUATION_SEED = 1_000_003  # the networks of all seeds are evaluated on the same images
 METHOD = "mse"
 
 
@@ -153,7 +153,10 @@ def run_seed(
 
 
 def describe_build(path: Path, row: str) -> str:
-    """Return how many convolutions TensorRT-RTX builds as predicted; empty for float models."""
+    """Return the part of the convolutions that TensorRT-RTX builds as predicted.
+
+    The text is empty for float models.
+    """
     if row.startswith("float"):
         return ""
     from qdqtool.verification.api import verify_with_builder
@@ -167,7 +170,7 @@ def describe_build(path: Path, row: str) -> str:
 
 
 def table(results: dict[int, dict[str, Any]], options: argparse.Namespace) -> str:
-    """Return a Markdown table: means over the seeds, and paired differences from float."""
+    """Return a Markdown table of means over the seeds, and of paired differences from float."""
     lines = [
         f"| {len(results)} seeds, {options.evaluate} images | mAP50-95 | minus float, paired | INT8 "
         f"| INT8 in and out | conversions, {options.target} | TensorRT-RTX build |",

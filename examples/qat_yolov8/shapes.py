@@ -32,7 +32,7 @@ def _draw_image(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     image = base + slope[:, 0] * (xs - SIZE / 2) + slope[:, 1] * (ys - SIZE / 2)
     found: list[list[float]] = []
     for _ in range(int(rng.integers(1, MAX_OBJECTS + 1))):
-        for _ in range(10):  # draw another place if the object would overlap another one
+        for _ in range(10):  # choose another place if the object would overlap another object
             width, height = rng.uniform(10, 48, 2)
             x, y = rng.uniform(0, SIZE - width), rng.uniform(0, SIZE - height)
             if all(x > b[3] or x + width < b[1] or y > b[4] or y + height < b[2] for b in found):

@@ -1,4 +1,4 @@
-"""Assignment, loss and training loop of float and of quantization-aware training."""
+"""Assignment, loss and training loop of float training and of QAT."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def compute_loss(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) 
 def run_teacher(teacher: nn.Module, x: Tensor) -> Tensor:
     """Return the raw outputs of a network in evaluation mode.
 
-    Only the head is in training mode, because it returns raw values in this mode only.
+    The head is in training mode, because it returns raw values only in this mode.
     """
     teacher.eval()
     teacher.detect.training = True
@@ -130,7 +130,7 @@ def run_teacher(teacher: nn.Module, x: Tensor) -> Tensor:
 def compute_distillation_loss(raw: Tensor, expected: Tensor, temperature: float = 2.0) -> Tensor:
     """Return the divergence of box distributions and class probabilities from the teacher's.
 
-    The divergence of the boxes is weighted by the teacher's largest class probability.
+    The weight of the divergence of a box is the teacher's largest class probability.
 
     Args:
         raw: Outputs of the network, [N, 4 * BINS + classes, cells].

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 
-_OTHER_IMAGES = "other-images/"  # stands for images that were not used for calibration
+_OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
 _CALIBRATION_PARAMETERS = (
     "method",
     "method_for",

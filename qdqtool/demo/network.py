@@ -151,9 +151,9 @@ class YoloBuilder:
     ) -> str:
         """Add a convolution without activation.
 
-        With the defaults of `gain` and `spread`, the output has a variance of 1. The bias is random
-        too: if all variance came from the image, random layers would amplify rounding errors until
-        no information about the image is left.
+        With the defaults of `gain` and `spread`, the output has a variance of 1. The bias is
+        random too. If all variance came from the image, random layers would amplify rounding errors
+        until no information about the image is left.
 
         Args:
             name: Name of the node.

@@ -183,7 +183,6 @@ def _run_report_step(model: Path, quantized: Path, cache: Path, target: Target) 
 
 
 def _program_name() -> str:
-    """Return the shell command that runs this program, such as ``qdqtool``."""
     if shutil.which("qdqtool") is not None:
         return "qdqtool"
     if sys.argv[0].endswith("qdqtool"):

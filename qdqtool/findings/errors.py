@@ -189,7 +189,6 @@ def parse_error(text: str) -> ErrorLine:
 
 
 def _parse_place(text: str) -> tuple[str, str, int | None]:
-    """Return the file, the function and the line number that an error text names."""
     place = _PLACE.search(text)
     if place:
         return place[1], place[2].rsplit("::", 1)[-1], int(place[3])
@@ -243,7 +242,6 @@ def _find_message(text: str) -> str:
 
 
 def _describe_error_parts(error: ErrorLine) -> Iterator[str]:
-    """Yield a sentence for each field of an error text."""
     if error.status:
         yield f"The parser reports {error.status}."
     if error.condition:

@@ -2,9 +2,9 @@
 
 A site is the data input of a convolution or linear module, or an input of a function call inside a
 module. Such calls are a residual Add, an average pool, and a projection of
-``nn.MultiheadAttention`` (which passes its weights to a function). Calls have no names, so they are
-numbered: the n-th Add of a module is the n-th Add that runs during the module's ``forward``,
-including the Adds of its children.
+``nn.MultiheadAttention`` (which passes its weights to a function). Calls have no names, so they
+have numbers. The n-th Add of a module is the n-th Add that runs during the module's ``forward``.
+The Adds of its children count too.
 """
 
 import inspect

@@ -16,13 +16,17 @@ from tools.fuzz.driver import Lab, run_seeds
 from tools.fuzz.grammar import network
 from tools.fuzz.shrink import shrink_answer
 
-GOAL = 0.999  # fraction of convolutions on which prediction and build must agree
-TOLERATED = 2  # disagreements in a short run; one in 4,700 convolutions is known
+GOAL = 0.999  # fraction of convolutions for which prediction and build must agree
+TOLERATED = 2  # disagreements in a short run; a disagreement in 4,700 convolutions is known
 MAX_SHRUNK = 5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare networks; return 0 if enough convolutions agree, 1 if not, 2 without a compiler."""
+    """Compare networks.
+
+    Returns:
+        0 if enough convolutions agree, 1 if not, 2 without a compiler.
+    """
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
     parser.add_argument("--networks", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument(

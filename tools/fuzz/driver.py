@@ -28,7 +28,8 @@ class Answer:
     """Comparison of the prediction and the build of one network.
 
     Attributes:
-        convolutions: Number of convolutions that both sides list; 1 for a wrong status.
+        convolutions: Number of convolutions that both prediction and build list; 1 for a wrong
+            status.
         wrong: (name, predicted, built) of each disagreement; the name is empty for the status.
         absent: Convolutions that are not layers of the engine.
         status: Outcome of the build.
@@ -41,7 +42,7 @@ class Answer:
 
 
 class Lab:
-    """Compiler of models in a child process, which is started again after a crash.
+    """Compiler of models in a child process that starts again after a crash.
 
     Args:
         capability: Compute capability to build for, 86 for SM86.
@@ -62,7 +63,6 @@ class Lab:
         self._folder.cleanup()
 
     def build(self, proto: onnx.ModelProto) -> BuiltModel:
-        """Build a model with TensorRT-RTX."""
         path = self.work / "model.onnx"
         path.write_bytes(proto.SerializeToString())
         (self.work / "build.log").unlink(missing_ok=True)
@@ -103,6 +103,5 @@ class Lab:
 def run_seeds(
     seeds: Iterator[int], make: Callable[[int], onnx.ModelProto], lab: Lab
 ) -> Iterator[tuple[int, Answer]]:
-    """Yield the comparison for each seed."""
     for seed in seeds:
         yield seed, lab.answer(make(seed))

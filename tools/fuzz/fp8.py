@@ -8,8 +8,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 FP8 = TensorProto.FLOAT8E4M3FN
-LARGEST = 448.0  # of E4M3FN
-OPSET = 19  # the first opset with Q and DQ of FP8; those without a zero point need opset 21
+LARGEST = 448.0  # the largest number of E4M3FN
+OPSET = 19  # the first opset with Q and DQ of FP8; Q and DQ without a zero point need opset 21
 _RATIO = 127 / LARGEST  # scale in FP8 divided by the scale in INT8, for the same range
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
@@ -20,14 +20,14 @@ def convert_to_fp8(
 ) -> onnx.ModelProto:
     """Return a copy of a model with FP8 in place of its 8-bit quantizers.
 
-    Places and ranges remain. Stored integers are rounded to FP8. The opset becomes at least 19, or
-    21 if a quantizer without a zero point needs ``output_dtype``. Of the other operators, only
-    Reduce operators have another form in these opsets.
+    Places and ranges are the same. Stored integers are rounded to FP8. The opset becomes at least
+    19, or 21 if a quantizer without a zero point needs ``output_dtype``. Of the other operators,
+    only Reduce operators have a different form in these opsets.
 
     Args:
         model: Model with INT8 Q/DQ.
-        chosen: Function that returns whether to convert a Q, or a DQ of stored weights, by the
-            index of the node. Other DQs are converted together with their Q.
+        chosen: Function that receives the index of a Q, or of a DQ of stored weights, and returns
+            whether to convert the node. Other DQs are converted together with their Q.
     """
     model = onnx.ModelProto.FromString(model.SerializeToString())
     return _Conversion(model).convert(chosen)
@@ -65,7 +65,7 @@ class _Conversion:
         return self.model
 
     def _visit_operator(self, node: onnx.NodeProto) -> None:
-        if not self.quantized.isdisjoint(node.input[:1]):  # the operator only moves FP8 values
+        if not self.quantized.isdisjoint(node.input[:1]):  # the operator moves FP8 values
             self.quantized.update(node.output)
         if node.op_type.startswith("Reduce") and len(node.input) == 1:
             for axes in [a for a in node.attribute if a.name == "axes"]:
@@ -117,7 +117,7 @@ class _Conversion:
 
 
 def to_fp8_tensor(values: npt.NDArray[np.float32]) -> onnx.TensorProto:
-    """Return numbers rounded to FP8, saturating at 448."""
+    """Return numbers rounded to FP8, and limited to 448 in magnitude."""
     limited = np.clip(values, -LARGEST, LARGEST)
     tensor = helper.make_tensor("", FP8, values.shape, limited.reshape(-1).tolist())
     return tensor

@@ -1,4 +1,4 @@
-"""Random networks of detector blocks, with Q/DQ as tools and users place them."""
+"""Random networks of detector blocks, with Q/DQ at places where tools and users put them."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class Grammar:
         return self.pair(x) if self.r.random() < chance else x
 
     def own(self, x: str) -> str:
-        """Quantize the input of a convolution or not, depending on the network's style."""
+        """Quantize the input of a convolution with a probability from the network's style."""
         chance = {"all": 0.97, "inherit": 0.35, "mixed": 0.6, "sparse": 0.25}[self.style]
         return self.maybe(x, chance)
 
@@ -136,7 +136,7 @@ class Grammar:
         return net.op("Resize", x, "", scales, mode=mode, **extra)
 
     def concat(self, *xs: str, axis: int = 1) -> str:
-        """Add a Concat; its inputs have pairs with one scale, with several scales, or none."""
+        """Add a Concat whose inputs have pairs with one scale or several scales, or no pairs."""
         roll = self.r.random()
         if roll < 0.25:
             s = self.scale()
@@ -348,7 +348,6 @@ class Grammar:
         return x
 
     def network(self) -> onnx.ModelProto:
-        """Build the network."""
         net, r = self.net, self.r
         size = r.choice((8, 12, 16))
         x = net.input((1, r.choice((3, 4, 8)), size, size))

@@ -137,7 +137,7 @@ def _reduce(net: Net, r: random.Random, x: str) -> str:
 
 
 def _join(net: Net, r: random.Random, x: str) -> str:
-    """Join a tensor with a function of the tensor, or with its quantized copy."""
+    """Combine a tensor with a function of the tensor, or with the quantized tensor."""
     other = r.choice(
         (
             lambda: net.op("Neg", x),

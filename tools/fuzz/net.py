@@ -1,4 +1,4 @@
-"""Builder of small Q/DQ graphs: one call adds a node and infers its shapes."""
+"""Builder of small Q/DQ graphs. Each call adds a node and infers the shapes of its outputs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +52,7 @@ class Net:
         return name
 
     def const(self, value: npt.ArrayLike, dtype: Any = None, stem: str = "k") -> str:
-        """Add a constant; floats have the network's type unless ``dtype`` is given."""
+        """Add a constant. Floats have the network's type if ``dtype`` is None."""
         array = np.asarray(value)
         array = array.astype(dtype or (self.dtype if array.dtype.kind == "f" else array.dtype))
         return self.const_tensor(numpy_helper.from_array(array), stem)
@@ -73,13 +73,13 @@ class Net:
     def op(
         self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any
     ) -> str:
-        """Add a node; return its first output."""
+        """Add a node, and return its first output."""
         return self.ops(kind, *inputs, outputs=outputs, name=name, **attributes)[0]
 
     def ops(
         self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any
     ) -> list[str]:
-        """Add a node; return its outputs."""
+        """Add a node, and return its outputs."""
         name = name or self.fresh(kind)
         out = [f"{name}_y{i}" for i in range(outputs)] if outputs > 1 else [name + "_y"]
         node = helper.make_node(kind, list(inputs), out, name, **attributes)
@@ -129,7 +129,7 @@ class Net:
         return names
 
     def qdq(self, x: str, scale: npt.ArrayLike = 0.05, axis: int | None = None) -> str:
-        """Add a Q/DQ pair, with a scalar scale, or with a vector of scales along an axis."""
+        """Add a Q/DQ pair with a scalar scale, or with a vector of scales along an axis."""
         return self.dq(self.q(x, scale, axis), scale, axis)
 
     def weight(self, shape: Sequence[int], quantized: str = "axis0", name: str = "") -> str:
@@ -137,9 +137,9 @@ class Net:
 
         Args:
             shape: Shape of the weights.
-            quantized: ``none``; ``tensor``, ``axis0`` or ``axis1`` for float weights with Q and
-                DQ; one of these three with ``-dq`` for stored int8 weights with DQ only; ``shape1``
-                for one scale of shape [1].
+            quantized: ``none``. ``tensor``, ``axis0`` or ``axis1``: float weights with Q and DQ.
+                These three with ``-dq``: stored int8 weights with only a DQ. ``shape1``: one scale
+                of shape [1].
             name: Name of the constant.
         """
         form = quantized.removesuffix("-dq")

@@ -1,4 +1,4 @@
-"""Shrink a network on which prediction and build disagree."""
+"""Shrink a network for which prediction and build disagree."""
 
 from collections.abc import Callable
 
@@ -17,10 +17,10 @@ Disagrees = Callable[[onnx.ModelProto], bool]
 
 
 def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> onnx.ModelProto:
-    """Return the smallest network found on which prediction and build still disagree.
+    """Return the smallest network that was found for which prediction and build still disagree.
 
     Args:
-        proto: A network on which prediction and build disagree.
+        proto: A network for which prediction and build disagree.
         disagrees: Function that returns whether prediction and build of a network disagree.
         limit: Maximum number of builds.
     """
@@ -31,9 +31,9 @@ def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> on
 def shrink_answer(
     proto: onnx.ModelProto, answer: Callable[[onnx.ModelProto], Answer]
 ) -> onnx.ModelProto:
-    """Shrink a network as long as one of its kinds of disagreement remains.
+    """Shrink a network so that one of its kinds of disagreement remains.
 
-    Kinds differ in status, or in predicted and built precision.
+    Kinds differ in the status, or in the predicted and the built precision.
     """
     kinds = _mismatch_kinds(answer(proto).wrong)
 

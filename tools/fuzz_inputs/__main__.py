@@ -18,7 +18,7 @@ from tools.fuzz_inputs.check import MEMORY_MB, Bench
 
 
 def main() -> int:
-    """Run cases; print counts, the slowest case and the memory. Return 1 if a case fails."""
+    """Run cases, and print counts, the slowest case and the memory. Return 1 if a case fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=None)
     parser.add_argument("--cases", type=int, default=None)

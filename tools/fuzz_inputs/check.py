@@ -1,6 +1,7 @@
-"""Check the rules that hold for any input of any command.
+"""Check the rules for all inputs of all commands.
 
-A command prints an answer or an error of one line, ends in time, and does not change its inputs.
+A command prints an answer or an error of one line, ends within SECONDS, and does not change its
+inputs.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ MEMORY_MB = 1000
 State = dict[str, tuple[int, ...]]
 _OUTPUTS = {"OUT": "out", "MORE": "more"}
 LEFT = {*_OUTPUTS.values(), "out.data", "out.tuning"}
-_REPLACED = ("statistics.npz", "state.tuning")  # commands read and replace them
-_ARGUMENT = 100_000  # bytes; Linux takes 128 KB
+_REPLACED = ("statistics.npz", "state.tuning")  # files that commands read and replace
+_ARGUMENT = 100_000  # bytes of an argument; Linux accepts 128 KB
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
 
 
@@ -36,7 +37,7 @@ def _reject_constant(name: str) -> None:
 
 
 class Bench:
-    """Folder with a valid file of each kind, and the commands that read them."""
+    """Folder with a valid file of each kind, and the commands that read these files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +46,7 @@ class Bench:
         self.others = {p.name for p in folder.iterdir()}
 
     def case(self, number: int, seed: int) -> tuple[list[str], Path]:
-        """Write the damaged file of a case; return the command line and the file."""
+        """Write the damaged file of a case, and return the command line and the file."""
         rng = random.Random(seed * 1_000_003 + number)
         kind = rng.choice(KINDS)
         file = self.folder / f"mutated-{kind}"
@@ -60,7 +61,7 @@ class Bench:
         return [names.get(word, word) for word in rng.choice(COMMANDS[kind])], file
 
     def check(self, number: int, seed: int) -> int:
-        """Run a case in this process; return its exit code.
+        """Run a case in this process, and return its exit code.
 
         Raises:
             AssertionError: A rule is broken.
@@ -85,7 +86,7 @@ class Bench:
         return code
 
     def check_process(self, number: int, seed: int) -> int:
-        """Run a case in a new process; return its exit code."""
+        """Run a case in a new process, and return its exit code."""
         args, file = self.case(number, seed)
         before = self._state(file)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
@@ -103,9 +104,9 @@ class Bench:
         return code
 
     def _state(self, file: Path) -> State:
-        """Return file data that changes if a file is written to or replaced.
+        """Return the metadata that changes if a file is changed or replaced.
 
-        Reading all files would take too long.
+        Comparing the contents of all files would take too long.
         """
         stats = {
             n: os.lstat(self.folder / n)

@@ -2,8 +2,8 @@
 
 ``python -m tools.fuzz_inputs.interrupts [--trials 1000] [--seed S]``.
 
-The moment is between the first line of ``main`` and the usual end of the command. The command must
-exit with 130.
+The moment is between the first line of ``main`` and the usual end of the command. The exit code
+must be 130.
 """
 
 import argparse
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, str]:
-    """Run a command; return exit code, seconds since the start of ``main``, and stderr.
+    """Run a command, and return its exit code, seconds since the start of ``main``, and stderr.
 
     Args:
         command: One of :data:`COMMANDS`.
@@ -65,18 +65,18 @@ def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, s
 def right(code: int, stderr: str) -> bool:
     """Return whether a run ended correctly.
 
-    The run was interrupted and printed at most one line, or it ended before the signal. During the
+    A correct run printed at most one line after the signal, or ended before the signal. During the
     import of a library, any end is correct, because extension modules crash on Ctrl-C.
     """
     if code == -signal.SIGINT and stderr.count("File ") == 1:
-        return True  # on a busy machine the signal may come before the first line of `main`
+        return True  # on a busy computer, the signal may come before the first line of `main`
     if "<frozen importlib" in stderr or "Error calling __set_name__" in stderr:
         return True
     return code in (0, INTERRUPTED) and "Traceback" not in stderr and stderr.count("\n") <= 1
 
 
 def main() -> int:
-    """Run trials; return 1 if a run ended wrongly."""
+    """Run trials, and return 1 if a run did not end correctly."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Damage the bytes of files, and the structure of models, archives and JSON."""
+"""Damage to the bytes of files, and to the structure of models, archives and JSON."""
 
 import copy
 import gzip
@@ -56,7 +56,7 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
         elif kind.endswith(".onnx") and choice < 0.6:
             try:
                 data = _model(data, rng)
-            except UnicodeDecodeError:  # protobuf decodes texts when they are first read
+            except UnicodeDecodeError:  # protobuf decodes a text when the text is first read
                 data = _bytes(data, rng)
         elif kind.endswith((".gz", ".tuning")) and choice < 0.7:
             data = _inside(data, kind, rng)
@@ -145,7 +145,7 @@ def _opset(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
 
 
 def _types(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Give a rare type to the inputs or to one stored tensor."""
+    """Set a rare type for the inputs or for one stored tensor."""
     element_type = rng.choice(
         (
             TensorProto.INT4,
@@ -207,7 +207,7 @@ def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> N
 
 
 def _quantizer(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Change value, shape or type of a scale or zero point."""
+    """Change the value, shape or type of a scale or zero point."""
     read = {
         t
         for n in model.graph.node
@@ -254,7 +254,7 @@ def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
     model.functions.append(helper.make_function("own", "F", ["a"], ["c"], body, opsets))
     model.opset_import.append(opsets[1])
     last = next((t for t in node.output), "x")
-    name = last[:100]  # thousands of names of a million letters would fill the memory
+    name = last[:100]  # thousands of names with a million letters would fill the memory
     model.graph.node.extend(
         helper.make_node("F", [f"{name}.f{i}" if i else last], [f"{name}.f{i + 1}"], domain="own")
         for i in range(times)
@@ -262,7 +262,7 @@ def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
 
 
 def _einsum(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Add a result with a dimension for each letter of an equation."""
+    """Add an Einsum whose output has a dimension for each letter of its equation."""
     source = next((t for t in node.output), "x")
     left, right = rng.choice(("abcd", "...", "a")), "a" * rng.choice((4, 64, 65, 1 << 20))
     model.graph.node.append(
@@ -272,7 +272,7 @@ def _einsum(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) ->
 
 
 def _long_name(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Give a tensor a name that no exporter writes, at its producer and its consumers."""
+    """Rename a tensor, at its producer and its consumers. No exporter writes the new name."""
     for old in list(node.output[:1]):
         new = rng.choice("t\u00e9_") * rng.choice((60_000, 1 << 16, (1 << 16) + 1, 1 << 20))
         for other in model.graph.node:
@@ -283,13 +283,13 @@ def _long_name(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
 
 
 def _operator(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Change operators, so that inputs and attributes do not match."""
+    """Replace operators, so that inputs and attributes do not match."""
     for other in rng.choices(model.graph.node, k=rng.choice((1, 3))):
         other.op_type = rng.choice(_OPERATORS)
 
 
 def _stated(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """State types that contradict the nodes, in rank or with impossible dimensions."""
+    """Add stated types that contradict the nodes, by their rank or by impossible dimensions."""
     outputs = [t for n in model.graph.node for t in n.output if isinstance(t, str) and t]
     for name in rng.choices(outputs, k=rng.choice((1, 5, 50))) if outputs else ():
         rank = rng.choice((0, 0, 1, 1, 2, 4, 5))
@@ -330,7 +330,7 @@ _SPECIAL = (
 
 
 def _large_picture(kind: str, rng: random.Random) -> bytes:
-    """Return a file of kilobytes that decodes to tens of megabytes."""
+    """Return a file of kilobytes whose image has tens of megabytes."""
     size = rng.choice(
         ((1, 20_000), (60_000, 40), (3000, 3000), (7900, 7900), (9000, 9000), (70_000, 1))
     )
@@ -399,7 +399,7 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
     text = io.StringIO()
     for piece in json.JSONEncoder().iterencode(
         whole
-    ):  # stop early, because lists may be copied 3000 times on several levels
+    ):  # stop early, because lists may be copied 3000 times at several levels
         if text.write(piece) and text.tell() > MAX_BYTES:
             break
     return text.getvalue().encode()
@@ -416,7 +416,7 @@ def _inside(data: bytes, kind: str, rng: random.Random) -> bytes:
 
 
 def _archive(data: bytes, rng: random.Random) -> bytes:
-    """Write an archive again with a damaged, renamed or missing member."""
+    """Return an archive with a damaged, renamed or missing member."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [(n, archive.read(n)) for n in archive.namelist()]

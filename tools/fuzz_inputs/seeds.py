@@ -1,4 +1,4 @@
-"""Small valid inputs of every kind that commands read."""
+"""Small valid files of each kind that commands read."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ from tools.fuzz.grammar import network
 from tools.fuzz_logs.mutate import JSON, PROFILE, TRTEXEC_LOG
 from tools.growth.families import FAMILIES
 
-#: Commands that read a kind of file. FILE is the damaged file, TEXT is its content, OUT and MORE are
+#: Commands for each kind of file. FILE is the damaged file, TEXT is its content, OUT and MORE are
 #: outputs. Other words are not replaced.
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {}
 for _line in (Path(__file__).parent / "commands.tsv").read_text("utf-8").splitlines():
@@ -35,8 +35,8 @@ for _line in (Path(__file__).parent / "commands.tsv").read_text("utf-8").splitli
     COMMANDS[_kind] = (*COMMANDS.get(_kind, ()), tuple(shlex.split(_words)))
 
 
-#: Kinds to choose from. Kinds with quick commands are listed three times, so that they are chosen
-#: more often than kinds whose commands run a network or write a page.
+#: Kinds with slow commands, which run a network or write a page. KINDS lists the other kinds three
+#: times, so that they are chosen more often.
 _SLOW = (
     "samples.npz",
     "samples.npy",
@@ -71,7 +71,6 @@ _LINES = (
 
 
 def write_seeds(folder: Path) -> None:
-    """Write one small, valid file of every kind."""
     shutil.copytree(_valid_files().name, folder, symlinks=True, dirs_exist_ok=True)
     if hasattr(os, "mkfifo"):
         os.mkfifo(folder / "pipe")

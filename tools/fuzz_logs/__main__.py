@@ -12,13 +12,13 @@ import time
 from tools.fuzz_logs.check import check
 from tools.fuzz_logs.mutate import mutated
 
-MEMORY_MB = 700  # of the process, with numpy and onnx loaded; a file has at most 8 MB
+MEMORY_MB = 700  # memory of the process, with numpy and onnx; a file has at most 8 MB
 
 
 def main() -> int:
-    """Read the files in one process.
+    """Read the files in one process, and print counts, the slowest file and the memory.
 
-    Print counts, the slowest file and the memory. Stop at the first defect.
+    The first defect ends the run.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=10_000)

@@ -1,4 +1,4 @@
-"""Check that each file gives an answer or an error of one line, within SECONDS."""
+"""Check that the log reader returns an answer or an error of one line, within SECONDS."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ class SlowFileError(AssertionError):
 
 
 def check(data: bytes) -> str:
-    """Read a file and compute all answers about the file.
+    """Read a file, and compute all answers for the file.
 
     Returns:
         ``read``, or ``refused`` if there was an error of one line.
@@ -52,7 +52,7 @@ def check(data: bytes) -> str:
 
 
 def use_build(build: Build) -> None:
-    """Compute all answers of the commands about a build."""
+    """Compute all answers that commands print for a build."""
     summary = summarize(build)
     json.dumps(summary, allow_nan=False)
     log_text.render(summary, 80)

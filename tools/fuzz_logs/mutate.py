@@ -81,7 +81,7 @@ JSON = {
     "Bindings": ["x", "y"],
 }
 _TOKENS = [{"Name": "__mln_k_arg__bb1_2", "Dimensions": [1, -1, 64], "Format/Datatype": "Int8"}]
-TEN = {  # TensorRT 10: Myelin's rows with streams and events, inputs and outputs as objects
+TEN = {  # TensorRT 10: rows of Myelin with streams and events; inputs and outputs are objects
     "Layers": [
         {
             "Name": "wait^3_myl2_3",
@@ -143,7 +143,7 @@ TEN_LOG = "\n".join(
     ]
 )
 RTX_LOG = "\n".join(
-    [  # TensorRT-RTX, a network of one convolution
+    [  # TensorRT-RTX, a network with one convolution
         "[I] Input filename:   one.onnx",
         "[I] Opset version:    17",
         "[V] Adding network input: x with dtype: float32, dimensions: (1, 32, 8, 8)",
@@ -178,7 +178,7 @@ PROFILE = [
 
 
 def seeds() -> list[bytes]:
-    """Return one log of each dialect."""
+    """Return a log of each dialect."""
     return [
         TRTEXEC_LOG.encode(),
         OLD_LOG.encode(),
@@ -253,7 +253,7 @@ def _long_line(data: bytes, rng: random.Random) -> bytes:
 
 
 def _numbers(data: bytes, rng: random.Random) -> bytes:
-    """Replace digits by a hostile number."""
+    """Replace digits by a number that readers do not expect."""
     hostile = rng.choice(
         (b"9" * 400, b"-1", b"1e999", b"nan", b"0", b"1" + b"0" * 30, b"0x", b"--", b".")
     )
@@ -276,7 +276,7 @@ def _nest(data: bytes, rng: random.Random) -> bytes:
 
 
 def _words(data: bytes, rng: random.Random) -> bytes:
-    """Replace a word of the format by another word, so that lines are in the wrong place."""
+    """Replace a word of the format by another word, so that a line is at a wrong place."""
     words = (
         b"inputs",
         b"outputs",
@@ -343,7 +343,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(number: int, base: int = 0) -> bytes:
-    """Return the damaged file of a number: a seed file with one to three mutations."""
+    """Return the damaged file with a number, which is a seed file with one to three mutations."""
     rng = random.Random(base * 1_000_003 + number)
     data = rng.choice(seeds())
     for _ in range(rng.choice((1, 1, 2, 3))):

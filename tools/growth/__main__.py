@@ -18,7 +18,7 @@ from tools.growth.measure import (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure cases; return 1 if a cost grows too fast."""
+    """Measure cases, and return 1 if a cost grows too fast."""
     parser = argparse.ArgumentParser(prog="python -m tools.growth", description=__doc__)
     parser.add_argument(
         "--sample", action="store_true", help="measure one case in 23, which takes ten minutes"

@@ -1,4 +1,4 @@
-"""Families of graphs of any size, to measure how cost grows with the size."""
+"""Families of graphs of any size, to measure the growth of cost with the size."""
 
 import zlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class Net:
-    """Network under construction: INT8 pairs and convolutions of eight channels."""
+    """Network under construction, with INT8 pairs and convolutions of eight channels."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -51,12 +51,12 @@ class Net:
         )
 
 
-Family = Callable[[int], onnx.ModelProto]  # by the number of nodes
-Step = Callable[[Net, str], str]  # adds nodes after a tensor, returns the last tensor
+Family = Callable[[int], onnx.ModelProto]  # returns the model with a number of nodes
+Step = Callable[[Net, str], str]  # adds nodes after a tensor, and returns the last tensor
 
 
 def repeated(step: Step) -> Family:
-    """Return the family of a convolution, repeated steps, and a convolution after a pair."""
+    """Return the family with a convolution, repeated steps, a pair and a convolution."""
 
     def build(size: int) -> onnx.ModelProto:
         net = Net()
@@ -70,7 +70,7 @@ def repeated(step: Step) -> Family:
 
 
 def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> Step:
-    """Return the step of one node, with constants as its other inputs."""
+    """Return the step that adds one node, with constants as its other inputs."""
 
     def add(net: Net, tensor: str) -> str:
         names = [
@@ -83,14 +83,14 @@ def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> St
 
 
 def chain(op: str, *others: object, **attributes: object) -> Family:
-    """Return the family of a chain of one operator."""
+    """Return the family with a chain of one operator."""
     return repeated(node(op, *others, **attributes))
 
 
 def in_turn(*steps: Step) -> Family:
-    """Return the family of several steps in turn.
+    """Return the family with several steps in turn.
 
-    The last step restores the shape before the first step.
+    The last step restores the shape that the tensor had before the first step.
     """
 
     def add(net: Net, tensor: str) -> str:
@@ -135,7 +135,6 @@ def resize(by: float) -> Step:
 
 
 def squeeze_excitation(net: Net, tensor: str) -> str:
-    """Scale a tensor by the means of its channels."""
     return net.add("Mul", tensor, net.add("ReduceMean", tensor, axes=[2, 3]))
 
 
@@ -145,7 +144,7 @@ def where(net: Net, tensor: str) -> str:
 
 
 def reshape_by_shape(net: Net, tensor: str) -> str:
-    """Join all but the first two dimensions and restore them, as exporters write it."""
+    """Join all but the first two dimensions and restore them, in the form that exporters write."""
     shape = net.add("Shape", tensor)
     kept = net.add("Slice", shape, *(net._constant(f"{i}", np.array([i])) for i in (0, 2)))
     joined = net.add(
@@ -204,7 +203,7 @@ def loop(net: Net, tensor: str) -> str:
 
 
 def function(net: Net, tensor: str) -> str:
-    """Call a local function of the model: a convolution after a pair, and a Relu."""
+    """Call a local function with a pair, a convolution and a Relu."""
     if not net.functions:
         inner = [
             helper.make_node("QuantizeLinear", ["a", "s", "zero"], ["q"]),
@@ -228,7 +227,7 @@ def pairs(size: int) -> onnx.ModelProto:
 
 
 def constants(size: int) -> onnx.ModelProto:
-    """Return a chain of Identities of a scale; each is folded into a constant with a longer name.
+    """Return a chain of Identities of a scale. Each becomes a constant with a longer name.
 
     Pairs consume some of the constants.
     """
@@ -244,7 +243,7 @@ def constants(size: int) -> onnx.ModelProto:
 
 
 def weights(op: str, **attributes: object) -> Family:
-    """Return the family of a chain of one operator on a weight.
+    """Return the family with a chain of one operator on a weight.
 
     Convolutions consume half of the results.
     """
@@ -273,7 +272,7 @@ def split_weight(size: int) -> onnx.ModelProto:
 
 
 def transposed_weight(size: int) -> onnx.ModelProto:
-    """Return Transposes after the pair of a weight; convolutions consume half of the results."""
+    """Return Transposes after the pair of a weight. Convolutions consume half of the results."""
     net = Net()
     last, weight = net.conv("x"), net.pair("w")
     for i in range(size // 3):
@@ -300,7 +299,7 @@ def convolutions(size: int) -> onnx.ModelProto:
 
 
 def partly_quantized(size: int) -> onnx.ModelProto:
-    """Return convolutions of which every second has no pair: one finding for each."""
+    """Return convolutions. Every second convolution has no pair, and so a finding."""
     net = Net()
     last = "x"
     for i in range(size // 4):
@@ -326,7 +325,7 @@ def residual(size: int) -> onnx.ModelProto:
 
 
 def mesh(size: int) -> onnx.ModelProto:
-    """Return sum and product of two tensors at each level; the sum follows a pair."""
+    """Return the sum and the product of two tensors at each level, with a pair after the sum."""
     net = Net()
     a = b = net.conv("x")
     for _ in range(size // 4):
@@ -335,7 +334,7 @@ def mesh(size: int) -> onnx.ModelProto:
 
 
 def split_concat(size: int) -> onnx.ModelProto:
-    """Return halves that are joined again, as in ShuffleNet, with a pair at the end."""
+    """Return Splits into halves that a Concat joins, as in ShuffleNet, with a pair at the end."""
     net = Net()
     last = net.conv("x")
     for _ in range(size // 2):
@@ -359,7 +358,7 @@ def c2f(size: int) -> onnx.ModelProto:
 
 
 def lattice(size: int) -> onnx.ModelProto:
-    """Return a chain of Concats, each of the two Concats before it."""
+    """Return a chain of Concats. The inputs of a Concat are the two Concats before."""
     net = Net()
     before, last = net.conv("x"), net.conv("x")
     for _ in range(size):
@@ -368,7 +367,10 @@ def lattice(size: int) -> onnx.ModelProto:
 
 
 def diamonds(size: int) -> onnx.ModelProto:
-    """Return a chain of Concats of a tensor with itself, each cut to the size of the tensor."""
+    """Return a chain of Concats of a tensor with itself.
+
+    A Split after each Concat restores the size of the tensor.
+    """
     net = Net()
     last = net.conv("x")
     for _ in range(size // 2):
@@ -386,7 +388,7 @@ def concat_of_itself(size: int) -> onnx.ModelProto:
 
 
 def concat_of_pairs(size: int) -> onnx.ModelProto:
-    """Return a chain of Concats of a Concat and its pair, with changing scales."""
+    """Return a chain of Concats that join the Concat before and its pair. The scales change."""
     net = Net()
     last = net.conv("x")
     for i in range(size // 3):
@@ -403,7 +405,7 @@ def concat_with_root(size: int) -> onnx.ModelProto:
 
 
 def rolling_concat(size: int) -> onnx.ModelProto:
-    """Return a chain of Concats, each of which extends the Concat before it.
+    """Return a chain of Concats. Each extends the Concat before.
 
     A convolution with its own scale consumes each Concat.
     """
@@ -416,7 +418,7 @@ def rolling_concat(size: int) -> onnx.ModelProto:
 
 
 def dense_net(size: int) -> onnx.ModelProto:
-    """Return convolutions that each consume the outputs of all convolutions before it."""
+    """Return convolutions. Each consumes the outputs of all convolutions before."""
     net = Net()
     last = net.conv("x")
     for i in range(size // 6):
@@ -454,7 +456,7 @@ def wide_split(size: int) -> onnx.ModelProto:
 
 
 def consumed_along(op: str, **attributes: object) -> Family:
-    """Return the family of one operator in a row.
+    """Return the family with a chain of one operator whose results are quantized.
 
     A pair with one of thirteen scales consumes each result.
     """
@@ -471,7 +473,7 @@ def consumed_along(op: str, **attributes: object) -> Family:
 
 
 def split_joined(size: int) -> onnx.ModelProto:
-    """Return Concats of the parts of one Split, each before a Q with its own scale."""
+    """Return Concats of the parts of one Split. Each Concat has a pair with its own scale."""
     net = Net()
     first = net.add("Split", net.conv("x"), outputs=8, axis=1)
     parts = [first, *(f"{first}.{i}" for i in range(1, 8))]
@@ -481,7 +483,10 @@ def split_joined(size: int) -> onnx.ModelProto:
 
 
 def crossed_concats(size: int) -> onnx.ModelProto:
-    """Return pairs of Concats of the two Concats before them, in both orders."""
+    """Return levels of two Concats.
+
+    They join the two Concats of the level before, in both orders.
+    """
     net = Net()
     a, b = net.conv("x"), net.conv("x")
     for _ in range(size // 2):
@@ -505,7 +510,7 @@ def crossed_concats_with_pairs(size: int) -> onnx.ModelProto:
 
 
 def branches(size: int) -> onnx.ModelProto:
-    """Return a chain of Ifs with two branches, with a pair after each If."""
+    """Return a chain of Ifs with two branches, and a pair after each If."""
     net = Net()
     last = net.conv("x")
     net._constant("c", np.asarray(True))

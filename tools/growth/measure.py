@@ -1,9 +1,9 @@
-"""Measure how cost grows with the size of a graph.
+"""Measure the growth of cost with the size of a graph.
 
 Twice the nodes may take at most 2^1.3 times the work and memory.
 
-Calls of functions and bytes of objects are counted on small graphs, and these counts are equal on
-all machines. Seconds and the memory of whole processes are measured on graphs of up to 4,000 nodes.
+Calls of functions and bytes of objects are counted for small graphs. These counts are equal on all
+computers. Seconds and the memory of processes are measured for graphs of up to 4,000 nodes.
 """
 
 import cProfile
@@ -35,16 +35,17 @@ from tools.growth.families import FAMILIES
 Work = Callable[[onnx.ModelProto], object]
 Measure = Callable[[Work, onnx.ModelProto], int]
 
-EXPONENT = 1.3  # of work, by the size of the file
+EXPONENT = 1.3  # exponent of work as a function of the size of the file
 SMALLEST = 16  # nodes; with one node, some families have no Q/DQ
 SIZES = (500, 1000, 2000, 4000)
 NOISE_SECONDS = 0.1
-NOISE_BYTES = 16e6  # free memory of the process, which the work may use without being counted
-# Fraction of the time that is noise: work per node takes longer if its data exceed the caches.
+NOISE_BYTES = 16e6  # free memory of the process, which the work may use but which is not counted
+# Fraction of the time that is noise, because nodes take longer if their data are larger than the
+# caches.
 CACHE_SHARE = 0.1
-ATTEMPTS = 5  # the best attempt counts, because the machine may be busy
+ATTEMPTS = 5  # the best attempt counts, because the computer may be busy
 
-# Families whose calls are counted on 150 and 300 nodes instead of 100 and 200. On smaller graphs,
+# Families whose calls are counted for 150 and 300 nodes instead of 100 and 200. In smaller graphs,
 # most calls belong to the start, not to the nodes.
 SLOW_START = (
     "C2f",
@@ -66,8 +67,8 @@ SLOW_START = (
     "ReduceMean",
     "Loops",
 )
-# Families that fill the lists of LIMITS (consumers of a tensor, paths to a tensor) only from 500
-# nodes on.
+# Families that fill the lists of LIMITS (consumers of a tensor, paths to a tensor) only if they
+# have at least 500 nodes.
 BOUNDED = (
     "rolling Concat",
     "Concat of pairs",
@@ -78,10 +79,10 @@ BOUNDED = (
     "one pair of weights",
     "MaxPool, read along",
 )
-# Families that need more nodes, until scales are merged or C2f blocks are complete.
+# Families that need more nodes, because scales must be merged or C2f blocks must be complete.
 COUNTED_SIZES = {"crossed Concats with pairs": (300, 450), "C2f": (300, 600)}
-# Limits of lists, by module. Counting uses an eighth of these limits, so that the lists are full
-# from 150 to 300 nodes on. Lower limits would hide a list without a limit.
+# Limits of lists, by module. Counts use an eighth of these limits, so that 150 to 300 nodes fill
+# the lists. Lower limits would hide a list without a limit.
 LIMITS = {
     "qdqtool.ir.bounds": ("_MAX_TENSORS",),
     "qdqtool.trt.neighbors": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
@@ -90,12 +91,12 @@ LIMITS = {
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),
     "qdqtool.fixing.weights": ("STEPS",),
 }
-# From about 600 nodes on, the saving of residual Adds is estimated as a separate fix.
+# With about 600 nodes or more, the saving of residual Adds is estimated as a separate fix.
 BEGINS_LATE = ("predict on a GPU", "residual")
 # Families with subgraphs. For each subgraph, onnxruntime and onnx (shape inference and version
 # converter) copy the table of all tensors. The other cost of these families is counted in calls.
 SQUARE = ("If", "nested Ifs", "Loops")
-# Families that are not counted, because they take seconds, or because other families (such as
+# Families without counts, because they take seconds, or because other families (for example
 # "crossed Concats with pairs") run the same code.
 NOT_COUNTED = (
     "wide Split with own scales",
@@ -126,7 +127,7 @@ NOT_COUNTED = (
 
 
 def _extract_finding(model: onnx.ModelProto, **options: Any) -> None:
-    """Extract by the first finding, or by the last node if there is none."""
+    """Extract by the first finding, or by the last node if there are no findings."""
     findings = qdqtool.predict(model, target="trt8.5").findings
     place = {"finding": findings[0].code} if findings else {"node": model.graph.node[-1].name}
     qdqtool.extract(model, target="trt8.5", **place, **options)
@@ -149,7 +150,7 @@ WORK: dict[str, Work] = {
 }
 
 CASES = [(command, family) for command in WORK for family in FAMILIES]
-# Cases of each command that together end in minutes.
+# Cases of each command that together take minutes.
 SAMPLE = CASES[9::23]
 # Cases that are counted in every test run.
 COUNTED_ALWAYS = (
@@ -179,7 +180,7 @@ COUNTED_IN_SAMPLE = (
 
 
 def count_calls(work: Work, model: onnx.ModelProto) -> int:
-    """Return the number of function calls, built-in functions included."""
+    """Return the number of function calls, including calls of built-in functions."""
     profile = cProfile.Profile(subcalls=False)
     profile.enable()
     try:
@@ -205,7 +206,7 @@ def find_excess(
 ) -> list[tuple[int, int]]:
     """Return the pairs of sizes between which a count grows too fast.
 
-    Growth is measured by the size of the file, not by the number of nodes, because the file of a
+    Growth is relative to the size of the file, not to the number of nodes, because the file of a
     DenseNet with n nodes has n^2 numbers.
     """
     make, work = FAMILIES[family], WORK[command]
@@ -261,8 +262,7 @@ def exceeds(
 ) -> bool:
     """Return whether the growth of a cost exceeds ``ratio**exponent``.
 
-    The cost of the smallest network, ``start``, is subtracted first, unless it is at least half of
-    ``small``.
+    ``start``, the cost of the smallest network, is subtracted if it is less than half of ``small``.
     """
     if start >= small / 2:
         start = 0
@@ -273,9 +273,10 @@ def exceeds(
 
 
 def measure_process(work: Work, model: onnx.ModelProto) -> tuple[float, float]:
-    """Return processor seconds and peak bytes of a process that does some work."""
+    """Return the processor seconds and the peak bytes of a process that does some work."""
     gc.collect()
-    # Making models leaves memory free, which the work would use without being counted.
+    # The creation of models leaves free memory. The work would use this memory, which is not
+    # counted.
     ctypes.CDLL(None).malloc_trim(0)
     reads, writes = os.pipe()
     child = os.fork()
@@ -298,9 +299,10 @@ def measure_process(work: Work, model: onnx.ModelProto) -> tuple[float, float]:
 
 
 def measure_growth(command: str, family: str) -> list[str]:
-    """Measure a command on a family at all sizes.
+    """Measure a command for a family at all sizes.
 
-    Return a line for each growth that is too fast.
+    Returns:
+        A line for each growth that is too fast.
     """
     sizes = SIZES[1:] if (command, family) == BEGINS_LATE else SIZES
     models = {size: FAMILIES[family](size) for size in (SMALLEST, *sizes)}
@@ -310,8 +312,8 @@ def measure_growth(command: str, family: str) -> list[str]:
         for size, model in models.items():
             seconds, peak = measure_process(WORK[command], model)
             spent[size] = (min(spent[size][0], seconds), min(spent[size][1], peak))
-        # The peak of the smallest network must not exceed the peaks of larger networks, as it can
-        # in extract.
+        # The peak of the smallest network must not exceed the peaks of larger networks, as in
+        # extract.
         spent[SMALLEST] = (spent[SMALLEST][0], min(peak for _, peak in spent.values()))
         excess = [
             line
@@ -333,7 +335,7 @@ def _describe_excess(
     few: int,
     many: int,
 ) -> list[str]:
-    """Return which of time and memory grow too fast from few to many nodes."""
+    """Return lines for time and for memory if they grow too fast from few to many nodes."""
     (start, start_bytes), (seconds, peak), (more_seconds, more_bytes) = (
         spent[size] for size in (SMALLEST, few, many)
     )
@@ -354,7 +356,7 @@ def _describe_excess(
 def _bytes_to_run(model: onnx.ModelProto) -> int:
     """Return the size of the file and of its tensors at run time, because ``fix`` compares outputs.
 
-    The outputs of rolling Concats have n^2 numbers. Models above the limit of the package are not
+    The outputs of rolling Concats have n^2 numbers. Models above the limit of the package do not
     run.
     """
     run = estimate_run_cost(model, {}).peak_bytes

@@ -1,7 +1,8 @@
-"""Experiments with TensorRT-RTX. Each is the smallest graph that decides one question, and is named by the question.
+"""Experiments with TensorRT-RTX: each is the smallest graph that answers one question.
 
-``python -m tools.rtx.record`` builds the graphs and writes the answers to ``tests/data/rtx/answers.json``. The tests
-compare the prediction with these answers, with or without the compiler.
+The question is the name of the experiment. ``python -m tools.rtx.record`` builds the graphs and
+writes the answers to ``tests/data/rtx/answers.json``. The tests compare the prediction with these
+answers, and do not need the compiler.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ def conv(net: Net, x: str, name: str = "c") -> str:
 
 
 def before_conv(step: Step) -> Make:
-    """Return a builder of DQ, a step, and a convolution without its own pair."""
+    """Return a function that builds a pair, a step, and a convolution without its own pair."""
     return lambda net: conv(net, step(net, quantized(net)))
 
 
@@ -38,7 +39,7 @@ def finish(make: Make, opset: int = 17, half: bool = False) -> onnx.ModelProto:
 
 
 def moves() -> Iterator[tuple[str, Make]]:
-    """Yield DQ, an operator, a convolution: does the convolution inherit INT8?"""
+    """Yield a pair, an operator and a convolution. Does the convolution inherit INT8?"""
     for name, step in OPERATORS.items():
         yield f"through {name}", before_conv(step)
     movers = {
@@ -116,7 +117,7 @@ def integers() -> Iterator[tuple[str, Make]]:
 
 
 def stored() -> Iterator[tuple[str, Make]]:
-    """Yield stored integers of weights that an operator other than a DQ reads."""
+    """Yield stored integers of weights that operators other than DQ read."""
     steps: dict[str, Step] = {
         "a DQ alone": chain(),
         "Identity": ops.unary("Identity"),
@@ -149,7 +150,7 @@ def _unused(net: Net) -> str:
 
 
 def joins() -> Iterator[tuple[str, Make]]:
-    """Yield two quantized tensors, an operator of both, a convolution."""
+    """Yield two quantized tensors, an operator on both tensors, and a convolution."""
 
     def of(
         kind: str,
@@ -238,7 +239,7 @@ def joins() -> Iterator[tuple[str, Make]]:
 
 
 def sharing() -> Iterator[tuple[str, Make]]:
-    """Yield two consumers of one tensor: does the first change the second?"""
+    """Yield two consumers of one tensor. Does the first change the second?"""
     readers: dict[str, Step] = {
         "relu": ops.RELU,
         "output": lambda net, x: x,
@@ -352,7 +353,7 @@ def sharing() -> Iterator[tuple[str, Make]]:
 
 
 def forms() -> Iterator[tuple[str, Make]]:
-    """Yield operators next to a convolution: does the parser accept them?"""
+    """Yield operators next to a convolution. Does the parser accept the operators?"""
     index, update = np.zeros((1, 1), np.int64), np.ones((1, 8, 16, 16))
     scales = np.asarray([1, 1, 2, 2], np.float32)
     steps: dict[str, Step] = {
@@ -430,7 +431,10 @@ def forms() -> Iterator[tuple[str, Make]]:
 
 
 def products() -> Iterator[tuple[str, Make]]:
-    """Yield matrix products of an Einsum: INT8 if both operands are INT8 and no scale varies along the summed axis."""
+    """Yield Einsums that are matrix products. Are they INT8?
+
+    They are INT8 if both operands are INT8 and no scale varies along the summed axis.
+    """
 
     def of(
         equation: str,
@@ -453,7 +457,7 @@ def products() -> Iterator[tuple[str, Make]]:
         "Einsum bhid,bhjd->bhij": of("bhid,bhjd->bhij", heads, heads),
         "Einsum bihd,bjhd->bhij": of("bihd,bjhd->bhij", (1, 64, 4, 64), (1, 64, 4, 64)),
         "Einsum ijk,jil->kl": of("ijk,jil->kl", (4, 64, 64), (64, 4, 64)),
-        # This Einsum also sums over an axis that only one operand has.
+        # This Einsum also sums along an axis that only one operand has.
         "Einsum bij,bkj->bk": of("bij,bkj->bk", cube, cube),
         "Einsum bij,bjk->bik, one side float": of("bij,bjk->bik", cube, cube, first=False),
     }.items()

@@ -1,4 +1,4 @@
-"""Experiments on cases in which FP8 differs from INT8; see ``experiments``."""
+"""Experiments with cases in which FP8 differs from INT8 (see ``experiments``)."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,7 @@
-"""Experiments on scales, weights, matrix products, float16, and rejected models; see ``experiments``."""
+"""Experiments with scales, weights, matrix products, float16 and rejected models.
+
+See ``experiments``.
+"""
 
 from collections.abc import Iterator
 
@@ -141,7 +144,7 @@ def weights() -> Iterator[tuple[str, Make]]:
 
 
 def products() -> Iterator[tuple[str, Make]]:
-    """Yield Gemm and MatMul: along which axes may a scale vary?"""
+    """Yield Gemm and MatMul. Along which axes may a scale vary?"""
 
     def matmul(left: object, axis: int | None, right: str, a: tuple[int, ...] = (4, 32)) -> Make:
         return lambda net: net.op(

@@ -1,4 +1,7 @@
-"""Operators between a pair and a convolution, as functions of a network and a tensor, for experiments."""
+"""Operators between a pair and a convolution in experiments.
+
+Each operator is a function of a network and a tensor.
+"""
 
 from collections.abc import Callable
 
@@ -11,7 +14,7 @@ I64 = np.int64
 
 
 def chain(*steps: Step) -> Step:
-    """Return one step after the other as a step."""
+    """Return a step that runs several steps in turn."""
 
     def add(net: Net, tensor: str) -> str:
         for step in steps:
@@ -80,7 +83,8 @@ IDENTITY = unary("Identity")
 HALVES = cut(0, 4, 1)
 CHANNELS = np.linspace(0.5, 1.5, 8).reshape(1, 8, 1, 1)
 
-# One operator on a tensor [1, 8, 16, 16]. Experiments show whether a convolution after it runs in INT8.
+# Operators on a tensor [1, 8, 16, 16]. Experiments show whether a convolution after the operator
+# runs in INT8.
 OPERATORS: dict[str, Step] = {
     **{
         k.lower(): unary(k)

@@ -1,8 +1,10 @@
-"""Build every experiment with TensorRT-RTX and record the answers: `python -m tools.rtx.record [fp8]`.
+"""Build all experiments with TensorRT-RTX, and record the answers.
 
-``answers.json`` has the answers in INT8 for SM86. ``answers_fp8.json`` has the answers for SM89: the
-same experiments in FP8, those of ``experiments_fp8``, and random networks. For SM120, it has only the
-answers that differ.
+`python -m tools.rtx.record [fp8]`.
+
+``answers.json`` has the answers in INT8 for SM86. ``answers_fp8.json`` has the answers for SM89:
+the same experiments in FP8, the experiments of ``experiments_fp8``, and random networks. For SM120,
+``answers_fp8.json`` has only the answers that differ from those for SM89.
 """
 
 import json
@@ -34,7 +36,7 @@ def build_models() -> dict[str, onnx.ModelProto]:
     models = {name: finish(make) for name, make in {**EXPERIMENTS, **SCALES}.items()}
     for name, make in OLD.items():
         models[name] = finish(make, 13)
-        models[name].opset_import[0].version = 12  # without axis in onnx, but files have one
+        models[name].opset_import[0].version = 12  # opset 12 has no axis, but some files have one
     models.update({name: finish(make, 19) for name, make in FORMS.items()})
     models.update({name: finish(make, 21) for name, make in NEW.items()})
     models.update({name: finish(make, 19, True) for name, make in HALVES.items()})
@@ -49,7 +51,7 @@ def build_fp8_models() -> dict[str, onnx.ModelProto]:
 
 
 def _is_valid(model: onnx.ModelProto) -> bool:
-    """Return whether opset 19 has the operators, and they accept their input types (few accept FP8)."""
+    """Return whether opset 19 has the operators, and the operators accept their input types."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
@@ -64,7 +66,7 @@ def fp8_networks() -> dict[str, onnx.ModelProto]:
 
 
 def answer(lab: Lab, model: onnx.ModelProto) -> dict[str, Any]:
-    """Build a model; return the status, and the type of each convolution that has a layer."""
+    """Build a model, and return the status, and the type of each convolution that has a layer."""
     result = lab.build(model)
     types = {n.name: str(n.precision) for n in result.nodes if n.precision != Precision.UNKNOWN}
     return {"status": result.status, **({"types": types} if types else {})}

@@ -1,4 +1,4 @@
-"""Compare two records, and show the differences in the JSON that was kept."""
+"""Compare two records, and show the differences between stored JSON files."""
 
 import json
 from collections import Counter
@@ -9,8 +9,8 @@ from typing import Any
 
 from tools.snapshots.recording import Record, kept_name
 
-_SHOWN = 3  # differences of one entry
-_WIDTH = 70  # characters of one value
+_SHOWN = 3  # maximum number of differences of one entry
+_WIDTH = 70  # maximum number of characters of one value
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Comparison:
     """Differences between two records.
 
     Attributes:
-        data: Entries in which more than texts differs.
+        data: Entries in which not only texts differ.
         texts: Entries in which only texts or the names of qdqtool's tensors differ.
         before_only: Entries that only the first record has.
         after_only: Entries that only the second record has.
@@ -44,7 +44,7 @@ class Comparison:
         return int(bool(self.data or self.before_only or self.after_only or self.inputs))
 
     def describe(self, *kept: Path) -> str:
-        """Return the answer as text, with values if the JSON was kept in two folders."""
+        """Return the answer as text, with values if two folders have the JSON files."""
         lines = [f"note: {note}" for note in self.notes]
         lines += [f"inputs differ: {name}" for name in self.inputs]
         for title, entries in (
@@ -119,7 +119,7 @@ def _kept_differences(entry: str, before: Path, after: Path, form: str) -> list[
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield path and both values of each place where two JSON values differ."""
+    """Yield the path and both values for each place where two JSON values differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             place = f"{path}.{key}"

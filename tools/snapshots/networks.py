@@ -95,8 +95,8 @@ def without_pairs(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return the float network of a Q/DQ model.
 
     Returns:
-        None if the input of a DQ is not the output of a Q, or if the output of a DQ is a network
-        output.
+        The network, or None if the input of a DQ is not the output of a Q, or if the output of a DQ
+        is a network output.
     """
     model = onnx.ModelProto.FromString(model.SerializeToString())
     producers = {o: n for n in model.graph.node for o in n.output}
@@ -130,7 +130,7 @@ def random_float_network(seed: int) -> onnx.ModelProto | None:
 
 
 def float_family(name: str, size: int) -> onnx.ModelProto | None:
-    """Return a network of a family of growth, without Q/DQ, and with random weights."""
+    """Return a network of a family of ``tools.growth``, without Q/DQ and with random weights."""
     model = without_pairs(FAMILIES[name](size))
     if model is None:
         return None
@@ -154,7 +154,7 @@ def input_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 def samples(model: onnx.ModelProto, count: int) -> bytes:
     """Return an npz with ``count`` samples for each input of a model.
 
-    The samples are smooth images with one outlier each.
+    Each sample has random values and one outlier.
     """
     generator = np.random.default_rng(5)
     arrays = {}

@@ -1,7 +1,7 @@
 """Normal forms of the outputs of qdqtool, and hashes of the normal forms.
 
-A normal form contains everything that a program can rely on, and nothing that depends on the
-machine or the version (absolute paths, the version of qdqtool). Each output is hashed in two forms:
+A normal form contains everything that a program can use, and nothing that depends on the computer
+or the version (absolute paths, the version of qdqtool). Each output has the hashes of two forms:
 *full*, and *data*. The data form has no texts for people, no checksums, and no names that qdqtool
 gives to tensors and nodes of models.
 """
@@ -22,7 +22,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 
 Json = Any
 
-# Every string below one of these keys is a text for people.
+# Strings below these keys are texts for people.
 TEXT_KEYS = frozenset(
     """
     action advice agreement care caution caveat cause comment decision description detail details explanation fix
@@ -31,8 +31,8 @@ TEXT_KEYS = frozenset(
     what why why_not words
     """.split()
 )
-# Strings below these keys are data however many words they have: names in the model, in layers and
-# in log lines.
+# Strings below these keys are data, with any number of words. They are names in the model, in
+# layers and in log lines.
 DATA_KEYS = frozenset(
     """
     aliases bindings case cases device event format fused gpu inputs layer name names node nodes object outputs pass
@@ -44,13 +44,13 @@ VERSION_KEYS = frozenset(["producer_version", "tool", "tool_version"])  # of qdq
 TIME_KEYS = frozenset(["cpu_seconds", "seconds"])  # below "effort": the time that `tune` took
 _SOURCE_LINE = re.compile(r"(\.py):\d+\b")  # in warnings of Python
 _SECONDS = re.compile(r"\b\d+(?:\.\d+)? s\b")
-# Any other string is a text if it has three words in a row.
+# Other strings are texts if they have three words in a row.
 _WORDS = re.compile(r"[A-Za-z][a-z']*[,;:]? [a-z']+[,;:]? [a-z']+")
 TEXT = "<text>"
 
 
 def to_data(value: Json, key: str = "") -> Json:
-    """Return a copy of JSON without texts; keys, numbers and lengths of lists remain."""
+    """Return a copy of JSON without texts. Keys, numbers and lengths of lists remain."""
     if isinstance(value, dict):
         if str(value.get("schema")).startswith("qdqtool/report/"):
             value = {**value, "bytes": TEXT}  # the length of the page
@@ -99,7 +99,7 @@ def hash_bytes(data: bytes) -> str:
 
 
 def collect_names(model: onnx.ModelProto) -> set[str]:
-    """Return the names of all tensors and nodes of a model, subgraphs and functions included."""
+    """Return the names of all tensors and nodes of a model, including subgraphs and functions."""
     names: set[str] = set()
     graphs = [model.graph]
     for graph in graphs:
@@ -118,7 +118,7 @@ def _add_names(nodes: Iterable[NodeProto], names: set[str], graphs: list[GraphPr
 
 
 def describe_model(model: onnx.ModelProto, known: Collection[str] | None) -> Json:
-    """Return nodes, tensors, weights and metadata of a model as JSON.
+    """Return the nodes, tensors, weights and metadata of a model as JSON.
 
     Args:
         model: Any model.
@@ -146,7 +146,7 @@ def describe_model(model: onnx.ModelProto, known: Collection[str] | None) -> Jso
 
 
 class _GraphDescription:
-    """Description of one graph; subgraphs see the tensors of outer graphs."""
+    """Description of one graph, which may use tensors of outer graphs."""
 
     def __init__(self, known: Collection[str] | None, outer: dict[str, str] | None = None) -> None:
         self.known = known
@@ -224,7 +224,7 @@ def _describe_tensor(tensor: TensorProto) -> Json:
         return [tensor.data_type, list(tensor.dims), place]
     try:
         content = numpy_helper.to_array(tensor).tobytes()
-    except (ValueError, TypeError):  # a damaged tensor, which is written as it was read
+    except (ValueError, TypeError):  # a damaged tensor, whose content is its bytes
         content = tensor.SerializeToString(deterministic=True)
     return [tensor.data_type, list(tensor.dims), hash_bytes(content)]
 
@@ -233,7 +233,7 @@ def _describe_tensor(tensor: TensorProto) -> Json:
 
 
 def page_data(html: str) -> Json:
-    """Return the JSON that is packed in a script element of an HTML report."""
+    """Return the JSON that a script element of an HTML report contains."""
     found = re.search(r'id="page-data"[^>]*>\s*([A-Za-z0-9+/=\s]+)<', html)
     if found is None:
         raise ValueError("the report has no element 'page-data'")
@@ -243,7 +243,7 @@ def page_data(html: str) -> Json:
 def describe_arrays(path: Path) -> Json:
     """Return types, shapes and hashes of the arrays of an npz file.
 
-    An array with JSON is returned as this JSON.
+    For an array that contains JSON, the JSON is returned.
     """
     described = {}
     with zipfile.ZipFile(path) as archive:
@@ -260,7 +260,7 @@ def describe_arrays(path: Path) -> Json:
 
 
 def describe_file(path: Path, known: Collection[str]) -> tuple[Json, Json]:
-    """Return the normal forms of a written file.
+    """Return the normal forms of a file that a step wrote.
 
     Returns:
         The full normal form, and the normal form of the data.

@@ -1,4 +1,4 @@
-"""Steps through the public Python API, run by worker.py in the recorded checkout."""
+"""Steps that use the public Python API. worker.py runs the steps in the recorded checkout."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ Json = Any
 
 
 def ranges(model: str, data: str, tensors: list[str], focus: bool = False) -> Json:
-    """Return the statistics of tensors, and the range that each method chooses for them."""
+    """Return the statistics of tensors, and the range that each method computes for each tensor."""
     import calibration
 
     statistics = calibration.collect(model, data, tensors, progress=False)
@@ -41,7 +41,7 @@ def insertion(model: str, data: str, **options: Any) -> Json:
 
 
 def results(quantized: str, other: str) -> Json:
-    """Return attributes and JSON of the results of ``predict``, ``compare`` and ``fix``."""
+    """Return the attributes and the JSON of the results of ``predict``, ``compare`` and ``fix``."""
     import qdqtool
     from qdqtool.testing import assert_int8
 

@@ -21,7 +21,7 @@ from tools.snapshots import normalize
 from tools.snapshots.scenarios import HERE, ROOT, Scenario, Step, all_scenarios
 
 SCHEMA = "qdqtool/snapshot/1"
-_FAILURES = (70, -14)  # exit codes of a failure and of the alarm of the worker, not of a command
+_FAILURES = (70, -14)  # exit codes of the worker, for a failure and for its alarm
 
 
 class RecordingError(Exception):
@@ -33,8 +33,8 @@ class Record:
     """Hashes of one checkout.
 
     Attributes:
-        commit: Commit of the checkout, with ``+`` if files were changed.
-        scope: Scenarios that were run: ``all`` or the groups, with ``, quick`` for the quick set.
+        commit: Commit of the checkout, with ``+`` if files differ from the commit.
+        scope: Recorded scenarios: ``all`` or the groups, with ``, quick`` for the quick set.
         versions: Versions of Python, onnx, numpy and onnxruntime.
         inputs: Hash of a scenario's files, by scenario.
         entries: Hash of the data and hash of all content, by ``scenario|step`` or
@@ -83,7 +83,7 @@ def record(
     times: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="qdqtool-snapshot-") as work:
         run = functools.partial(_run_scenario, repository, Path(work), keep)
-        # Slow scenarios first, so that no process waits for the last of them.
+        # Slow scenarios come first, so that no process waits for a slow scenario at the end.
         names = sorted(chosen, key=lambda name: -len(chosen[name].steps))
         _scenarios.update(chosen)
         context = multiprocessing.get_context("fork")
@@ -105,7 +105,7 @@ def record(
 
 
 def select(scenarios: Sequence[Scenario], only: Sequence[str], quick: bool) -> dict[str, Scenario]:
-    """Return scenarios by name. Those of the quick set have only their first steps."""
+    """Return scenarios by name. The scenarios of the quick set have only their first steps."""
     chosen = {}
     for scenario in scenarios:
         if only and scenario.group not in only and scenario.name not in only:
@@ -142,7 +142,7 @@ _worker: subprocess.Popen[str] | None = None
 
 
 def _start_worker(repository: Path, work: Path) -> None:
-    """Start a process with the qdqtool of the checkout; it ends with this process."""
+    """Start a process with the qdqtool of the checkout. The process ends with this process."""
     global _worker
     kept = ("PATH", "LANG", "LC_ALL", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
@@ -210,13 +210,12 @@ def _run_scenario(repository: Path, work: Path, keep: Path | None, name: str) ->
 
 
 def _names_in(folder: Path, scenario: Scenario) -> set[str]:
-    """Return the names of tensors and nodes of a scenario's readable models."""
     names: set[str] = set()
     for file in scenario.files:
         if file.endswith(".onnx"):
             try:
                 model = onnx.load(folder / file, load_external_data=False)
-            except Exception:  # a damaged model has no names to keep
+            except Exception:  # a damaged model has no names
                 continue
             names |= normalize.collect_names(model)
     return names
@@ -225,7 +224,7 @@ def _names_in(folder: Path, scenario: Scenario) -> set[str]:
 def _describe_step(
     step: Step, code: int, out: str, error: str, folder: Path, known: set[str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return both normal forms of a step and of each file that it wrote."""
+    """Return both normal forms of a step, and of each file that the step wrote."""
     answer = _parse(out)
     if isinstance(answer, str):
         answer = normalize.without_circumstances(answer)
@@ -251,7 +250,6 @@ def _describe_step(
 
 
 def _parse(text: str) -> Any:
-    """Return the JSON of a text, or the text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
 """The scenarios of a snapshot.
 
-A scenario is a folder with files, and steps that read and write files in the folder.
+A scenario has files in a folder, and steps that read and write files in the folder.
 """
 
 import functools
@@ -51,13 +51,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Files in a folder, and steps that run there in turn.
+    """Files in a folder, and steps that run in this folder in turn.
 
     Attributes:
         name: ``group/subject``.
-        files: Function that makes the bytes of a file, or the path of a file to copy, by file name.
+        files: By file name, a function that makes the bytes of the file, or the path of a file to
+            copy.
         steps: The steps.
-        quick: Number of steps, from the first, in the quick set.
+        quick: Number of steps in the quick set, which are the first steps.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Scenario:
 
 
 def cli(words: str, *outputs: str, name: str = "", text: bool = False) -> Step:
-    """Return the step of a command line, whose answer is JSON unless ``text`` is set."""
+    """Return the step of a command line. The answer is JSON if ``text`` is not set."""
     arguments = shlex.split(words)
     if not text:
         arguments += ["--format", "json"]
@@ -114,7 +115,7 @@ PREDICTIONS = tuple(
 
 
 def recorded_builds() -> Iterator[Scenario]:
-    """Yield models of recorded builds with all commands that need no images."""
+    """Yield models of recorded builds, with all commands that need no images."""
     for path in sorted((DATA / "evidence").glob("*/model.onnx.gz")):
         steps = [
             *(cli(words.format("model.onnx.gz")) for words in PREDICTIONS),
@@ -178,7 +179,7 @@ def logs_of_builds() -> Iterator[Scenario]:
 
 
 def families() -> Iterator[Scenario]:
-    """Yield families of growth at a small size."""
+    """Yield the families of ``tools.growth`` at a small size."""
     for number, (family, make) in enumerate(FAMILIES.items()):
         files = {"model.onnx": serialized(functools.partial(make, 40))}
         quick = [
@@ -207,7 +208,7 @@ def families() -> Iterator[Scenario]:
 
 
 def random_networks() -> Iterator[Scenario]:
-    """Yield networks of the differential fuzzer, Q/DQ and float."""
+    """Yield networks of ``tools.fuzz``, with Q/DQ and float."""
     for seed in range(60):
         files = {"model.onnx": serialized(functools.partial(network, seed))}
         steps = [
@@ -224,7 +225,7 @@ def random_networks() -> Iterator[Scenario]:
 
 
 def damaged_inputs() -> Iterator[Scenario]:
-    """Yield damaged models and logs of the other fuzzers: answers and refusals."""
+    """Yield damaged models and logs of the other fuzzers, which give answers or errors."""
     sources = {
         "random": network(11).SerializeToString(),
         "C2f": FAMILIES["C2f"](30).SerializeToString(),
@@ -267,7 +268,7 @@ def whole_small_logs() -> Iterator[Scenario]:
 
 
 def public_questions() -> Iterator[Scenario]:
-    """Yield small inputs that reproduce public questions, if ``../shared`` has them."""
+    """Yield small models from public questions, if ``../shared`` has them."""
     for path in sorted((SHARED / "replay3").glob("*.onnx")):
         steps = [
             *(cli(words.format("model.onnx")) for words in PREDICTIONS[:3]),
@@ -323,7 +324,7 @@ def insertion_steps(model: str, data: str, options: Sequence[str]) -> Iterator[S
 
 
 def insertions() -> Iterator[Scenario]:
-    """Yield float networks with insert, and their Q/DQ models with the other commands."""
+    """Yield float networks for insert, and their Q/DQ models for the other commands."""
     for name, make in networks.FLOAT_NETWORKS.items():
         files = {
             "float.onnx": serialized(make),
@@ -546,7 +547,7 @@ GROUPS = (
 
 
 def all_scenarios() -> list[Scenario]:
-    """Return all scenarios; their names are unique."""
+    """Return all scenarios, with unique names."""
     scenarios = [scenario for group in GROUPS for scenario in group()]
     assert len({s.name for s in scenarios}) == len(scenarios)
     return scenarios

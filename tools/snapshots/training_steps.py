@@ -1,4 +1,4 @@
-"""Exports of networks with QAT, which worker.py runs in the recorded checkout.
+"""Exports of networks with QAT. worker.py runs the exports in the recorded checkout.
 
 The module needs torch.
 """
@@ -63,7 +63,7 @@ NETWORKS = {"residual": Residual, "decoder": Decoder, "tokens": Tokens}
 
 
 def export(network: str, output: str, target: str, backend: str, method: str) -> Json:
-    """Prepare, calibrate and export a network; return plan and result of the export."""
+    """Prepare, calibrate and export a network, and return the plan and the result of the export."""
     from qdqtool import qat
 
     torch.set_num_threads(1)

@@ -2,9 +2,9 @@
 
 ``python worker.py CHECKOUT``, controlled by pipes.
 
-A line of JSON on stdin names a folder and its steps. The answer is a line of JSON on stdout with
+A line of JSON on stdin contains a folder and its steps. The answer is a line of JSON on stdout with
 exit codes and processor times. Each step runs in a process that is forked after the import of
-qdqtool, with its streams in files of the folder.
+qdqtool. Its output streams are files in the folder.
 
 This file imports only the standard library and modules of the checkout, so that the same file runs
 old and new commits.
@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-SECONDS = 300  # a step that takes longer is a failure of the recording
+SECONDS = 300  # if a step takes longer, the recording fails
 
 
 def main() -> None:
@@ -29,13 +29,12 @@ def main() -> None:
         request = json.loads(line)
         folder = Path(request["folder"])
         ends = [_run_forked(folder, number, step) for number, step in enumerate(request["steps"])]
-        if not folder.exists():  # the recording failed and is over
+        if not folder.exists():  # the recording failed and ended
             break
         print(json.dumps(ends), flush=True)
 
 
 def _import_product(repository: Path) -> None:
-    """Import the modules that all commands need, once."""
     import onnx  # noqa: F401
 
     import calibration
@@ -77,7 +76,6 @@ def _redirect(descriptor: int, path: str, flags: int) -> None:
 
 
 def _run(step: dict[str, Any]) -> int:
-    """Run a command line, or a function of a script; return the exit code."""
     if "script" in step:
         functions = runpy.run_path(step["script"])
         answer = functions[step["function"]](**step["keywords"])

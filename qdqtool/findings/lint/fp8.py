@@ -41,7 +41,6 @@ def _find_consuming_convolutions(view: View, nodes: Collection[Node]) -> list[st
 
 
 def _find_fp8_convolutions(view: View) -> list[str]:
-    """Return the names of the Convs whose data and weights are FP8."""
     quantized = view.fully_quantized_nodes
     convolutions = (n for n in view.nodes_with_weights if n.index in quantized and n.op == "Conv")
     return [conv.name for conv in convolutions if is_fp8(view, conv)]

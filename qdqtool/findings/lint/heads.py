@@ -65,7 +65,6 @@ def _find_float_head(view: View) -> tuple[Head, Callable[[], set[int]]]:
 
 
 def _find_sums_after(model: Model, start: Node) -> tuple[str, ...]:
-    """Return the names of all Adds downstream of a node, in graph order."""
     seen = {start.index}
     pending = [start]
     while pending:

@@ -189,7 +189,6 @@ def _median(values: npt.NDArray[np.float64]) -> float:
 
 
 def _largest_deviation(ratios: npt.NDArray[np.float64]) -> float:
-    """Return the largest ``|log(ratio)|``, minus the tolerance."""
     return (
         max(0.0, float(np.abs(np.log(ratios)).max()) - _ROUNDING_TOLERANCE) if ratios.size else 0.0
     )
