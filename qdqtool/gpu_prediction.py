@@ -131,7 +131,6 @@ def predict_with_time(
 def _add_fix_savings(
     model: Model, prediction: Prediction, time: TimeEstimate, target: Target
 ) -> None:
-    """Add the time that automatic fixes save, if any finding has an automatic fix."""
     if any(f.automatic for f in prediction.findings):
         from qdqtool.fixing.api import add_fix_savings
 

@@ -247,8 +247,8 @@ def _check_options(
     """Check the options that need a GPU, or only one GPU or one model.
 
     Raises:
-        UsageError: An option has no effect, or needs a single GPU or model. click.BadParameter: The
-        gain is not a finite number.
+        UsageError: An option has no effect, or needs a single GPU or model.
+        click.BadParameter: The gain is not a finite number.
     """
     request = requests[0]
     needing_gpu = (
@@ -304,7 +304,6 @@ def _check_capability(sm: str, target: Target) -> None:
 def _predict(
     path: str, target: Target, requests: list[TimingOptions], **settings: Any
 ) -> tuple[Prediction, list[TimeEstimate]]:
-    """Return a prediction with the findings for all GPUs, and the times on the GPUs."""
     if requests[0].gpu is None and requests[0].sm is None:
         from qdqtool.prediction import predict
 
@@ -325,7 +324,6 @@ def _predict(
 
 
 def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
-    """Add the findings of all predictions to the first, and return it."""
     first, *others = predictions
     places = {_make_finding_key(finding) for finding in first.findings}
     for other in others:
@@ -344,7 +342,6 @@ def _make_finding_key(finding: Finding) -> tuple[str, ...]:
 
 
 def _demote_support_errors(predictions: list[Prediction]) -> None:
-    """Change errors for unsupported GPUs to warnings, in place."""
     from qdqtool.timing.on_gpu import UNSUPPORTED_GPU
 
     for prediction in predictions:
@@ -363,7 +360,6 @@ def _render_text(
     seconds: float,
     **settings: Any,
 ) -> TextPage:
-    """Return the text of all models, each with suggested commands."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import (
         NextOptions,
@@ -403,7 +399,6 @@ def _render_text(
 
 
 def _print_failures(results: list[ModelReview]) -> int:
-    """Print the requirements that are not met, then errors, and return the exit code."""
     failures = [
         line if len(results) == 1 else f"{result.path}: {line}"
         for result in results

@@ -90,7 +90,6 @@ def run(view: View, report: FindingReport) -> None:
 def _report_unknown(
     view: View, report: FindingReport, unknown: Mapping[str, Sequence[Node]]
 ) -> None:
-    """Report unknown operators, by type; and operators of ATen and of onnxruntime."""
     fakes = {n.index for fake in find_fake_quantizers(view.model) for n in fake.nodes}
     aten = find_aten_nodes(view.model)
     if aten:
@@ -104,7 +103,6 @@ def _report_unknown(
 
 
 def _report_runtime_operators(view: View, report: FindingReport) -> None:
-    """Report fused operators and weight-only operators of onnxruntime."""
     nodes = [
         node
         for node in view.model.nodes
@@ -162,7 +160,6 @@ def _check_missing_quantizers(view: View, report: FindingReport) -> None:
 def _report_other_types(
     view: View, report: FindingReport, quantizers: Mapping[str, Sequence[Node]]
 ) -> None:
-    """Report quantizers of INT4 and FP4. `quantizers` has them by type."""
     nodes = [n for group in quantizers.values() for n in group]
     kinds = tuple((kind, len(group)) for kind, group in quantizers.items())
     report.add(
@@ -237,7 +234,6 @@ def _needs_no_check(node: Node) -> bool:
 
 
 def _check_einsum(view: View, report: FindingReport, node: Node) -> None:
-    """Report an Einsum that could be INT8 as a MatMul."""
     quantized = [qdq.find_pair(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
     if any(quantized) or (weights and qdq.is_quantized(view.model)):
