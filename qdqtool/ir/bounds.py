@@ -272,7 +272,7 @@ def _include_value(bounds: Bounds | None, value: float) -> Bounds | None:
 
 
 def _bound_resize(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
-    """Return the bounds of the input; None if the mode may exceed them (cubic, crop)."""
+    """Return the bounds of the input; None if interpolation may exceed them (cubic, crop)."""
     mode = str(node.attributes.get("mode", "nearest"))
     crops = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     return bounds.get(node.input(0)) if mode in ("nearest", "linear") and not crops else None

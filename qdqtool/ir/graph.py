@@ -622,7 +622,6 @@ class Model:
 
 
 def _unique_node_name(node: onnx.NodeProto, counts: Counter[str]) -> str:
-    """Return a node's name if no other node has it, else its first output."""
     if node.name and counts[node.name] == 1:
         return node.name
     return next((tensor for tensor in node.output if tensor), node.name)

@@ -415,7 +415,7 @@ def _reads_values(node: Node) -> bool:
 def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
     """Return the DQ that produces a tensor and the Q before it; None if no DQ produces it.
 
-    The Q is None if the DQ reads stored integers.
+    The Q is None if no Q is directly before the DQ, for example if the DQ reads stored integers.
     """
     dq = model.producer(tensor)
     if dq is None or not is_dq(dq):
@@ -425,7 +425,7 @@ def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
 
 
 def find_float_tensor(model: Model, tensor: str) -> str:
-    """Return the tensor upstream of consecutive Q/DQ pairs, as in the float network."""
+    """Return the float tensor upstream of all Q/DQ pairs directly before a tensor."""
     pair = find_pair(model, tensor)
     while pair is not None and pair[1] is not None:
         tensor = pair[1].input(0)

@@ -82,9 +82,10 @@ class Network:
             unused += (producer for producer in producers if not producer.is_used)
 
     def rank_layers(self) -> None:
-        """Rank the layers in the optimizer's order of visits: breadth first, after their inputs.
+        """Rank the layers in the order in which the optimizer visits them.
 
-        All complete logs have this order; in bevfusion-camera-orin-trt8502, ConvReluFusion visits
+        The order is breadth first, and each layer comes after the producers of its inputs. All
+        complete logs have this order; in bevfusion-camera-orin-trt8502, ConvReluFusion visits
         both input branches in turn. Exception: QuantizeDoubleInputNodes visits some convolutions
         last. The order affects only names and the order of log lines, no outcome.
         """
@@ -348,7 +349,7 @@ def is_seen_on(case: Case, target: Target) -> bool:
 
 
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
-    """Return the weakest evidence of some cases on a target, SEEN for no cases.
+    """Return the weakest evidence of some cases on a target; SEEN if there are no cases.
 
     An outcome that depends on all these cases has this evidence. If all builds that show a case are
     of TensorRT 8.x, the case counts as assumed on later versions.
