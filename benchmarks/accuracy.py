@@ -301,7 +301,6 @@ def onnxruntime_static(split: Split, method: str, calibration: Images, output: P
 
 
 def page(splits: Sequence[Split], results: Sequence[Result]) -> str:
-    """Return a table with a row for each split and a column for each method."""
     methods = list(dict.fromkeys(r.method for r in results))
     by = {(r.split, r.method): r for r in results}
     labels = {s.name: f" ({s.images[0]}, {s.images[1]}){'' if s.judge else ' *'}" for s in splits}

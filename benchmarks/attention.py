@@ -237,7 +237,7 @@ def calibrating() -> list[dict[str, Images]]:
 def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Callable[..., Made]:
     """Return a function that calls ``insert`` with options.
 
-    It returns the Q/DQ model, and the codes of the warnings about outliers.
+    This function returns the Q/DQ model, and the codes of the warnings about outliers.
     """
 
     def inserted(**options: Any) -> Made:
@@ -300,7 +300,6 @@ def by_outliers(
 
 
 def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
-    """Return a row for each form of quantization, with accuracy, overlap of boxes and findings."""
     floats, data = exported(trained(queries, steps)), calibrating()
     inserted = inserter(floats, data)
     plain, said = inserted()

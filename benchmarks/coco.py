@@ -218,7 +218,6 @@ def _average_precision(matches: ClassMatches) -> Floats:
 
 
 def detect_images(model: bytes, paths: Sequence[Path], size: int) -> Iterator[Detections]:
-    """Yield the detections of a model on each image, in pixels of the image."""
     from calibration.images import prepare_image, read_image
     from qdqtool.runtime.sessions import open_session
 
@@ -261,7 +260,6 @@ def measure(
 
 
 def format_rows(rows: Sequence[CocoRow]) -> str:
-    """Return a table with the difference between each model and the first model."""
     first = rows[0]
     return table(
         ("model", "mAP50-95", "minus float", "mAP50"),

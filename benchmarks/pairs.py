@@ -86,8 +86,6 @@ class PublishedPair:
 
 
 def read_pairs() -> list[PublishedPair]:
-    """Return the rows of pairs-2026.tsv."""
-
     def number(text: str) -> float | None:
         return float(text) if text else None
 

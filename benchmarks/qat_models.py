@@ -251,7 +251,6 @@ def built(name: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def sample_of(name: str, shape: tuple[int, ...], count: int) -> Any:
-    """Return random arguments for a network."""
     images = torch.rand(count, *shape)
     return (images, torch.rand(count, *shape)) if name == "raft_small" else images
 
@@ -421,7 +420,6 @@ def costs(name: str, options: argparse.Namespace) -> tuple[object, ...]:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Return the processor time of a function, in seconds of all threads."""
     before = time.process_time()
     run()
     return time.process_time() - before

@@ -55,7 +55,6 @@ def missing(name: str) -> str:
 
 
 def imported(node: ast.AST) -> list[str]:
-    """Return the top-level packages that a statement imports."""
     if isinstance(node, ast.ImportFrom):
         return [str(node.module).partition(".")[0]]
     return [n.name.partition(".")[0] for n in node.names] if isinstance(node, ast.Import) else []

@@ -150,7 +150,7 @@ Rows = list[list[object]]
 def with_overhead(data: Data, overhead: float) -> list[Measurement]:
     """Return measurements with the usual overhead of a profile, in microseconds per layer.
 
-    It is needed for engines for which the time of the whole engine is unknown.
+    The overhead is needed for engines for which the time of the whole engine is unknown.
     """
     return [
         replace(m, overhead=0.0 if m.label.startswith("convolutions-") else overhead * 1e-6)

@@ -145,7 +145,6 @@ def has_steady_clock(pair: dict[str, Any]) -> bool:
 
 
 def summary(blind: Rows, pairs: Rows) -> str:
-    """Return the first paragraph of the page."""
     gains, steady = gain_figures(pairs), [p for p in pairs if has_steady_clock(p)]
     text = (
         f"For {len(blind)} published times of GPUs or networks outside the fit, the median error is "
@@ -309,7 +308,6 @@ def short(what: str) -> str:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Return whether the prediction named the faster type of a pair."""
     if abs(math.log(row["measured"])) <= math.log(1.05):
         return "within 5 %"
     return "right" if (row["measured"] > 1) == (row["left_out"] > 1) else "**wrong**"
@@ -334,7 +332,6 @@ def median(rows: Rows, key: str) -> float:
 
 
 def plot(networks: Rows, path: Path) -> None:
-    """Plot the ratio of estimated to measured time against the measured time."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -178,7 +178,6 @@ def predict_on_gpus(
 
 
 def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
-    """Add the findings of all GPUs to the first prediction, and return it."""
     first, *others = predictions
     places = {_make_finding_key(finding) for finding in first.findings}
     for other in others:
@@ -197,7 +196,6 @@ def _make_finding_key(finding: Finding) -> tuple[str, ...]:
 
 
 def _demote_support_errors(predictions: list[Prediction]) -> None:
-    """Turn errors about unsupported GPUs into warnings, in place."""
     from qdqtool.timing.on_gpu import UNSUPPORTED_GPU
 
     for prediction in predictions:
@@ -230,7 +228,6 @@ def predict_with_time(
 def _add_fix_savings(
     model: Model, prediction: Prediction, time: TimeEstimate, target: Target
 ) -> None:
-    """Add the time that automatic fixes save, if any finding has an automatic fix."""
     if any(f.automatic for f in prediction.findings):
         from qdqtool.fixing.api import add_fix_savings
 

@@ -82,7 +82,6 @@ def test_folder(root: Path, package: str) -> Path:
 
 
 def copy_repository(root: Path, to: Path) -> Path:
-    """Copy the files of a git repository into a new repository."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in (
         subprocess.run(command, cwd=root, check=True, capture_output=True)

@@ -43,7 +43,6 @@ def main() -> None:
 
 
 def renew(text: str) -> str:
-    """Return the README with the current sample and figures."""
     return with_figures(with_sample(text))
 
 
@@ -51,7 +50,6 @@ def renew(text: str) -> str:
 
 
 def with_sample(text: str) -> str:
-    """Return the README with the sample output of this version."""
     block = f"```\n$ {SAMPLE}\n{print_sample()}\n```"
     pattern = r"^```\n\$ qdqtool predict .*?^```"
     return re.sub(pattern, lambda _: block, text, count=1, flags=re.M | re.S)
@@ -75,7 +73,6 @@ def print_sample() -> str:
 
 
 def write_demo(folder: Path) -> None:
-    """Write the demo's network and images into a folder."""
     save(yolov8n(SIZE), folder / "yolov8n.onnx")
     (folder / "images").mkdir()
     write_images(folder / "images", IMAGES, SIZE)
@@ -106,13 +103,11 @@ def run(arguments: list[str], folder: Path, seconds: float = 600.0) -> tuple[str
 
 
 def with_figures(text: str) -> str:
-    """Return the README with a table of evidence. Its figures are from the tables in docs/."""
     pattern = r"(<!-- figures: [^\n]*-->\n).*?(\n<!-- end of figures -->)"
     return re.sub(pattern, lambda m: f"{m[1]}{write_table()}{m[2]}", text, flags=re.S)
 
 
 def write_table() -> str:
-    """Return the table of evidence; no rule was derived from the builds of its first column."""
     rows = [
         (
             "question",
@@ -204,7 +199,6 @@ def read_page(name: str) -> str:
 
 
 def read_tsv(path: Path) -> list[list[str]]:
-    """Return the rows of a table, without comments and the heading."""
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     return [line.split("\t") for line in lines[1:]]
 

@@ -49,7 +49,6 @@ class NaiveConv2d(quant_nn.QuantConv2d):
 
 
 def prepare_naive(model: nn.Module) -> None:
-    """Replace every convolution of a model, in place."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Conv2d:

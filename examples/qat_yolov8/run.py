@@ -75,7 +75,6 @@ def main() -> None:
 def run_seed(
     seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarray, list]
 ) -> dict[str, Any]:
-    """Train, quantize and measure all networks of one seed."""
     images, objects = generate(options.train, seed)
     sample = torch.zeros(1, 3, SIZE, SIZE)
     calibration = as_input(images[:256])

@@ -16,7 +16,6 @@ BATCH = 32
 
 
 def as_input(images: np.ndarray) -> Tensor:
-    """Convert uint8 images to the input of the network."""
     return torch.from_numpy(images).float() / 255
 
 

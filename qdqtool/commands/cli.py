@@ -1,6 +1,7 @@
 """The command line: loads the module of a command, runs it, and reports its errors."""
 
 import errno
+import gc
 import importlib
 import io
 import os
@@ -123,11 +124,21 @@ def _filter_streams() -> Iterator[None]:
         yield
 
 
-def run(args: list[str] | None = None) -> int:
-    """Run the command line and return the exit code.
+def run(args: list[str]) -> int:
+    """Run the command line in a process that continues, and return the exit code.
 
-    An expected error is printed as one line on stderr.
+    An expected error is printed as one line on stderr. Garbage collection, which a command may stop
+    until the process ends, is started again.
     """
+    is_collecting = gc.isenabled()
+    try:
+        return _run_filtered(args)
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
+def _run_filtered(args: list[str] | None) -> int:
     with _filter_streams(), warnings.catch_warnings():
         if not sys.warnoptions:  # not if the user requested warnings (python -W)
             warnings.simplefilter("ignore")
@@ -230,8 +241,8 @@ def main() -> None:
     """Run the `qdqtool` script."""
     try:
         process.set_up_process()
-        code = run()
-    except KeyboardInterrupt as stop:  # Ctrl-C before or after `run`
+        code = _run_filtered(None)
+    except KeyboardInterrupt as stop:  # Ctrl-C before or after the command
         code = getattr(stop, "code", INTERRUPTED)
     except MemoryError:  # there was too little memory to report an error
         code = _print_error(_OUT_OF_MEMORY, 2)

@@ -167,7 +167,6 @@ def command(
 
 
 def _check_agreement(result: Comparison, minimum: float | None) -> int:
-    """Check the minimum agreement, print a failure, and return the exit code."""
     if minimum is None or result.agreement is None:
         return 0
     agreement = result.agreement.measure.value
@@ -182,7 +181,6 @@ def _check_agreement(result: Comparison, minimum: float | None) -> int:
 
 
 def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
-    """Print the checks that failed or could not be decided, and return the exit code."""
     names = dict.fromkeys(fail_on)
     failures = [f"{name}: {_CHECKS[name][1]}" for name in names if _CHECKS[name][0](result)]
     reasons = {name: _describe_undecided(name, result) for name in names}

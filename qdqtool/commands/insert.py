@@ -194,7 +194,6 @@ def command(
 
 
 def _check_range_source(calib: str | None, calib_table: str | None) -> None:
-    """Check that the user gave images or a table of ranges, but not both."""
     if calib is None and calib_table is None:
         raise UsageError(
             "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
@@ -248,7 +247,6 @@ def _estimate_times(
 
 
 def _add_loss_times(result: Insertion, time: TimeEstimate, target: Target) -> None:
-    """Add the time that is lost if a proposed activation is float, in place."""
     from qdqtool.insertion.losses import add_times
     from qdqtool.ir.graph import Model
     from qdqtool.timing.alternatives import estimate_variant
@@ -290,7 +288,6 @@ def _use_compared_times(
 
 
 def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) -> TextPage:
-    """Return the text that suggests ``tune`` after the float model was chosen."""
     from qdqtool.formats.output import TextPage
 
     page = TextPage(width)
@@ -326,7 +323,6 @@ def _suggest_next(
     model: onnx.ModelProto,
     compare: list[Any] | None,
 ) -> TextPage:
-    """Return the suggested commands: predict, compare with the float model, build, verify."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import build_commands, target_option
     from qdqtool.ir.graph import Model

@@ -135,7 +135,6 @@ def repeat_options(*names: str) -> str:
 
 
 def _format_option_value(name: str, value: Any) -> str:
-    """Return a parsed value as text, such as ``640x480`` for a size or ``1,2,3`` for channels."""
     if isinstance(value, tuple):
         return ("x" if name == "size" else ",").join(f"{part:g}" for part in value)
     return f"{value:g}" if isinstance(value, float) else str(value)

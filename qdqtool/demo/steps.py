@@ -87,7 +87,6 @@ def run_demo(
 
 
 def _prepare_image_folder(image_folder: Path, folder: Path) -> None:
-    """Create the folder for images, and remove images of earlier demos from it."""
     try:
         image_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -323,7 +323,6 @@ def _explain_quantization(
 def _explain_by_producer(
     recorded: RecordedReasons, conversion: RemainingConversion
 ) -> tuple[tuple[FindingReference, ...], Reason | None]:
-    """Return the findings and the reason at the producer of the tensor that a Q reads."""
     origin = conversion.origin
     average = diagnose_average(recorded, origin.node)
     if average is not None:

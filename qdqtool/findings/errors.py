@@ -384,7 +384,7 @@ def parse_node_name(name: str) -> NamedNode:
 
 
 def _choose_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
-    """Return the first of the kinds in the table, or the kind plugin or other if there are none."""
+    """Return the kind that is first in the table; if there are no kinds, plugin or other."""
     for kind in NODE_KINDS.values():
         if kind.id in kinds:
             return kind

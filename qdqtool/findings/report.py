@@ -168,7 +168,6 @@ class FindingReport:
     def _record_new_convolutions(
         self, code: FindingCode, node: str, convolutions: Iterable[str]
     ) -> list[str]:
-        """Record convolutions for the finding at a node, and return those that are new."""
         nodes = self._nodes[code]
         new = [c for c in dict.fromkeys(convolutions) if node not in nodes.get(c, ())]
         for name in new:

@@ -397,7 +397,6 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 
 
 def _apply_fixes(session: FixSession, requested: set[str]) -> None:
-    """Try the fixes of the requested codes, or the default fixes if no code is requested."""
     for step in STEPS:
         if requested.intersection(step.codes):
             session.try_step(step, requested)

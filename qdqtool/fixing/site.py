@@ -99,7 +99,7 @@ class FixCriteria:
     Attributes:
         reason_types: Classes of the reasons that the changes can remove.
         noise_factor: Permitted growth factor of the output errors against the float network.
-            costs_speed: Whether the changes make the network slower, to make it more accurate.
+        costs_speed: Whether the changes make the network slower, to make it more accurate.
         changes_types: Whether the changes convert data types (FP16, FP32). More conversions are
             then permitted, because a Cast may split a conversion into two.
         rounding: Permitted growth of the error in addition to `noise_factor`.

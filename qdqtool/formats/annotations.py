@@ -210,7 +210,6 @@ def _table_cell(text: str) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Escape a text so that Markdown shows it unchanged, also in a table cell."""
     return (
         re.sub(r"([\\`*_{}\[\]<>#|~!@&])", r"\\\1", one_line(text))
         .replace("\\@", "&#64;")

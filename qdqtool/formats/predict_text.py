@@ -571,7 +571,6 @@ def _format_names(names: list[str], *, with_total: bool = False) -> str:
 
 
 def _format_amount(values: int) -> str:
-    """Return the size of a tensor, such as ``34.2 M values``."""
     for size, unit in ((1_000_000, " M"), (1_000, " k")):
         if values >= size:
             return f"{values / size:.1f}{unit} values"

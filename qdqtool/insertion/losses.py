@@ -164,7 +164,6 @@ def rank_activations(
 
 
 def _relative_error(part: TensorStatistics, amax: float, number_format: NumberFormat) -> float:
-    """Return the mean squared error of a range, divided by the mean square of the tensor."""
     from calibration.methods import SEARCH_BITS, focused_error, fp8_error
 
     largest = part.absmax

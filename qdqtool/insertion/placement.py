@@ -232,7 +232,7 @@ def compute_placement(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
-    """Return the nodes that a preset leaves float, as part of the head by node index."""
+    """Return the nodes that a preset leaves float: by node index, the part of the head."""
     if preset == "none":
         return {}
     head = find_head(model)
@@ -593,7 +593,6 @@ class _Placer:
         return any(a is not None and b is not None and a != b for a, b in sizes)
 
     def _choose_fused_side(self, node: Node, sides: Sequence[int]) -> int:
-        """Return the position of the Add's input whose convolution fuses the Add."""
         side = sides[0]
         if len(sides) == 2:  # the longer branch, as in ModelOpt
             lengths = branch_lengths(self._model, node.input(0), node.input(1))

@@ -112,7 +112,6 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
 
 
 def _is_warning(form: type[Reason], target: Target) -> bool:
-    """Return whether the finding about a kind of convolution is more than a note."""
     code = codes.get(form.rules[0].code).scope_on(target.name)
     return code is not None and code.severity != Severity.INFO
 

@@ -85,7 +85,7 @@ def group_separately(tensors: Iterable[str]) -> list[ScaleGroup]:
 def find_scale_groups(
     model: Model, quantized: Iterable[str], unify: bool = PlacementOptions.unify
 ) -> list[ScaleGroup]:
-    """Group the quantized tensors that operators connect which only move values.
+    """Group quantized tensors that are connected by operators that only move values.
 
     If `unify` is False, every tensor is a group of its own.
 

@@ -83,8 +83,9 @@ def find_bounds(model: Model) -> dict[str, Bounds]:
         for node in model.ordered:
             node_bounds = _bound_node(model, node, bounds) if node.domain in DOMAINS else None
             if node_bounds is not None:
-                outputs = node.outputs if node.op == "Split" else node.outputs[:1]
-                bounds.update((tensor, node_bounds) for tensor in outputs if tensor)
+                for tensor in node.outputs if node.op == "Split" else node.outputs[:1]:
+                    if tensor:
+                        bounds[tensor] = node_bounds
     return bounds
 
 
@@ -174,13 +175,11 @@ def _quantize_range(params: QuantParams, low: float, high: float) -> tuple[float
         return None
     scale, zero_point = scalars
     least, greatest = _INTEGER_RANGES[params.precision]
-    ends = []
-    for value in (low, high):
-        with np.errstate(over="ignore"):
-            steps = float(np.rint(np.float32(value) / np.float32(scale)))
-        integer = min(max(steps + zero_point, least), greatest)
-        ends.append((integer - zero_point) * float(np.float32(scale)))
-    return ends[0], ends[1]
+    step = np.float32(scale)
+    with np.errstate(over="ignore"):
+        steps = [float(np.rint(np.float32(end) / step)) for end in (low, high)]
+    first, last = (min(max(count + zero_point, least), greatest) - zero_point for count in steps)
+    return first * float(step), last * float(step)
 
 
 # Rules of single operators ---------------------------------------------------------------------
@@ -273,7 +272,7 @@ def _include_value(bounds: Bounds | None, value: float) -> Bounds | None:
 
 
 def _bound_resize(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
-    """Return the bounds of the input; None if the mode may exceed them (cubic, crop)."""
+    """Return the bounds of the input; None if interpolation may exceed them (cubic, crop)."""
     mode = str(node.attributes.get("mode", "nearest"))
     crops = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     return bounds.get(node.input(0)) if mode in ("nearest", "linear") and not crops else None

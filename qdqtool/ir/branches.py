@@ -19,7 +19,6 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLUTIONS
 from qdqtool.proto.subgraphs import (
     STANDARD,
-    attribute_graphs,
     find_captured_tensors,
     nested_graphs,
     rename_tensors,
@@ -47,7 +46,7 @@ class SubgraphContent(NamedTuple):
 def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
     """Yield the nodes whose subgraphs have convolutions, matrix products or quantizers."""
     for node in model.nodes:
-        if next(_iterate_subgraphs(node), None) is None:
+        if not node.subgraphs:
             continue
         ops = Counter(inner.op_type for g in nested_graphs([node.proto]) for inner in g.node)
         convolutions = sum(ops[op] for op in CONVOLUTIONS)
@@ -84,17 +83,11 @@ def find_bodies(model: Model, node: Node) -> Iterator[Model]:
     """
     pending = [(model, node, 1)]
     for outer, owner, level in pending:
-        for graph in _iterate_subgraphs(owner):
+        for graph in owner.subgraphs:
             body = _make_body(outer, graph)
             yield body
             if level < _MAX_LEVELS:
-                inner = (n for n in body.nodes if next(_iterate_subgraphs(n), None) is not None)
-                pending.extend((body, n, level + 1) for n in inner)
-
-
-def _iterate_subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
-    for attribute in node.proto.attribute:
-        yield from attribute_graphs(attribute)
+                pending.extend((body, n, level + 1) for n in body.nodes if n.subgraphs)
 
 
 def _make_body(model: Model, graph: onnx.GraphProto) -> Model:

@@ -332,8 +332,8 @@ def _find_foldable(model: Model) -> list[str]:
 def _is_foldable(model: Model, tensor: str, is_generated: bool) -> bool:
     """Return whether a computed constant is to be folded.
 
-    If quantizers read the tensor, all of them must use it as scale or zero point. Without
-    quantizers, operators other than moves must compute the tensor (`is_generated`).
+    If quantizers read the tensor, all of them must use it as scale or zero point. If no quantizer
+    reads the tensor, it must be computed, not only moved or cast (`is_generated`).
     """
     quantizers = [node for node in model.consumers(tensor) if is_qdq(node)]
     if not quantizers:
@@ -371,7 +371,7 @@ def _computes_constant(model: Model, node: Node, computed: Mapping[str, bool]) -
     Args:
         model: The model.
         node: The node.
-        computed: Earlier results, by output.
+        computed: Results of this function for earlier nodes, by output.
     """
     if node.op == "Constant" or node.op not in _LINEAR or node.captured:
         return None
@@ -433,7 +433,6 @@ def _find_used_nodes(model: Model, constants: Mapping[str, TensorProto]) -> set[
 
 
 def _find_upstream(model: Model, outputs: Collection[str], ends: Collection[str]) -> set[int]:
-    """Return the indices of the nodes upstream of `outputs`; the search stops at `ends`."""
     nodes: set[int] = set()
     stack = list(outputs)
     while stack:

@@ -408,7 +408,6 @@ class Editor:
         return unneeded
 
     def _had_consumer(self, node: Node) -> bool:
-        """Return whether an output of a node had a consumer before the edits."""
         model = self.model
         return any(t and (model.consumers(t) or model.is_output(t)) for t in node.outputs)
 

@@ -109,10 +109,10 @@ _TYPES = (
 
 
 def recognize_file_type(name: str, head: bytes) -> FileType | None:
-    """Return the type of a file by the ending of its name or its first bytes, else None.
+    """Return the type of a file by the ending of its name or its first bytes; None if unknown.
 
-    The ending decides first, except the ending ``.onnx``. A file without a known type may be a
-    damaged ONNX model.
+    The ending decides first, unless it is ``.onnx``. A file of unknown type may be a damaged ONNX
+    model.
 
     Args:
         name: Path.

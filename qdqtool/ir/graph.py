@@ -26,8 +26,9 @@ from qdqtool.proto.shapes import NodeTypeCache, infer_types
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import (
     STANDARD,
-    find_captured_tensors,
+    find_outside_tensors,
     sort_topologically,
+    subgraphs_of,
 )
 from qdqtool.util import limits
 
@@ -49,7 +50,8 @@ class Node:
         op: Operator type.
         inputs: Input tensor names; an empty string is an optional input that is not set.
         outputs: Output tensor names.
-        captured: Tensors of the main graph that the node's subgraphs (If, Loop, Scan) read.
+        subgraphs: Graphs in the node's attributes (If, Loop, Scan).
+        captured: Tensors of the main graph that the subgraphs read.
         proto: The NodeProto.
     """
 
@@ -63,6 +65,7 @@ class Node:
         "op",
         "outputs",
         "proto",
+        "subgraphs",
     )
     _attributes: Mapping[str, Any] | None  # None: not read yet
 
@@ -81,7 +84,11 @@ class Node:
         self.op = intern(op)
         self.inputs = tuple(map(intern, inputs))
         self.outputs = tuple(map(intern, outputs))
-        self.captured = tuple(find_captured_tensors(proto)) if proto.attribute else ()
+        self.subgraphs = tuple(subgraphs_of(proto)) if proto.attribute else ()
+        self.captured: tuple[str, ...] = ()
+        if self.subgraphs:
+            outside = map(find_outside_tensors, self.subgraphs)
+            self.captured = tuple(itertools.chain.from_iterable(outside))
         self._attributes = None
 
     def __repr__(self) -> str:
@@ -615,7 +622,6 @@ class Model:
 
 
 def _unique_node_name(node: onnx.NodeProto, counts: Counter[str]) -> str:
-    """Return a node's name if no other node has it, else its first output."""
     if node.name and counts[node.name] == 1:
         return node.name
     return next((tensor for tensor in node.output if tensor), node.name)

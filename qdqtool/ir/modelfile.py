@@ -102,24 +102,26 @@ def _check_message(message: Message, path: str) -> None:
             for inner in values:
                 _check_message(inner, path)
         elif field.type == field.TYPE_STRING and field.name != "doc_string":
-            for text in values:
-                _check_text(text, path)
+            _check_texts(values[:], path)  # a copy, because protobuf's iteration is slow
 
 
 def _check_tensor(tensor: onnx.TensorProto, path: str) -> None:
     # Listing the fields, as for other messages, would copy the tensor's values.
     _check_dims(tensor, path)
-    _check_text(tensor.name, path)
+    _check_texts([tensor.name], path)
     for entry in (*tensor.external_data, *tensor.metadata_props):
         _check_message(entry, path)
 
 
-def _check_text(text: Any, path: str) -> None:
-    if isinstance(text, bytes):  # protobuf returns bytes for a text that is not UTF-8
-        shown = text[:80].decode("utf-8", "backslashreplace")
-        raise ModelError(
-            f"a name is not UTF-8: '{shown}'; export the model again", path, code="wrong-encoding"
-        )
+def _check_texts(texts: list[Any], path: str) -> None:
+    for text in texts:
+        if isinstance(text, bytes):  # protobuf returns bytes for a text that is not UTF-8
+            shown = text[:80].decode("utf-8", "backslashreplace")
+            raise ModelError(
+                f"a name is not UTF-8: '{shown}'; export the model again",
+                path,
+                code="wrong-encoding",
+            )
 
 
 def _check_dims(tensor: onnx.TensorProto, path: str) -> None:

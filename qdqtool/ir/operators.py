@@ -580,7 +580,7 @@ def operator_of(node: Node | None) -> Operator:
 
 
 def find_case(name: str) -> Case:
-    """Return the first case of an operator: of its Q passage, else activation, else weights."""
+    """Return the case of an operator's Q passage, else of its activation, else of its weights."""
     return OPERATORS[name].cases[0]
 
 

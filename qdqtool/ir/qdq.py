@@ -318,7 +318,7 @@ def is_quantized(model: Model) -> bool:
 def find_bfloat16(model: Model) -> str:
     """Return the name of the first tensor that is stated to be bfloat16, else ``""``."""
     kind, graph = onnx.TensorProto.BFLOAT16, model.proto.graph
-    graphs = (graph, *nested_graphs(graph.node))
+    graphs = (graph, *nested_graphs(node.proto for node in model.nodes if node.subgraphs))
     return next(itertools.chain.from_iterable(_typed_tensors(g, kind) for g in graphs), "")
 
 
@@ -331,7 +331,7 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
     """Yield an output of each node whose attributes name or hold the element type `kind`."""
-    for node in nodes:
+    for node in (n for n in nodes if n.attribute):
         for attribute in node.attribute:
             is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind
             if is_typed or attribute.t.data_type == kind:
@@ -415,7 +415,7 @@ def _reads_values(node: Node) -> bool:
 def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
     """Return the DQ that produces a tensor and the Q before it; None if no DQ produces it.
 
-    The Q is None if the DQ reads stored integers.
+    The Q is None if no Q is directly before the DQ, for example if the DQ reads stored integers.
     """
     dq = model.producer(tensor)
     if dq is None or not is_dq(dq):
@@ -425,7 +425,7 @@ def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
 
 
 def find_float_tensor(model: Model, tensor: str) -> str:
-    """Return the tensor upstream of consecutive Q/DQ pairs, as in the float network."""
+    """Return the float tensor upstream of all Q/DQ pairs directly before a tensor."""
     pair = find_pair(model, tensor)
     while pair is not None and pair[1] is not None:
         tensor = pair[1].input(0)

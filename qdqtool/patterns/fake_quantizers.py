@@ -142,7 +142,7 @@ def find_nested_quantizers(model: Model) -> list[FakeQuantizer]:
     Quantizers in the branches of an If and the bodies of loops cannot be rewritten.
     """
     nested = []
-    for owner in model.nodes:
+    for owner in (node for node in model.nodes if node.subgraphs):
         for body in find_bodies(model, owner):
             problem = f"it is in a subgraph of {owner.name} ({owner.op})"
             nested += [replace(fake, problem=problem) for fake in find_fake_quantizers(body)]

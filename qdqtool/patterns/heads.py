@@ -233,9 +233,9 @@ def convolutions_upstream(model: Model, tensor: str) -> set[int]:
 def _channel_sources(
     model: Model, node: Node, output: str, channels: _Range
 ) -> list[tuple[str, _Range]]:
-    """Return the inputs that contain channels of a node's output, with the channels.
+    """Return the inputs from which a node takes channels of its output, with these channels.
 
-    Empty if the node does not only move values.
+    Empty if the node computes the channels instead of moving them.
     """
     operator = operator_of(node)
     if operator.joins:
@@ -509,9 +509,10 @@ def _find_sampling_layers(model: Model) -> set[int]:
 
 
 def _find_boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
-    """Return the last Linears of four columns after an MLP in a network with attention.
+    """Return the Linears that compute boxes in a network with attention.
 
-    Empty if every last Linear is of this kind.
+    A last Linear computes boxes if it has four columns and comes after an MLP. Empty if all last
+    Linears meet these conditions.
     """
     linears = [
         model.nodes[index]
@@ -563,9 +564,9 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
 def _find_combined_producers(
     model: Model, operands: tuple[str, ...], coordinates: set[str]
 ) -> set[int]:
-    """Return indices of the layers that compute the operands other than coordinates.
+    """Return the indices of the layers with weights from which the other operands are computed.
 
-    An operand that also depends on other computed tensors is left out.
+    Operands in `coordinates` are left out, and operands that do not depend on such layers alone.
     """
     producers: set[int] = set()
     if len(operands) > 1:

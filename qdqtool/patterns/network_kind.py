@@ -302,7 +302,11 @@ def _embeds_patches(model: Model) -> bool:
 
 
 def _find_token_network(model: Model) -> NonDetectorKind | None:
-    """Return the kind if outputs are maps without channels, scores along sides, or sequences."""
+    """Return the kind of a network by outputs of three dimensions; None if it is unknown.
+
+    The outputs may be maps without a channel dimension, scores along the sides of the image, or one
+    sequence along the width.
+    """
     shapes, images = _output_shapes(model), list(_image_shapes(model).values())
     sides = _image_sides(images[0]) if images else None
     if shapes is None or sides is None or any(len(shape) != _TOKENS for shape in shapes):
@@ -334,7 +338,7 @@ def _is_dense_map(sides: tuple[int, int], shape: _Shape) -> bool:
 
 
 def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return a warning if the preprocessing of a run does not fit the network, else nothing.
+    """Return a warning if the preprocessing of a run does not fit the network, else an empty list.
 
     Args:
         model: The network, with or without Q/DQ.

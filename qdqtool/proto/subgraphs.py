@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeVar
 
 import onnx
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 _Node = TypeVar("_Node")
@@ -22,6 +24,12 @@ def attribute_graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto
     if attribute.HasField("g"):
         yield attribute.g
     yield from attribute.graphs
+
+
+def subgraphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that the attributes of a node contain."""
+    for attribute in node.attribute:
+        yield from attribute_graphs(attribute)
 
 
 def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
@@ -41,8 +49,7 @@ def _direct_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]
     for node in nodes:
         # Most nodes have no attributes. The check is faster than iterating over an empty list.
         if node.attribute:
-            for attribute in node.attribute:
-                yield from attribute_graphs(attribute)
+            yield from subgraphs_of(node)
 
 
 def with_subgraph_nodes(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -89,12 +96,12 @@ def copy_node(
 
 def find_captured_tensors(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the outer tensors that the subgraphs of a node read, once for each subgraph."""
-    for attribute in node.attribute:
-        for graph in attribute_graphs(attribute):
-            yield from _find_outside_tensors(graph)
+    for graph in subgraphs_of(node):
+        yield from find_outside_tensors(graph)
 
 
-def _find_outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
+def find_outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
+    """Return the outer tensors that a subgraph reads."""
     inside = {value.name for value in graph.input} | {t.name for t in graph.initializer}
     outside: dict[str, None] = {}
     for node in graph.node:
@@ -109,9 +116,13 @@ def _find_outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
 def message_fields(message: Message) -> Iterator[tuple[Any, Any]]:
     """Yield the descriptor and the values of each field that is set in a message."""
     for field, value in message.ListFields():
-        is_new = hasattr(field, "is_repeated")
-        is_repeated = field.is_repeated if is_new else field.label == field.LABEL_REPEATED
-        yield field, value if is_repeated else [value]
+        yield field, value if _is_repeated(field) else [value]
+
+
+@functools.cache  # protobuf takes long to read a property of a descriptor
+def _is_repeated(field: FieldDescriptor) -> bool:
+    is_new = hasattr(field, "is_repeated")
+    return bool(field.is_repeated if is_new else field.label == field.LABEL_REPEATED)
 
 
 def sort_topologically(

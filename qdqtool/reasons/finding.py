@@ -159,7 +159,7 @@ class Cause:
     Attributes:
         reason: The reason.
         also: Further reasons that explain the finding.
-        see: Other findings that explain this one, by code and node.
+        see: Other findings that explain this one, as pairs of code and node.
         fused: Whether the node of the finding is fused into the layer of a convolution.
     """
 

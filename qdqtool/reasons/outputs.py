@@ -224,7 +224,7 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
 
 
 class OutputDifferentScales(Reason, key="output-different-scales"):
-    """Several Qs with different scales are the only consumers of the result."""
+    """Several Qs with different scales are the only consumers of a layer's result."""
 
     rules = list_scale_rules(lambda r: find_operator_between_quantizers(r.consumers))
 
@@ -245,7 +245,7 @@ class OutputDifferentScales(Reason, key="output-different-scales"):
 
 
 class OutputMixedConsumers(Reason, key="output-many-consumers"):
-    """The result has a Q and a float consumer."""
+    """The result of a quantized layer has both a Q and a float consumer."""
 
     rules = (
         fixable_rule("POOL-MIXED", find_shared_pooling),

@@ -81,7 +81,7 @@ class ZeroPointMissing(Reason):
 
 
 class ZeroPointCount(Reason):
-    """Different numbers of scales and zero points."""
+    """A quantizer with different numbers of scales and zero points."""
 
     rules = (fixable_rule("ZP-VOLUME"),)
 

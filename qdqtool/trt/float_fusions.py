@@ -111,10 +111,10 @@ def _list_variable_operands(layer: Layer) -> dict[Tensor, None]:
 
 
 def _has_no_activation(convolution: Layer, tensor: Tensor) -> bool:
-    """Return whether only scales are between a convolution and a tensor.
+    """Return whether no activation is between a convolution and a tensor.
 
-    Scales do not matter, because they are folded into a convolution even with Q/DQ. False for a
-    deconvolution.
+    Scales may be between them, because they are folded into a convolution even with Q/DQ. False for
+    a deconvolution.
     """
     while (scale := tensor.producer_of_kind(LayerKind.SCALE)) is not None:
         tensor = scale.data

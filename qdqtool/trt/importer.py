@@ -448,7 +448,7 @@ _TRANSPARENT = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
 def is_constant_upstream(model: Model, tensor: str) -> bool:
-    """Return whether a tensor comes from a constant through at most Q, DQ, reshapes and casts."""
+    """Return whether a tensor is a constant, or a constant after Q, DQ, shuffles and casts only."""
     cache: dict[str, bool] = model.cache.setdefault("constants upstream", {})
     path: list[str] = []
     while tensor not in cache:

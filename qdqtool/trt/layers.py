@@ -259,7 +259,7 @@ class Layer:
         outputs: Output tensors.
         nodes: ONNX nodes that the layer computes: its own node and the nodes of absorbed layers.
         owner: For a layer to which the parser gives no name: the ONNX node of the layer.
-        rank: Position in the optimizer's order of visits.
+        rank: Position in the order in which the optimizer visits the layers.
         cases: Cases of passes (:class:`qdqtool.evidence.Case`) that gave the layer its state, in
             the order in which they applied.
         passage: Rule by which a Q moves up past the layer; None if a Q cannot pass the layer.

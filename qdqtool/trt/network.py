@@ -17,6 +17,7 @@ from qdqtool.trt.result import MyelinRegion
 from qdqtool.trt.targets import BUILDS, Target
 
 _RANK = operator.attrgetter("rank")
+_RANK_AND_ID = operator.attrgetter("rank", "id")
 _SCALE = LayerKind.SCALE  # looking up an enumeration member is slow
 
 
@@ -81,9 +82,10 @@ class Network:
             unused += (producer for producer in producers if not producer.is_used)
 
     def rank_layers(self) -> None:
-        """Rank the layers in the optimizer's order of visits: breadth first, after their inputs.
+        """Rank the layers in the order in which the optimizer visits them.
 
-        All complete logs have this order; in bevfusion-camera-orin-trt8502, ConvReluFusion visits
+        The order is breadth first, and each layer comes after the producers of its inputs. All
+        complete logs have this order; in bevfusion-camera-orin-trt8502, ConvReluFusion visits
         both input branches in turn. Exception: QuantizeDoubleInputNodes visits some convolutions
         last. The order affects only names and the order of log lines, no outcome.
         """
@@ -118,11 +120,17 @@ class Network:
 
         The search is breadth first. It starts at layers without inputs, in creation order.
         """
-        open_inputs = {
-            layer.id: sum(tensor.producer is not None for tensor in layer.inputs)
-            for layer in self.layers.values()
-        }
-        ready = [layer for layer in self.layers.values() if not open_inputs[layer.id]]
+        open_inputs: dict[int, int] = {}
+        ready = []
+        for layer in self.layers.values():
+            count = 0
+            for tensor in layer.inputs:  # faster than `layer.producers`
+                if tensor.producer is not None:
+                    count += 1
+            if count:
+                open_inputs[layer.id] = count
+            else:
+                ready.append(layer)
         for layer in ready:
             for tensor in layer.outputs:
                 for consumer, count in tensor.consumers.items():
@@ -149,6 +157,8 @@ class Network:
             consumer_kind: Kind that the consumer must have; None for any.
         """
         consumer_kinds = () if consumer_kind is None else (consumer_kind,)
+        if consumer_kind is not None and not self._by_kind[consumer_kind]:
+            return
         for layer in self.layers_of_kind(*kinds):
             if layer.id not in self.layers:
                 continue
@@ -166,10 +176,12 @@ class Network:
             return self.layers_of_kind(kind)
         layers: set[Layer] = set()
         for tensor in itertools.chain(self.focus, self.edited_tensors):
-            layers.update(consumer for consumer in tensor.consumers if consumer.kind is kind)
+            for consumer in tensor.consumers:
+                if consumer.kind is kind:
+                    layers.add(consumer)
             if tensor.producer is not None and tensor.producer.kind is kind:
                 layers.add(tensor.producer)
-        return sorted(layers, key=lambda layer: (layer.rank, layer.id))
+        return sorted(layers, key=_RANK_AND_ID)
 
     # Editing ----------------------------------------------------------------------------------
 
@@ -182,9 +194,11 @@ class Network:
 
     def set_input(self, layer: Layer, position: int, tensor: Tensor) -> None:
         """Connect one input of a layer to another tensor."""
-        self.drop_input(layer, position)
-        layer.inputs.insert(position, tensor)
+        old = layer.inputs[position]
+        old.drop_consumer(layer)
+        layer.inputs[position] = tensor
         tensor.add_consumer(layer)
+        self.edited_tensors[old] = None
         self.edited_tensors[tensor] = None
 
     def add_input(self, layer: Layer, tensor: Tensor) -> None:
@@ -335,7 +349,7 @@ def is_seen_on(case: Case, target: Target) -> bool:
 
 
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
-    """Return the weakest evidence of some cases on a target, SEEN for no cases.
+    """Return the weakest evidence of some cases on a target; SEEN if there are no cases.
 
     An outcome that depends on all these cases has this evidence. If all builds that show a case are
     of TensorRT 8.x, the case counts as assumed on later versions.

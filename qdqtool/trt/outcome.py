@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.evidence import Evidence
+from qdqtool.evidence import Case, Evidence
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import describe_model
@@ -237,6 +237,7 @@ class Outcome:
         self._output_names: dict[str, str] = {}
         # Types that kernels write because of a fused Q, by the tensor before the Q.
         self._fused_types: dict[Tensor, Precision] = {}
+        self._evidence: dict[tuple[Case, ...], Evidence] = {}  # by the cases that decide a layer
         order = network.breadth_first()
         self._set_precisions(order)
         self._list_engine(order)
@@ -360,6 +361,8 @@ class Outcome:
         return TensorPrecision(tensor.memory.name, precision)
 
     def _rename_outputs(self) -> None:
+        if not self._output_names:
+            return
         for layer in self.layers:
             for listed in (*layer.inputs, *layer.outputs):
                 listed.tensor = self._output_names.get(listed.tensor, listed.tensor)
@@ -486,9 +489,14 @@ class Outcome:
         return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
 
     def _find_evidence(self, layer: Layer) -> Evidence:
-        copies = [producer for producer in layer.producers if producer.kind is _COPY]
-        copy_cases = (case for copy in copies for case in copy.cases)
-        return weakest_evidence([*layer.cases, *copy_cases], self._target)
+        cases = [*layer.cases]
+        for producer in layer.producers:
+            if producer.kind is _COPY:
+                cases += producer.cases
+        key = tuple(cases)  # most layers of a network have the same cases
+        if key not in self._evidence:
+            self._evidence[key] = weakest_evidence(cases, self._target)
+        return self._evidence[key]
 
     def _is_float_product(self, node: Node, has_constant: bool) -> bool:
         if node.op != "MatMul" or has_constant:

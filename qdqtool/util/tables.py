@@ -68,7 +68,7 @@ def join_lines(text: str) -> str:
 def make_entry(kind: Callable[..., T], fields: Mapping[str, Any], entry_name: str) -> T:
     """Create a dataclass or named tuple from the fields of an entry in a table.
 
-    Lists become tuples. A text becomes a member of an enumeration if the class says so.
+    Lists become tuples. A text becomes a member of an enumeration if the field has this type.
 
     Args:
         kind: Class whose fields are the schema.

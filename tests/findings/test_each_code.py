@@ -98,62 +98,62 @@ def placeholders(first: float = 0.1) -> onnx.ModelProto:
     return g.model(x)
 
 
-@pytest.mark.parametrize(
-    ("code", "make"),
-    {
-        "ACT-INNER-Q": lambda: after_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
-        "CONST-FP16": lambda: after_convolution(
-            lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
-        ),
-        "EINSUM-FLOAT": lambda: after_pair(
-            lambda g, x: g.op(
-                "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"
-            )
-        ),
-        "HEAD-SCORE": yolo_head,
-        "SCALE-UNIFORM": placeholders,
-        "KERNEL-LARGE": large_kernel,
-        "POOL-MIXED": pool_with_two_consumers,
-        "NORM-PIECES": lambda: add_pairs(vit(pieces=True), "b0.res1"),
-        "RESIDUAL-STREAM": lambda: add_pairs(vit(pieces=True), "b0.res1"),
-        "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
-        "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
-        "QOPERATOR": lambda: after_pair(
-            lambda g, x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
-        ),
-        "SILU-NO-Q-AFTER": lambda: after_convolution(
-            lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
-        ),
-        "SPLIT-SCALE": lambda: split(0.02, 0.05),
-        "W-Q-OUTPUT": output_weights,
-    }.items(),
-)
+NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "ACT-INNER-Q": lambda: after_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
+    "CONST-FP16": lambda: after_convolution(
+        lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
+    ),
+    "EINSUM-FLOAT": lambda: after_pair(
+        lambda g, x: g.op(
+            "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"
+        )
+    ),
+    "HEAD-SCORE": yolo_head,
+    "SCALE-UNIFORM": placeholders,
+    "KERNEL-LARGE": large_kernel,
+    "POOL-MIXED": pool_with_two_consumers,
+    "NORM-PIECES": lambda: add_pairs(vit(pieces=True), "b0.res1"),
+    "RESIDUAL-STREAM": lambda: add_pairs(vit(pieces=True), "b0.res1"),
+    "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
+    "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
+    "QOPERATOR": lambda: after_pair(
+        lambda g, x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
+    ),
+    "SILU-NO-Q-AFTER": lambda: after_convolution(
+        lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
+    ),
+    "SPLIT-SCALE": lambda: split(0.02, 0.05),
+    "W-Q-OUTPUT": output_weights,
+}
+
+
+@pytest.mark.parametrize(("code", "make"), NETWORKS.items())
 def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
     assert code in qdqtool.predict(make(), "trt8.5").findings_by_code()
 
 
-@pytest.mark.parametrize(
-    ("code", "make"),
-    {
-        "ATT-HEAD": lambda: qdqtool.predict(attention(64), "trt10"),
-        "GROUP-KERNELS": lambda: qdqtool.predict(grouped(24), "trt10"),
-        "STEM-POOL": lambda: qdqtool.predict(GRAPHS["stem-before-pool"](), "trt10"),
-        "FLOAT-MIXED": lambda: qdqtool.predict(GRAPHS["float-types"](), "trt11"),
-        "FLOAT-SM75": lambda: qdqtool.predict(of_two(), "rtx1.7", sm="75"),
-        "ACT-SCALE": lambda: with_data(1.0, 3.0),
-        "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
-        "FP8-GPU": lambda: qdqtool.predict(fp8(), "trt10", sm="8.6"),
-        "FP8-SLOW": lambda: qdqtool.predict(fp8(groups=32), "trt10"),
-        "GPU-DP4A": lambda: on_gpu("6.1"),
-        "GPU-FUSION": lambda: on_gpu("6.1"),
-        "GPU-NO-INT8": lambda: on_gpu("6.0"),
-        "GPU-NO-FP16": lambda: on_gpu("6.1"),
-        "GPU-NO-BF16": lambda: qdqtool.predict(quantized(), "trt10", sm="7.5"),
-        "GPU-VERSION": lambda: on_gpu("12.0"),
-        "GPU-JETSON": lambda: on_gpu("AGX Orin"),
-        "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
-    }.items(),
-)
+PREDICTIONS: dict[str, Callable[[], qdqtool.Prediction]] = {
+    "ATT-HEAD": lambda: qdqtool.predict(attention(64), "trt10"),
+    "GROUP-KERNELS": lambda: qdqtool.predict(grouped(24), "trt10"),
+    "STEM-POOL": lambda: qdqtool.predict(GRAPHS["stem-before-pool"](), "trt10"),
+    "FLOAT-MIXED": lambda: qdqtool.predict(GRAPHS["float-types"](), "trt11"),
+    "FLOAT-SM75": lambda: qdqtool.predict(of_two(), "rtx1.7", sm="75"),
+    "ACT-SCALE": lambda: with_data(1.0, 3.0),
+    "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
+    "FP8-GPU": lambda: qdqtool.predict(fp8(), "trt10", sm="8.6"),
+    "FP8-SLOW": lambda: qdqtool.predict(fp8(groups=32), "trt10"),
+    "GPU-DP4A": lambda: on_gpu("6.1"),
+    "GPU-FUSION": lambda: on_gpu("6.1"),
+    "GPU-NO-INT8": lambda: on_gpu("6.0"),
+    "GPU-NO-FP16": lambda: on_gpu("6.1"),
+    "GPU-NO-BF16": lambda: qdqtool.predict(quantized(), "trt10", sm="7.5"),
+    "GPU-VERSION": lambda: on_gpu("12.0"),
+    "GPU-JETSON": lambda: on_gpu("AGX Orin"),
+    "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
+}
+
+
+@pytest.mark.parametrize(("code", "make"), PREDICTIONS.items())
 def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], qdqtool.Prediction]) -> None:
     assert code in make().findings_by_code()
 

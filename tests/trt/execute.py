@@ -99,6 +99,10 @@ class Exporter:
         if node.op == "Dropout":  # onnxruntime has no Dropout of integers
             copy.op_type = "Identity"
             del copy.attribute[:]
+        if node.op == "GlobalMaxPool":  # onnxruntime has no GlobalMaxPool of integers
+            copy.op_type = "ReduceMax"
+            axes = range(2, len(layer.data.shape or ()))
+            copy.attribute.append(helper.make_attribute("axes", list(axes)))
         for slot, name in zip(self._slots[layer.id], inputs, strict=True):
             copy.input[slot] = name
         if node.op == "Gemm" and len(layer.inputs) == 2 and len(copy.input) == 3:

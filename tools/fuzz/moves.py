@@ -225,5 +225,4 @@ MOVES: tuple[Move, ...] = (
 
 
 def add_random_operator(net: Net, r: random.Random, x: str) -> str:
-    """Apply one random operator to a tensor [N, C, H, W]."""
     return r.choice(MOVES)(net, r, x)

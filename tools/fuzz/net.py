@@ -73,13 +73,11 @@ class Net:
     def op(
         self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any
     ) -> str:
-        """Add a node, and return its first output."""
         return self.ops(kind, *inputs, outputs=outputs, name=name, **attributes)[0]
 
     def ops(
         self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any
     ) -> list[str]:
-        """Add a node, and return its outputs."""
         name = name or self.fresh(kind)
         out = [f"{name}_y{i}" for i in range(outputs)] if outputs > 1 else [name + "_y"]
         node = helper.make_node(kind, list(inputs), out, name, **attributes)
@@ -129,7 +127,6 @@ class Net:
         return names
 
     def qdq(self, x: str, scale: npt.ArrayLike = 0.05, axis: int | None = None) -> str:
-        """Add a Q/DQ pair with a scalar scale, or with a vector of scales along an axis."""
         return self.dq(self.q(x, scale, axis), scale, axis)
 
     def weight(self, shape: Sequence[int], quantized: str = "axis0", name: str = "") -> str:
@@ -171,7 +168,6 @@ class Net:
         dilation: int = 1,
         name: str = "",
     ) -> str:
-        """Add a Conv with 'same' padding on an N-D input."""
         shape = self.shape(x)
         rank = len(shape) - 2
         w = self.weight((channels, shape[1] // groups, *(k,) * rank), weights)
@@ -214,7 +210,6 @@ class Net:
         )
 
     def model(self, *outputs: str) -> onnx.ModelProto:
-        """Return the model with some tensors as outputs."""
         graph = helper.make_graph(
             self.nodes,
             "net",

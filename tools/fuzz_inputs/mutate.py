@@ -40,7 +40,6 @@ MAX_BYTES = 8 << 20  # bytes of a mutated file
 
 
 def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
-    """Apply one to three mutations to a file."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if not data:
             break
@@ -374,7 +373,6 @@ _VALUES = (
 
 
 def mutate_json(data: bytes, rng: random.Random) -> bytes:
-    """Replace, duplicate or remove values of a JSON."""
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError):
@@ -462,7 +460,6 @@ def _archive(data: bytes, rng: random.Random) -> bytes:
 
 
 def hostile_tensor(model: onnx.ModelProto, number: int) -> None:
-    """Replace an initializer by an unusual tensor."""
     tensors = model.graph.initializer
     if tensors:
         tensor = tensors[number % len(tensors)]

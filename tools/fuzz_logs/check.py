@@ -52,7 +52,6 @@ def check(data: bytes) -> str:
 
 
 def use_build(build: Build) -> None:
-    """Compute all answers that commands print for a build."""
     summary = summarize(build)
     json.dumps(summary, allow_nan=False)
     log_text.render(summary, 80)

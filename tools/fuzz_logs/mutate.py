@@ -178,7 +178,6 @@ PROFILE = [
 
 
 def seeds() -> list[bytes]:
-    """Return a log of each dialect."""
     return [
         TRTEXEC_LOG.encode(),
         OLD_LOG.encode(),

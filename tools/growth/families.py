@@ -70,8 +70,6 @@ def repeated(step: Step) -> Family:
 
 
 def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> Step:
-    """Return the step that adds one node, with constants as its other inputs."""
-
     def add(net: Net, tensor: str) -> str:
         names = [
             net._constant(f"{op}.{zlib.crc32(np.asarray(value).tobytes())}", value)
@@ -102,7 +100,6 @@ def in_turn(*steps: Step) -> Family:
 
 
 def quantized(*steps: Step) -> Family:
-    """Return the family with a pair before the steps."""
     return in_turn(Net.pair, *steps)
 
 
@@ -261,7 +258,6 @@ def weights(op: str, **attributes: object) -> Family:
 
 
 def split_weight(size: int) -> onnx.ModelProto:
-    """Return convolutions whose weights are the parts of one constant."""
     net, count = Net(), size // 5
     last = "x"
     net._constant("all", np.ones((8 * count, 8, 1, 1), np.float32))
@@ -282,7 +278,6 @@ def transposed_weight(size: int) -> onnx.ModelProto:
 
 
 def shared_weight(size: int) -> onnx.ModelProto:
-    """Return convolutions that share their quantized weights."""
     net = Net()
     last, weight = "x", net.pair("w")
     for i in range(size // 4):
@@ -510,7 +505,6 @@ def crossed_concats_with_pairs(size: int) -> onnx.ModelProto:
 
 
 def branches(size: int) -> onnx.ModelProto:
-    """Return a chain of Ifs with two branches, and a pair after each If."""
     net = Net()
     last = net.conv("x")
     net._constant("c", np.asarray(True))

@@ -273,7 +273,6 @@ def exceeds(
 
 
 def measure_process(work: Work, model: onnx.ModelProto) -> tuple[float, float]:
-    """Return the processor seconds and the peak bytes of a process that does some work."""
     gc.collect()
     # The creation of models leaves free memory. The work would use this memory, which is not
     # counted.

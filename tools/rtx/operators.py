@@ -14,8 +14,6 @@ I64 = np.int64
 
 
 def chain(*steps: Step) -> Step:
-    """Return a step that runs several steps in turn."""
-
     def add(net: Net, tensor: str) -> str:
         for step in steps:
             tensor = step(net, tensor)

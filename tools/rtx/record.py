@@ -60,7 +60,6 @@ def _is_valid(model: onnx.ModelProto) -> bool:
 
 
 def fp8_networks() -> dict[str, onnx.ModelProto]:
-    """Return random networks of FP8, and of INT8 and FP8, by type and seed."""
     fp8 = {f"fp8 {seed}": network(seed, "fp8") for seed in FP8_SEEDS}
     return {**fp8, **{f"mixed {seed}": network(seed, "mixed") for seed in MIXED_SEEDS}}
 

@@ -76,7 +76,6 @@ def without_run(value: Json, key: str = "") -> Json:
 
 
 def without_circumstances(text: str) -> str:
-    """Return the output of a command without seconds and without source lines."""
     return _SOURCE_LINE.sub(r"\1", _SECONDS.sub("<seconds>", text))
 
 
@@ -99,7 +98,6 @@ def hash_bytes(data: bytes) -> str:
 
 
 def collect_names(model: onnx.ModelProto) -> set[str]:
-    """Return the names of all tensors and nodes of a model, including subgraphs and functions."""
     names: set[str] = set()
     graphs = [model.graph]
     for graph in graphs:
@@ -233,7 +231,6 @@ def _describe_tensor(tensor: TensorProto) -> Json:
 
 
 def page_data(html: str) -> Json:
-    """Return the JSON that a script element of an HTML report contains."""
     found = re.search(r'id="page-data"[^>]*>\s*([A-Za-z0-9+/=\s]+)<', html)
     if found is None:
         raise ValueError("the report has no element 'page-data'")

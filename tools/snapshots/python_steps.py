@@ -8,7 +8,6 @@ Json = Any
 
 
 def ranges(model: str, data: str, tensors: list[str], focus: bool = False) -> Json:
-    """Return the statistics of tensors, and the range that each method computes for each tensor."""
     import calibration
 
     statistics = calibration.collect(model, data, tensors, progress=False)
@@ -30,7 +29,6 @@ def ranges(model: str, data: str, tensors: list[str], focus: bool = False) -> Js
 
 
 def insertion(model: str, data: str, **options: Any) -> Json:
-    """Return the result of ``insert`` for arrays."""
     import qdqtool
 
     with np.load(data) as arrays:
@@ -41,7 +39,6 @@ def insertion(model: str, data: str, **options: Any) -> Json:
 
 
 def results(quantized: str, other: str) -> Json:
-    """Return the attributes and the JSON of the results of ``predict``, ``compare`` and ``fix``."""
     import qdqtool
     from qdqtool.testing import assert_int8
 

@@ -179,7 +179,6 @@ def logs_of_builds() -> Iterator[Scenario]:
 
 
 def families() -> Iterator[Scenario]:
-    """Yield the families of ``tools.growth`` at a small size."""
     for number, (family, make) in enumerate(FAMILIES.items()):
         files = {"model.onnx": serialized(functools.partial(make, 40))}
         quick = [
@@ -208,7 +207,6 @@ def families() -> Iterator[Scenario]:
 
 
 def random_networks() -> Iterator[Scenario]:
-    """Yield networks of ``tools.fuzz``, with Q/DQ and float."""
     for seed in range(60):
         files = {"model.onnx": serialized(functools.partial(network, seed))}
         steps = [
@@ -255,7 +253,6 @@ def damaged_inputs() -> Iterator[Scenario]:
 
 
 def whole_small_logs() -> Iterator[Scenario]:
-    """Yield one small build of each dialect."""
     for number, data in enumerate(whole_logs()):
         steps = [
             cli("log build.log"),
@@ -324,7 +321,6 @@ def insertion_steps(model: str, data: str, options: Sequence[str]) -> Iterator[S
 
 
 def insertions() -> Iterator[Scenario]:
-    """Yield float networks for insert, and their Q/DQ models for the other commands."""
     for name, make in networks.FLOAT_NETWORKS.items():
         files = {
             "float.onnx": serialized(make),
@@ -426,7 +422,6 @@ def _pictures(folder: str, count: int) -> dict[str, Content]:
 
 
 def demonstrations() -> Iterator[Scenario]:
-    """Yield the demo, and insert with images on its YOLOv8-style network."""
     for activation in ("silu", "relu"):
         model = "demo/yolov8n-demo.onnx"
         written = [model, "demo/yolov8n-demo_qdq.onnx", "demo/yolov8n-demo_report.html"]
@@ -547,7 +542,6 @@ GROUPS = (
 
 
 def all_scenarios() -> list[Scenario]:
-    """Return all scenarios, with unique names."""
     scenarios = [scenario for group in GROUPS for scenario in group()]
     assert len({s.name for s in scenarios}) == len(scenarios)
     return scenarios

@@ -20,8 +20,6 @@ def _convolution(inputs: int, outputs: int, **options: Any) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Convolutions with BatchNormalization and a residual Add, pooling and a Linear."""
-
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.a = _convolution(3, 16), _convolution(16, 16)
@@ -35,8 +33,6 @@ class Residual(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A strided convolution, a deconvolution, SiLU and a Concat."""
-
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.Conv2d(3, 16, 3, 2, 1)
@@ -63,7 +59,6 @@ NETWORKS = {"residual": Residual, "decoder": Decoder, "tokens": Tokens}
 
 
 def export(network: str, output: str, target: str, backend: str, method: str) -> Json:
-    """Prepare, calibrate and export a network, and return the plan and the result of the export."""
     from qdqtool import qat
 
     torch.set_num_threads(1)

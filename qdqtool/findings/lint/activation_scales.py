@@ -182,7 +182,7 @@ def check_outliers_by_gains(
 
 
 def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
-    """Return the normalization output that only moves, Q, DQ and Casts separate from a tensor.
+    """Return the normalization output from which moves, Q, DQ and Casts compute a tensor.
 
     The normalization is over the last axis. Empty if the tensor has another origin.
     """

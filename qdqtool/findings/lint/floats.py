@@ -63,7 +63,6 @@ def check_decomposed_norms(view: View, report: FindingReport) -> None:
 
 
 def _float32_operands(model: Model, node: Node) -> Iterator[npt.NDArray[Any]]:
-    """Yield the small float32 constants that an arithmetic operator reads."""
     for tensor in _arithmetic_operands(node):
         value = model.constant(tensor)
         if value is not None and value.dtype == np.float32 and value.size <= _MAX_CONSTANT_VALUES:
@@ -138,7 +137,6 @@ def check_float_types(view: View, report: FindingReport) -> None:
 
 
 def _check_remaining_float(view: View, report: FindingReport) -> None:
-    """Report FP32 layers of a strongly typed network that could be FP16."""
     weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _compute_type(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():

@@ -119,7 +119,6 @@ def _check_concats(view: View, report: FindingReport) -> None:
 
 
 def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
-    """Return the fault of a Q that has one scale for all inputs of a Concat."""
     scale, bounds = _read_single_scale(view, q), find_bounds(view.model)
     parts = find_concat_parts(view.model, q.input(0))
     scores = [t for t in parts if t in bounds and 0.0 <= bounds[t].low < bounds[t].high <= 1.0]

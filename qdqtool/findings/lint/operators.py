@@ -63,16 +63,18 @@ def run(view: View, report: FindingReport) -> None:
     """Add the findings on operators."""
     other_types: dict[str, list[Node]] = defaultdict(list)
     unknown: dict[str, list[Node]] = defaultdict(list)
-    plain: dict[tuple[str, str], bool] = {}
+    kinds = {(node.op, node.domain): node for node in view.model.nodes}
+    plain = {kind for kind, node in kinds.items() if _needs_no_check(node)}
     quantized = view.fully_quantized_nodes
     for node in view.model.nodes:
-        kind = node.op, node.domain
-        if kind not in plain:
-            plain[kind] = _needs_no_check(node)
-        if plain[kind]:
+        if qdq.is_qdq(node):
+            if view.params(node).precision == Precision.INT4:
+                other_types[Precision.INT4].append(node)
+            continue
+        if (node.op, node.domain) in plain:
             if node.index in quantized and operator_of(node).kind in CONVOLVE:
                 _check_convolution(view, report, node)
-        elif precision := _find_other_type(view, node):
+        elif precision := _find_type_in_name(node):
             other_types[precision].append(node)
         elif _is_unknown(node):
             unknown[node.op].append(node)
@@ -88,7 +90,6 @@ def run(view: View, report: FindingReport) -> None:
 def _report_unknown(
     view: View, report: FindingReport, unknown: Mapping[str, Sequence[Node]]
 ) -> None:
-    """Report unknown operators, by type; and operators of ATen and of onnxruntime."""
     fakes = {n.index for fake in find_fake_quantizers(view.model) for n in fake.nodes}
     aten = find_aten_nodes(view.model)
     if aten:
@@ -102,7 +103,6 @@ def _report_unknown(
 
 
 def _report_runtime_operators(view: View, report: FindingReport) -> None:
-    """Report fused operators and weight-only operators of onnxruntime."""
     nodes = [
         node
         for node in view.model.nodes
@@ -160,7 +160,6 @@ def _check_missing_quantizers(view: View, report: FindingReport) -> None:
 def _report_other_types(
     view: View, report: FindingReport, quantizers: Mapping[str, Sequence[Node]]
 ) -> None:
-    """Report quantizers of INT4 and FP4. `quantizers` has them by type."""
     nodes = [n for group in quantizers.values() for n in group]
     kinds = tuple((kind, len(group)) for kind, group in quantizers.items())
     report.add(
@@ -171,8 +170,6 @@ def _report_other_types(
 
 
 def _check_special_operator(view: View, report: FindingReport, node: Node) -> None:
-    if qdq.is_qdq(node):
-        return
     integers = fault_checks.check_integer_operator(MODEL_CHECK, node)
     if integers is not None:
         report.add(integers)
@@ -222,7 +219,7 @@ def _head_size(model: Model, product: Node) -> int | None:
 def _is_unknown(node: Node) -> bool:
     return (
         operator_of(node).name == ""
-        and not (qdq.is_qdq(node) or fault_checks.computes_integers(node))
+        and not fault_checks.computes_integers(node)
         and (node.domain not in DOMAINS or not onnx.defs.has(node.op))
     )
 
@@ -231,13 +228,12 @@ def _needs_no_check(node: Node) -> bool:
     """Return whether a node needs no check, except the check of the forms of convolutions."""
     return (
         operator_of(node).name != ""
-        and node.op not in (qdq.Q, qdq.DQ, "Einsum")
+        and node.op != "Einsum"
         and not (fault_checks.computes_integers(node) or _is_normalization(node))
     )
 
 
 def _check_einsum(view: View, report: FindingReport, node: Node) -> None:
-    """Report an Einsum that could be INT8 as a MatMul."""
     quantized = [qdq.find_pair(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
     if any(quantized) or (weights and qdq.is_quantized(view.model)):
@@ -252,11 +248,8 @@ def _is_normalization(node: Node) -> bool:
     )
 
 
-def _find_other_type(view: View, node: Node) -> str:
-    """Return the type of a quantizer if it is INT4 or FP4, else an empty text."""
-    if qdq.is_qdq(node):
-        precision = view.params(node).precision
-        return precision if precision == Precision.INT4 else ""
+def _find_type_in_name(node: Node) -> str:
+    """Return the type in the name of a special quantizer operator, else an empty text."""
     if node.op.endswith(("QuantizeLinear", "DequantizeLinear")):
         return next((t for t in _TYPES_IN_NAMES if t in node.op.upper()), "")
     return ""

@@ -84,19 +84,26 @@ def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges]
     """Return layers with one scale for unequal channels, and the number of checked layers."""
     transposed = target_named(target).transposed_per_channel
     layers: list[ChannelRanges] = []
+    measured: dict[tuple[object, ...], ChannelRanges | None] = {}  # layers may share weights
     count = values = 0
     for node in view.nodes_with_weights:
-        shape = view.weight_shape(node)
-        if view.weights(node).dq is None or not shape or math.prod(shape) > MAX_LAYER_VALUES:
+        shape, weights = view.weight_shape(node), view.weights(node)
+        first = weights.first_quantizer
+        if first is None or not shape or math.prod(shape) > MAX_LAYER_VALUES:
             continue
         values += math.prod(shape)
         if values > MAX_VALUES:
             break
         count += 1
         axis = weight_scale_axis(node, len(shape), transposed)
-        ranges = None if axis is None else measure_channel_ranges(view, node, axis)
+        if axis is None:
+            continue
+        key = (first.op, first.inputs, len(weights.after), axis)
+        if key not in measured:
+            measured[key] = measure_channel_ranges(view, node, axis)
+        ranges = measured[key]
         if ranges is not None and ranges.spread >= MIN_SPREAD:
-            layers.append(ranges)
+            layers.append(ranges._replace(node=node))
     return layers, count
 
 

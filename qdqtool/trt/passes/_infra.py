@@ -144,6 +144,7 @@ class Pass(ABC):
         self.name = type(self).__name__
         self.events: list[Event] = []
         self.reasons: list[Reason] = []
+        self._case_ids = {case: f"{self.name}/{case.name}" for case in self.cases}
 
     def run(self, network: Network) -> Self:
         """Apply the pass once to the whole network."""
@@ -178,10 +179,8 @@ class Pass(ABC):
                 another pass.
         """
         layer.cases[case] = None
-        case_id = f"{self.name}/{case.name}"
-        self.events.append(
-            Event(self.name if logged_pass is None else logged_pass, kind, subject, obj, case_id)
-        )
+        pass_name = self.name if logged_pass is None else logged_pass
+        self.events.append(Event(pass_name, kind, subject, obj, self._case_ids[case]))
 
     def fire_running(self, case: Case, layer: Layer, *, logged_pass: str | None = None) -> None:
         """Emit the line that says that the pass runs on a layer."""

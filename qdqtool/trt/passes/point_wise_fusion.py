@@ -298,7 +298,7 @@ def _quantized_convolution(tensor: Tensor) -> Layer | None:
 
 
 def _consumers_past_dq(q: Layer) -> list[Layer]:
-    """Return the layers that read the outputs of a Q's DQs.
+    """Return the consumers of the DQs after a Q.
 
     The reshape after a matrix product that became a convolution may be between Q and DQ.
     """

@@ -26,7 +26,7 @@ CONVERSION = documented(
 
 
 class RequantizeFusion(Pass):
-    """Fuses DQ and Q of different scales into one requantization.
+    """Fuses a DQ and the Q after it, with different scales, into one requantization.
 
     TensorRT's name for this pass is unknown.
     """

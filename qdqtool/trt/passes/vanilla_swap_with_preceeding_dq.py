@@ -146,10 +146,10 @@ class VanillaSwapWithPreceedingDQ(Pass):
         return copies
 
     def _refuse_dq(self, dq: Layer) -> None:
-        """Record that a DQ does not move, if it could pass one of its several consumers.
+        """Record that a DQ does not move, although it could pass some of its consumers.
 
-        The case ``SEVERAL`` is recorded with these operators and their consumers, because their
-        outcome depends on the case.
+        The case ``SEVERAL`` is recorded with these consumers and the layers after them, because
+        their outcome depends on the case.
         """
         operators = list(filter(_can_pass, dq.out.consumers))
         if not operators:

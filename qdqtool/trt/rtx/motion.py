@@ -378,7 +378,10 @@ class IntegerMotion:
     def _find_scale_axes(
         self, node: Node, data: str, dims: tuple[int, ...], state: IntegerState
     ) -> frozenset[int]:
-        """Return the output axes along which the scale varies after a constant of shape `dims`."""
+        """Return the output axes along which the scale varies.
+
+        The scale includes the node's constant, which has the shape `dims`.
+        """
         rank = len(self.model.shape(node.output) or dims)
         offset = max(rank - len(self.model.shape(data) or dims), 0)
         axes = {axis + offset for axis in state.axes}
@@ -428,7 +431,7 @@ class IntegerMotion:
         return not any(pads[i] or pads[half + i] for i, axis in enumerate(axes) if axis < 2)
 
     def _state_after_float_operator(self, node: Node, state: IntegerState) -> State:
-        """Return a float state, or the state itself if the node has no effect (a 1x1 pooling)."""
+        """Return a float state, or the given state if the node has no effect (a 1x1 pooling)."""
         is_identity = self._keeps_shape(node)
         if node.op == "AveragePool":
             is_identity = _is_unit_pooling(node) and not any(node.attributes.get("pads", []))
