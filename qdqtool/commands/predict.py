@@ -455,7 +455,7 @@ def _list_unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
 
 
 def _describe_unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
-    """Return a line if the gain is unknown, or if its lower bound is below the requirement."""
+    """Return a line if the gain is unknown, or if it may be below the requirement."""
     if required is None:
         return []
     if not time.is_supported:

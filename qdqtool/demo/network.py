@@ -24,10 +24,11 @@ SIZES = {
     "x": ((80, 160, 320, 640, 640), (3, 6, 6, 3)),
 }
 
-# Variance of the output of each activation function for a standard normal input. The mean has no
-# effect, because the sum of the following weights is 0.
-_SECOND_MOMENT = {"silu": 0.356, "relu": 0.41}
-_IMAGE_MOMENT = 0.05  # variance of the pixels of an image, from 0 to 1
+# Approximate variance of the output of each activation function. For a standard normal input, the
+# variance is 0.31 (SiLU) or 0.34 (ReLU), and the mean square is 0.36 or 0.5. The mean has little
+# effect, because the sum of the weights of the next convolution is 0.
+_ACTIVATION_VARIANCES = {"silu": 0.356, "relu": 0.41}
+_IMAGE_VARIANCE = 0.05  # variance of the pixels of an image, from 0 to 1
 _POOL_GROWTH = 2.2  # factor by which a 5x5 MaxPool increases the variance, for demo images
 
 
@@ -95,20 +96,20 @@ class YoloBuilder:
         self.initializers: list[onnx.TensorProto] = []
         self.rng = np.random.default_rng(seed)
         self.activation = activation
-        # Expected variance of each tensor. The weights of a convolution are divided by the square
-        # root of the variance of its input, so that its output has a variance of 1.
-        self.moments: dict[str, float] = {"images": _IMAGE_MOMENT}
+        # Approximate variance of each tensor. The weights of a convolution are divided by the
+        # square root of the variance of its input, so that its output has a variance of about 1.
+        self.variances: dict[str, float] = {"images": _IMAGE_VARIANCE}
 
     def _add_outputs(
         self, op: str, name: str, inputs: Sequence[str], count: int, **attributes: Any
     ) -> list[str]:
         outputs = [f"{name}_output_{i}" for i in range(count)]
-        moment = max((self.moments[t] for t in inputs if t in self.moments), default=1.0)
+        variance = max((self.variances[t] for t in inputs if t in self.variances), default=1.0)
         if op == "Add":
-            moment = sum(self.moments.get(t, 0.0) for t in inputs)
+            variance = sum(self.variances.get(t, 0.0) for t in inputs)
         elif op == "MaxPool":
-            moment *= _POOL_GROWTH
-        self.moments.update(dict.fromkeys(outputs, moment))
+            variance *= _POOL_GROWTH
+        self.variances.update(dict.fromkeys(outputs, variance))
         self.nodes.append(helper.make_node(op, list(inputs), outputs, name=name, **attributes))
         return outputs
 
@@ -151,9 +152,9 @@ class YoloBuilder:
     ) -> str:
         """Add a convolution without activation.
 
-        With the defaults of `gain` and `spread`, the output has a variance of 1. The bias is
-        random too. If all variance came from the image, random layers would amplify rounding errors
-        until no information about the image is left.
+        With the defaults of `gain` and `spread`, the output has a variance of about 1. The bias is
+        random too. If all variance came from the image, random layers would amplify rounding
+        errors until no information about the image is left.
 
         Args:
             name: Name of the node.
@@ -172,7 +173,7 @@ class YoloBuilder:
         weight -= weight.mean(axis=(1, 2, 3), keepdims=True)
         # Channels have different ranges, as in trained networks with folded BatchNormalization.
         weight *= np.exp(0.3 * self.rng.standard_normal((cout, 1, 1, 1)))
-        weight *= gain / np.sqrt(fan_in * self.moments[tensor])
+        weight *= gain / np.sqrt(fan_in * self.variances[tensor])
         offsets = bias + spread * self.rng.standard_normal(cout)
         # For example, /model.22/cv2.0/cv2.0.1/conv/Conv has the weight
         # model.22.cv2.0.1.conv.weight.
@@ -204,7 +205,7 @@ class YoloBuilder:
             result = self.add_node(
                 "Mul", f"{name}/act/Mul", raw, self.add_node("Sigmoid", f"{name}/act/Sigmoid", raw)
             )
-        self.moments[result] = _SECOND_MOMENT[self.activation]
+        self.variances[result] = _ACTIVATION_VARIANCES[self.activation]
         return result
 
     def add_concat(self, name: str, tensors: Sequence[str], axis: int = 1) -> str:

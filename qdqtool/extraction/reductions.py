@@ -176,7 +176,7 @@ def _find_consumed(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield models without one node. Its consumers read one of its inputs instead.
+    """Yield models without one node. The node's consumers read one of its inputs instead.
 
     The input must have the type and shape of the node's output. A Q/DQ pair is removed as a whole.
     """

@@ -335,7 +335,10 @@ def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
 
 
 def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
-    """Return copies of the weights, clipped as by their Q, by the output of the DQ."""
+    """Return the weights that their Q clips, as clipped copies, by the output of the DQ.
+
+    Weights are not clipped if max|w| is more than four times the range.
+    """
     constants = {}
     for node, q, value in _quantized_weights(view):
         dq, params, axis = view.weights(node).dq, view.params(q), view.axis(q)

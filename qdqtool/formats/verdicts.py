@@ -230,7 +230,7 @@ def open_assumptions(prediction: Prediction) -> list[Assumption]:
 
 
 def describe_uncovered_types(prediction: Prediction, float_type: Precision) -> str:
-    """Return the start of a verdict on INT4 or FP4, which are not predicted; empty without."""
+    """Return the start of a verdict on INT4 or FP4, which are not predicted; else empty."""
     types = sorted(
         {str(r.precision) for r in prediction.refusals if isinstance(r, UncoveredOperandType)}
     )

@@ -327,7 +327,8 @@ def choose_scale(
             sources, list(ranges.values()), method, choice.percentile
         )
     amax = chosen_range.amax
-    # A shared range does not reduce the precision of FP8, because it is relative to each value.
+    # A shared range does not reduce the precision of FP8, because that precision is relative to
+    # each value.
     costs = ranges if choice.number_format == INT8 else {}
     members = tuple(
         GroupMember(t, ranges.get(t, 0.0), math.log2(amax / ranges[t]) if t in costs else 0.0)

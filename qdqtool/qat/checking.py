@@ -363,7 +363,7 @@ def _run_pieces(
 
     Returns:
         The results of the pieces: the input of each QuantizeLinear in `pairs`, then the outputs of
-            the graph.
+        the graph.
     """
     feeds = model_inputs(model.proto, call)
     inputs = []
