@@ -32,7 +32,10 @@ class Invariants:
 
     @classmethod
     def from_node(cls, prediction: Prediction, name: str) -> Invariants:
-        """Return the findings at a node, and the node if it is a convolution, as invariants."""
+        """Return the findings that name a node, and its predicted types, as invariants.
+
+        Only convolutions have predicted types.
+        """
         return cls(
             tuple(f for f in prediction.findings if f.node == name or name in f.convolutions),
             tuple(c for c in prediction.convolutions if c.name == name),

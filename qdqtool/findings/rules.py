@@ -108,7 +108,8 @@ def needs_request(finding: Finding) -> bool:
 def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
     """Return the findings that ``fix`` fixes by default, and those that need ``--only``.
 
-    An error is always fixed, together with the warnings of the same code.
+    An error that has an automatic fix is fixed by default, together with the warnings of the same
+    code.
     """
     listed = list(findings)
     errors = {f.code for f in listed if f.severity == Severity.ERROR}

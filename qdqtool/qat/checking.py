@@ -294,7 +294,7 @@ def check_pieces(
 def _match_pairs(
     model: Model, reference: ReferenceRun, numbers: dict[str, list[int]]
 ) -> list[tuple[Node, int]]:
-    """Return the Q of each activation, and the number of the first quantizer call it replaces.
+    """Return the Q of each activation, and the number of the first call that the Q replaces.
 
     Raises:
         ModelError: A Q/DQ pair is missing or unknown, or its parameters differ from those of the

@@ -356,7 +356,7 @@ def _find_modules_not_run(traced: NetworkTrace, network: nn.Module) -> list[str]
 
 
 def choose_sample(model: Any, sample: Any) -> Any:
-    """Return the sample, or a black image of the size of Ultralytics' model if it is None.
+    """Return the sample. If the sample is None, return a black image of the training size.
 
     Raises:
         QdqtoolError: The sample is None, and the model is not Ultralytics' wrapper.

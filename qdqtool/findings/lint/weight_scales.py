@@ -76,8 +76,8 @@ class _ChannelRatios:
         dead: For each channel, whether its weights are nearly 0 compared with other channels.
         saturated: For each channel, whether most of its weights are clipped.
         extremes: Extreme scales, and the largest weight of their channels, of shape [2, channels].
-            The other attributes do not include these channels.
-        count: Number of all channels.
+            The attributes above do not include channels with an extreme scale.
+        count: Number of all channels, including channels of zeros and those with an extreme scale.
     """
 
     ratios: npt.NDArray[np.float64]
