@@ -9,7 +9,7 @@ THRESHOLDS = np.arange(0.5, 1.0, 0.05)
 
 
 def detect(path: str, images: np.ndarray, batch: int = 1) -> np.ndarray:
-    """Return the outputs [images, 4 + classes, cells], computed with all Q and DQ."""
+    """Return the outputs [images, 4 + classes, cells] of onnxruntime without fusion of Q/DQ."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = 1

@@ -152,7 +152,7 @@ def run_seed(
 
 
 def describe_build(path: Path, row: str) -> str:
-    """Return the part of the convolutions that TensorRT-RTX builds as predicted.
+    """Return a text with the number of convolutions that TensorRT-RTX builds as predicted.
 
     The text is empty for float models.
     """

@@ -367,7 +367,7 @@ _CLEARED = frozenset(
     }
 )
 _WORD = re.compile(r"[^\s,()';\"`]+")
-_UNNAMED_PREFIX = "node_of_"  # TensorRT names a node without name by this prefix and its output
+_UNNAMED_PREFIX = "node_of_"  # TensorRT's names of unnamed nodes: this prefix and the output
 _COPY_SUFFIX = "_clone_"  # TensorRT's copies of nodes before Concats end with this and a number
 _LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # separates the nodes in a layer's name
 _COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers that may occur in any text

@@ -37,7 +37,7 @@ def unwrap_network(model: Any) -> nn.Module:
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod
-        elif is_ultralytics_model(model):  # must precede nn.Module: the wrapper is an nn.Module
+        elif is_ultralytics_model(model):  # checked before nn.Module, which is a base class
             if not isinstance(model.model, nn.Module):
                 raise QdqtoolError(
                     f"{type(model).__name__}('{model.model}') is an exported model, which cannot "

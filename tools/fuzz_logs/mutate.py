@@ -342,7 +342,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(number: int, base: int = 0) -> bytes:
-    """Return the damaged file with a number, which is a seed file with one to three mutations."""
+    """Return a seed file with one to three mutations. Equal numbers give equal files."""
     rng = random.Random(base * 1_000_003 + number)
     data = rng.choice(seeds())
     for _ in range(rng.choice((1, 1, 2, 3))):

@@ -428,7 +428,7 @@ def dense_net(size: int) -> onnx.ModelProto:
 
 
 def fan_out(size: int, same: bool = False) -> onnx.ModelProto:
-    """Return convolutions with their own scales that consume one tensor."""
+    """Return convolutions that consume one tensor, with different scales if `same` is False."""
     net = Net()
     last = net.conv("x")
     ends = [net.conv(last, 0.5 if same else 0.5 + i / 1000) for i in range(size // 5)]

@@ -29,7 +29,7 @@ def find_last_convolutions(view: View) -> list[Node]:
         sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.nodes_with_weights)
         < 2
     ):
-        return []  # not a detector: the float network need not be built
+        return []  # not a detector, so the float network is not needed
     finals = _find_float_head(view)[0].finals
     last = [n for n in view.nodes_with_weights if n.op == "Conv" and n.index in finals]
     return last if len(last) >= 2 else []
