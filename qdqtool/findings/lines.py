@@ -25,6 +25,14 @@ _HEADING = re.compile(r"(Original|After [a-zA-Z /-]{1,60}?): (\d{1,9}) layers?\b
 _MEANINGS = read_sections(Path(__file__).with_name("meanings.toml"))
 MEANINGS = {name: join_lines(text) for name, text in _MEANINGS["passes"].items()}
 HEADINGS = {name: join_lines(text) for name, text in _MEANINGS["headings"].items()}
+# Modules of passes that are tested together, in test_fusions.py.
+_TESTED_TOGETHER = (
+    "conv_relu_fusion",
+    "elt_relu_fusion",
+    "scale_activation_fusion",
+    "scale_scale_fusion",
+    "shuffle_shuffle_fusion",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +193,7 @@ def _make_rule(kind: type[Pass]) -> PassRule:
     module = kind.__module__.rpartition(".")[2]
     prefix = f"{name}/"
     pass_cases = {i: c for i, c in cases().items() if i.startswith(prefix) or c in kind.cases}
+    test = "fusions" if module in _TESTED_TOGETHER else module
     does = (kind.__doc__ or "").partition("\n\n")[0].strip()
     return PassRule(
         name,
@@ -192,5 +201,5 @@ def _make_rule(kind: type[Pass]) -> PassRule:
         MEANINGS.get(name, ""),
         pass_cases,
         f"qdqtool/trt/passes/{module}.py",
-        f"tests/trt/passes/test_{module}.py",
+        f"tests/trt/passes/test_{test}.py",
     )
