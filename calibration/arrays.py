@@ -507,7 +507,9 @@ def _open_folder(
     arrays = list_files(path, ARRAY_SUFFIXES)
     if arrays.paths:
         return SampleFilesSource(arrays.paths, path, inputs)
-    reason = f"no images ({kinds}) and no npz or npy files in this folder"
+    reason = (
+        f"the folder has no images ({kinds}) and no npz or npy files; give a folder with images"
+    )
     if notes:
         reason = str(notes[0])
     if links:

@@ -28,6 +28,7 @@ _MAX_SAMPLES = 2_000_000  # limit for sample numbers, so that a damaged cache ca
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 Array = npt.NDArray[Any]
+_NO_CACHE = "is not a calibration cache of qdqtool"
 _DAMAGE_ERRORS = (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError)
 # Type of each field of a cache's header.
 _HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
@@ -211,19 +212,19 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
         # A recorded input is never overwritten, but a command updates the cache that it reads.
         with Archive(path, record=False) as archive:
             if "header" not in archive.members:
-                raise DataError("is not a calibration cache", name, code="wrong-format")
+                raise DataError(_NO_CACHE, name, code="wrong-format")
             return _read_progress(archive)
     except DataError as error:
         if not os.path.isfile(path):
             raise
-        raise DataError(
-            f"{error.reason.removeprefix(f'{name}: ')}; give another name or delete it",
-            name,
-            code=error.code,
-        ) from error
+        if error.code in ("empty", "wrong-format"):
+            reason = f"{_NO_CACHE}; give another file name"
+        else:
+            reason = f"{error.reason.removeprefix(f'{name}: ')}; give another name or delete it"
+        raise DataError(reason, name, code=error.code) from error
     except _DAMAGE_ERRORS as error:
         raise DataError(
-            f"the calibration cache is damaged ({format_reason(error)}); delete it",
+            f"the calibration cache is damaged ({format_reason(error)}); delete this file",
             name,
             code="file-damaged",
         ) from error

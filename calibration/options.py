@@ -79,7 +79,7 @@ class Preprocess:
             )
         if not all(s > 0 for s in self.std):
             raise DataError(
-                f"std is {self.std}; use a number above 0 for each channel",
+                f"`std` is {self.std}; use a number above 0 for each channel",
                 code="out-of-range",
                 parameter="std",
             )

@@ -58,11 +58,11 @@ def read_range_table(path: str | os.PathLike[str]) -> RangeTable:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        hint = ""
+        hint = "give a text or JSON file with ranges"
         if name.endswith(".flatbuffers"):
-            hint = "; give the calibration.json next to it"
+            hint = "give the calibration.json next to it"
         raise DataError(
-            f"cannot be read as a table of ranges: not text{hint}", name, code="wrong-encoding"
+            f"is not a table of ranges, because it is not text; {hint}", name, code="wrong-encoding"
         ) from error
     if text.startswith("TRT-"):
         return RangeTable("TensorRT", parse_tensorrt_cache(text, name))
@@ -76,7 +76,9 @@ def _read_json_table(text: str, name: str) -> RangeTable:
         content = parse_json(text, infinities=True)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"is not JSON: {format_reason(error)}", name, code="wrong-format"
+            f"is not valid JSON: {format_reason(error)}; write the file again",
+            name,
+            code="wrong-format",
         ) from error
     for label, is_format, entries in _JSON_FORMATS:
         if is_format(content):

@@ -228,9 +228,12 @@ class _Calibration:
         skipped = sorted(self.dataset.skipped)
         if not statistics.images and skipped:
             name, reason = skipped[0]
+            images = (
+                "the only image" if len(skipped) == 1 else f"the first of {len(skipped)} images"
+            )
             raise DataError(
-                f"{self._explain_list_file()}none of the {len(skipped)} images could be read; the "
-                f"first, {name}: {reason}",
+                f"{self._explain_list_file()}none of the images could be read; {images}, {name}: "
+                f"{reason}",
                 code="file-damaged",
                 parameter="data",
             )

@@ -120,7 +120,7 @@ def _require_gpu(options: TimingOptions) -> None:
     given = [name for name in _NEED_GPU if getattr(options, name) not in (None, False)]
     if options.gpu is None and given:
         raise QdqtoolError(
-            f"`{given[0]}`: has no effect without `gpu`; give a GPU",
+            f"`{given[0]}` has no effect without `gpu`; give `gpu` as well",
             code="option-without-effect",
             parameter=given[0],
         )

@@ -97,7 +97,8 @@ def _failure_message(prediction: Prediction, required: int, failures: list[str])
     )
     lines = [
         f"{path} on {prediction.target}: {summary['int8']} of {summary['convolutions']} "
-        f"convolutions INT8 ({summary['int8_to_int8']} to INT8), {required} required{conversions}"
+        f"convolutions in INT8 ({summary['int8_to_int8']} with INT8 output), {required} "
+        f"required{conversions}"
     ]
     lines.extend(failures[:_MAX_FAILURES])
     if len(failures) > _MAX_FAILURES:

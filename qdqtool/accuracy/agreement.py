@@ -190,8 +190,8 @@ def _pair_tensors(
             name = tensor
         if name is None:
             raise ModelError(
-                f"has no counterpart of tensor '{tensor}', so the results of the two networks "
-                "cannot be compared. Give two versions of the same network",
+                f"has no tensor that corresponds to '{tensor}', so the results of the two "
+                "networks cannot be compared. Give two versions of the same network",
                 model.path or "model",
                 code="missing-tensor",
                 node=tensor,

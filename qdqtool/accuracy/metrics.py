@@ -153,8 +153,8 @@ class DetectionAgreementMetric(Metric):
     transposed: bool = False
     name: str = "agreement-map"
     sentence: str = (
-        "agreement mAP: average precision (IoU 0.50 to 0.95, all classes ranked "
-        "together) of the quantized detections, with the float model's detections of score "
+        "agreement mAP: average precision (IoU 0.50 to 0.95, all classes ranked together) of the "
+        "detections of the quantized model, with the float model's detections of score "
         f"{_REFERENCE_SCORE:g} and more as ground truth; 1 means equal detections"
     )
 
@@ -208,8 +208,8 @@ class TopClassMetric(Metric):
     tensors: tuple[str]
     name: str = "top-1-agreement"
     sentence: str = (
-        "top-1 agreement: share of the images for which both models give the same class the "
-        "largest score"
+        "top-1 agreement: share of the images on which the same class has the largest score in "
+        "both models"
     )
 
     def prepare_reference(self, reference: Outputs) -> Any:
@@ -230,9 +230,9 @@ class OutputAgreementMetric(Metric):
     tensors: tuple[str, ...]
     name: str = "output-agreement"
     sentence: str = (
-        "output agreement: one minus the root mean square difference between the "
-        "INT8 and the float model's outputs, as a fraction of the float outputs' standard "
-        "deviation; 1 means equal outputs"
+        "output agreement: one minus the root mean square difference between the outputs of the "
+        "quantized and the float model, as a fraction of the standard deviation of the float "
+        "model's outputs; 1 means equal outputs"
     )
 
     def prepare_reference(self, reference: Outputs) -> Any:
@@ -275,8 +275,8 @@ class UserMetric(Metric):
     def sentence(self) -> str:  # type: ignore[override]
         """Definition with the name of the function."""
         return (
-            f"{self.name}: the mean of this function over the images, as a fraction of the "
-            "float model's mean"
+            f"{self.name}: the mean of this function over the images, as a fraction of its mean "
+            "for the float model"
         )
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:

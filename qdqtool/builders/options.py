@@ -45,7 +45,7 @@ class BuildOptions:
             )
         if self.keep_engine and self.output is None:
             raise BuilderError(
-                "keeping the engine needs a folder; give `output`",
+                "the engine is kept only in a folder; give `output`",
                 code="missing-argument",
                 parameter="output",
             )

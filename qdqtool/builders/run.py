@@ -242,7 +242,8 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
     except BuildLogError as error:
         if result.status == "built":
             raise BuildLogError(
-                f"the build's own log cannot be read: {error}", code="file-unreadable"
+                f"the log that the build wrote cannot be read: {error}; build again",
+                code="file-unreadable",
             ) from error
         return
     build.tensorrt = build.tensorrt or result.version or None

@@ -189,8 +189,8 @@ class Difference(StrEnum):
     FIRST_LINE = "first line at which prediction and log differ"
     LOGGED = "logged, but not predicted"
     NOT_LOGGED = "predicted, but not logged"
-    REMAINS = "remains in the engine, but was not predicted to"
-    ABSENT = "predicted to remain, but not in the engine"
+    REMAINS = "remains in the engine, although it was predicted to disappear"
+    ABSENT = "predicted to remain, but missing in the engine"
 
 
 DetailedDifference: TypeAlias = tuple[Difference, tuple[object, ...]]

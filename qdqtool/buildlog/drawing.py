@@ -192,7 +192,8 @@ def format_svg(drawing: EngineDrawing) -> str:
     """
     if not is_layout_available():
         raise QdqtoolError(
-            "drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use `dot` and Graphviz)",
+            "drawing an SVG needs the package fast-sugiyama; run pip install 'qdqtool[draw]', or "
+            "write DOT text for Graphviz (`dot`)",
             code="missing-package",
         )
     for box in drawing.boxes:

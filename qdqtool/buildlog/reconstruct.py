@@ -207,7 +207,8 @@ class _GraphRebuilder:
         limits.check_size(
             self._constant_bytes,
             limits.LOG_CONSTANTS,
-            f"{self.build.display_name}: its constants up to '{name[:80]}' of {shape} would take",
+            f"{self.build.display_name}: its constants up to '{name[:80]}' (shape {shape}) would "
+            "take",
             BuildLogError,
         )
         array: npt.NDArray[Any] = np.full(shape, self.scales.get(name, 0), dtype)
@@ -312,7 +313,8 @@ class _GraphRebuilder:
             if not onnx.defs.has(op):
                 notes.append(
                     Note(
-                        f"{op} ({count}): not an ONNX operator; put into domain 'unknown'",
+                        f"{op} ({count}): not an ONNX operator, so the nodes have the domain "
+                        "'unknown'",
                         code="no-operator",
                     )
                 )

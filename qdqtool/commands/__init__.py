@@ -20,7 +20,7 @@ COMMANDS = {
     "log": "Summarize a TensorRT build log.",
     "gpus": "List the GPUs for which times can be estimated.",
     "engine": "Show precision, memory, MACs and time of each layer of a built engine.",
-    "build": "Build a model with a TensorRT on this machine.",
+    "build": "Build a model with TensorRT or TensorRT-RTX on this machine.",
     "demo": "Insert, predict and verify on an embedded YOLOv8-style model.",
 }
 _ABOUT = (

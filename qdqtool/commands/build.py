@@ -43,14 +43,17 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="INPUT:MIN,OPT,MAX",
     callback=options.parse_with(options.parse_shapes),
-    help="Shape of an input with run-time dimensions, such as images:1x3x640x640, or three shapes.",
+    help=(
+        "Shape of an input with dynamic dimensions, such as images:1x3x640x640, or the minimum, "
+        "preferred and maximum shapes."
+    ),
 )
 @click.option(
     "--timeout",
     type=click.FLOAT,
     default=1800.0,
     show_default=True,
-    help="Seconds until the build is stopped.",
+    help="Stop the build after this number of seconds.",
 )
 @options.output_format_option
 def command(

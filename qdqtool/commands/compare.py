@@ -52,7 +52,7 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     multiple=True,
     type=click.Path(),
     metavar="FILE",
-    help="Another file of the build A, such as its profile.",
+    help="Another file of the build A, such as a profile.",
 )
 @click.option(
     "--with-b",
@@ -69,7 +69,7 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     "--min-agreement",
     type=click.FloatRange(0.0, 1.0),
     metavar="0..1",
-    help="Exit 1 if the agreement on the images of --calib is lower.",
+    help="Exit 1 if the agreement on the images of --calib is below this value.",
 )
 @options.max_images_option
 @options.image_options
@@ -80,7 +80,7 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     "--fail-on",
     multiple=True,
     type=click.Choice(tuple(_CHECKS)),
-    help="Exit 1 if this is true of B compared with A.",
+    help="Exit 1 if B has this change compared with A.",
 )
 @click.option(
     "--report",
@@ -202,7 +202,7 @@ def _describe_undecided(name: str, result: Comparison) -> str:
             "(--with-a, --with-b)"
         )
     if name == "scales" and "build" in kinds:
-        return "a build does not show scales"
+        return "the scales of a build are unknown"
     if name in ("slower", "scales"):
         return ""
     if result.partial:

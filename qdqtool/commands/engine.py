@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(),
     metavar="FILE",
-    help="Second engine to compare with, as 'qdqtool compare' does. Repeat for its profile.",
+    help=(
+        "File of a second engine to compare with, as in 'qdqtool compare'. Repeat the option for "
+        "the profile of this engine."
+    ),
 )
 @options.gpu_option(
     "GPU of the build, if the log does not name the GPU. Adds the expected time of each layer."

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 @click.option(
     "--node",
     metavar="NAME",
-    help="Keep the nodes on which the prediction of this node depends. With --finding: the node "
-    "of the finding.",
+    help="Keep the nodes on which the prediction of this node depends. With --finding: consider "
+    "only findings at this node.",
 )
 @click.option(
     "--hops",
@@ -63,11 +63,14 @@ if TYPE_CHECKING:
     metavar="TEXT",
     help="Text that COMMAND prints for MODEL and has to print for the part.",
 )
-@options.check_timeout_option("Limit for one run of COMMAND. [default: 600]")
+@options.check_timeout_option("Time limit for one run of COMMAND. [default: 600]")
 @click.option(
     "--limit",
     type=click.IntRange(1),
-    help="Maximum number of parts to try (default 2000 within a minute or two, 400 with builds).",
+    help=(
+        "Maximum number of parts to try. [default: 2000, fewer for large models; 400 with "
+        "--builder or --check]"
+    ),
 )
 @click.option("--private", is_flag=True, help="Replace names, weights, scales and metadata.")
 @click.option(

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     "--effort",
     type=click.FLOAT,
     metavar="FACTOR",
-    help="Raise the limits on comparing outputs, for large models. [default: 1]",
+    help=(
+        "Factor for the limits of memory and computation when outputs are compared; raise it for "
+        "large models. [default: 1]"
+    ),
 )
 @click.option(
     "--dla-cache",

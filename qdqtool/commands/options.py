@@ -148,7 +148,9 @@ class OptionalNumber(click.types.FloatParamType):
     ) -> NoReturn:
         """Raise a usage error with a hint on how to leave out the number."""
         super().fail(
-            f"{message} Give the option a number, or put it after the other arguments.", param, ctx
+            f"{message} Give the option a number, or put the option after the other arguments.",
+            param,
+            ctx,
         )
 
 
@@ -156,7 +158,7 @@ def parse_method_for(text: str) -> tuple[str, str]:
     """Return the pattern and the method of ``REGEX=METHOD``."""
     pattern, equals, method = text.rpartition("=")
     if not equals or not pattern or not method:
-        raise ValueError(f"'{text}' is not REGEX=METHOD")
+        raise ValueError(f"'{text}' does not have the form REGEX=METHOD")
     return pattern, method
 
 
@@ -397,7 +399,10 @@ build_target_option = click.option(
     "--target",
     metavar="VERSION",
     shell_complete=completion.complete_targets,
-    help=f"TensorRT to predict for. [default: the version of the build, else {DEFAULT_TARGET}]",
+    help=(
+        "TensorRT version to predict for. [default: the version of the build, else "
+        f"{DEFAULT_TARGET}]"
+    ),
 )
 
 
@@ -544,7 +549,7 @@ size_option = click.option(
     "--size",
     type=ParsedText(parse_size),
     metavar="H[xW]",
-    help="Image size in pixels if it is dynamic in the model.",
+    help="Image size in pixels, if the model has a dynamic image size.",
 )
 
 

@@ -44,7 +44,7 @@ _SEVERITIES = ("error", "warning")
 @click.option(
     "--sm",
     metavar="CC",
-    help="Report the limits of a compute capability, such as 7.5, without times.",
+    help="Report what GPUs of a compute capability, such as 7.5, do not support, without times.",
 )
 @click.option("--batch", type=click.IntRange(1, 65536), help="Estimate the time for this batch.")
 @click.option(
@@ -62,7 +62,7 @@ _SEVERITIES = ("error", "warning")
     "--save-calibration",
     type=click.Path(),
     metavar="FILE",
-    help="Write the correction to a file for later calls.",
+    help="Write the correction to a file that a later --calibrate reads.",
 )
 @options.assume_option
 @options.way_option(
@@ -88,7 +88,7 @@ _SEVERITIES = ("error", "warning")
     shell_complete=completion.complete_fail_codes,
     multiple=True,
     metavar="CODE|error|warning",
-    help="Exit 1 if there is such a finding.",
+    help="Exit 1 if the model has a finding of this code or severity (warning includes errors).",
 )
 @options.calib_option(
     "Run the model on images too, and report scales of activations that clip or waste values."
@@ -403,9 +403,10 @@ def _list_unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]
         matches = [c for c in prediction.convolutions if pattern.search(c.name)]
         missed = [c.name for c in matches if not c.is_quantized]
         if missed:
+            verb = "is" if len(missed) == 1 else "are"
             lines.append(
                 f"--require '{pattern.pattern}' is not met: {len(missed)} of {len(matches)} "
-                f"convolutions are not INT8 ({format_list(missed, 3)})"
+                f"matching convolutions {verb} neither INT8 nor FP8 ({format_list(missed, 3)})"
             )
     return lines
 
@@ -460,15 +461,20 @@ def _describe_unmet_gain(time: TimeEstimate, required: float | None) -> list[str
         return []
     if not time.is_supported:
         return [
-            f"--require-gain {required:g}: no engine can be built for {time.gpu.name} "
+            f"--require-gain {required:g} is not met: no engine can be built for {time.gpu.name} "
             f"({time.obstacle})"
         ]
     gain = time.gain_range
     if gain is None:
-        return [f"--require-gain {required:g}: the model has no Q/DQ, or its gain is unknown"]
+        return [
+            (
+                f"--require-gain {required:g} is not met: the model has no Q/DQ, or its gain is "
+                "unknown"
+            )
+        ]
     if gain.low >= required:
         return []
     return [
-        f"--require-gain {required:g}: {gain.low:.2f} to {gain.high:.2f} times as fast as "
-        f"{gain.precision}"
+        f"--require-gain {required:g} is not met: the model is {gain.low:.2f} to {gain.high:.2f} "
+        f"times as fast as in {gain.precision}"
     ]

@@ -65,7 +65,7 @@ from qdqtool.commands.usage import UsageError
     metavar="TIME",
     help="Stop after this time (600, 10m, 1.5h) with the best choice so far.",
 )
-@options.check_timeout_option("Limit for one call of --metric. [default: 600]")
+@options.check_timeout_option("Time limit for one call of --metric. [default: 600]")
 @click.option(
     "--front",
     "whole_front",
@@ -97,7 +97,7 @@ from qdqtool.commands.usage import UsageError
 @click.option(
     "--workers",
     type=click.IntRange(1, 64),
-    help="Number of threads, which does not change the result.",
+    help="Number of threads. The result does not depend on this number.",
 )
 @click.option("--no-state", is_flag=True, help="Do not keep measurements.")
 @options.cluster_options

@@ -65,7 +65,9 @@ def command(
         else:
             result = verify(files[0], *files[1:], target=target, gpu=gpu, clock=clock)
     except VersionError as error:
-        raise QdqtoolError(f"{error}; give --target", code=error.code, parameter="target") from None
+        raise QdqtoolError(
+            f"{error}, or give --target", code=error.code, parameter="target"
+        ) from None
     answer.write(
         result.as_json,
         lambda width: render_verification(result, width, allow_partial=allow_partial),

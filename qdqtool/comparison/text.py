@@ -30,7 +30,7 @@ _LOSS_REASONS = {
     LossReason.WEIGHTS: "the Q/DQ of {} weights are gone",
     LossReason.DATA: "the Q/DQ of {} input are gone",
     LossReason.FLOAT_BUILD: FLOAT_BUILD,
-    LossReason.UNEXPLAINED: "INT8 is predicted, and the build does not show the reason",
+    LossReason.UNEXPLAINED: "INT8 is predicted but not built, and the build does not show why",
 }
 _CHANGES = {
     ChangeKind.LOST_QDQ: "Q/DQ removed",

@@ -122,7 +122,7 @@ class ExtractionJob:
             self._describe_selection = lambda rename: "the part that the build depends on"
         else:
             raise QdqtoolError(
-                "missing selection: give a `finding`, a `node`, `inputs` and `outputs`, or a "
+                "no part is selected; give a `finding`, a `node`, `inputs` and `outputs`, or a "
                 "`builder` or `check`",
                 code="missing-argument",
             )

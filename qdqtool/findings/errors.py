@@ -224,13 +224,13 @@ def explain_unlisted_error(text: str) -> KnownError | None:
     name = name or _find_message(text)
     return KnownError(
         "unknown-error",
-        f"An error of {error.part or 'TensorRT'} that is not in our table",
+        f"An error of {error.part or 'TensorRT'} that qdqtool does not know",
         "",
         ERROR,
         " ".join(_describe_error_parts(error)),
         first + _advise_fix(error),
         "the form of the text; error codes: TensorRT's API documentation",
-        unknown="The cause, because our table has no entry for this text. Search NVIDIA's issues "
+        unknown="The cause, because qdqtool has no entry for this text. Search NVIDIA's issues "
         f"for '{name[:80]}'.",
     )
 
@@ -289,7 +289,7 @@ def _explain_marked_line(text: str) -> KnownError | None:
             )
         return KnownError(
             f"unknown-{severity}",
-            f"{name} of TensorRT that is not in our table",
+            f"{name} of TensorRT that qdqtool does not know",
             "",
             severity,
             f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.",

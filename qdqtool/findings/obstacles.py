@@ -53,10 +53,10 @@ def describe_obstacles(findings: Iterable[Finding]) -> str:
             reasons[finding.code] += [cause.reason for cause in finding.causes]
     if not reasons:
         return ""
-    forms = " and ".join(_describe_rejected_form(code, group) for code, group in reasons.items())
+    forms = ", ".join(_describe_rejected_form(code, group) for code, group in reasons.items())
     if set(reasons) == {"ZP-UINT8"}:
-        return f"{forms}: TensorRT rejects this or clips every value above 127"
-    return f"{forms}: TensorRT rejects this, because it supports only symmetric INT8"
+        return f"{forms}: TensorRT rejects the model, or clips every value above 127 steps"
+    return f"{forms}: TensorRT rejects the model, because it supports only symmetric INT8"
 
 
 def suggest_recipe(findings: Sequence[Finding]) -> str:
@@ -76,7 +76,6 @@ def _describe_rejected_form(code: FindingCode, reasons: Sequence[Reason]) -> str
         counts = Counter(getattr(reason, "op", "") for reason in reasons).most_common()
         operators = ", ".join(f"{count} {op}" for op, count in counts[:3])
         return f"integer operators instead of Q/DQ ({operators}{', ...' if counts[3:] else ''})"
-    quantizers = format_count(len(reasons), "quantizer")
     if code == "ZP-UINT8":
-        return f"{quantizers} to UINT8"
-    return f"zero points other than 0 at {quantizers}"
+        return format_count(len(reasons), "UINT8 quantizer")
+    return f"zero points other than 0 at {format_count(len(reasons), 'quantizer')}"

@@ -200,7 +200,7 @@ def _label_elements(
     labels = run(proto, feeds).get(output)
     if labels is None:
         raise RunError(
-            f"onnxruntime returned no value of output '{output}'", code="no-value", node=output
+            f"onnxruntime returned no value for output '{output}'", code="no-value", node=output
         )
     return labels
 
@@ -217,7 +217,7 @@ def _compute_tensors(model: Model, tensors: list[str], inputs: Arrays, run: Run)
     for tensor in tensors:
         if tensor not in values:
             raise RunError(
-                f"onnxruntime returned no value of tensor '{tensor}'", code="no-value", node=tensor
+                f"onnxruntime returned no value for tensor '{tensor}'", code="no-value", node=tensor
             )
     return {t: values[t] for t in tensors}
 

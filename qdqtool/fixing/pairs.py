@@ -280,7 +280,7 @@ def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | No
         editor.set_input(conv, 0, tensor)
         editor.set_input(conv, 1, source)
 
-    return FixSite(conv.name, f"{conv.name} reads floats", apply)
+    return FixSite(conv.name, f"{conv.name}: Q/DQ of its input and weights removed", apply)
 
 
 def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:

@@ -256,7 +256,7 @@ class FixSession:
             if finding.code in codes and place not in refused:
                 why_not = _explain_untried(finding)
                 if place is not None:
-                    why_not = "the finding remains after the fix that was applied there"
+                    why_not = "the fix was applied at this place, but the finding remains"
                 self.refused.append(FixAttempt(finding.code, finding.node, finding.fix, why_not))
 
     def note_added_relus(self) -> None:
@@ -301,7 +301,7 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
 
 
 def _describe_try_limit(tries: int, reason: Note | None, codes: int) -> Note:
-    text = f"{tries} tries did not show which of these fixes prevent an improvement"
+    text = f"{tries} attempts did not show which of these fixes prevent an improvement"
     if codes > 1:
         text += "; give single codes with `only`"
     if reason is None:

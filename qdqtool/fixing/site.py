@@ -247,8 +247,8 @@ def broadcast_along(
     if not -len(shape) <= position < len(shape) or shape[position] != values.size:
         dims = "x".join(map(str, shape)) or "scalar"
         raise ModelError(
-            f"{name} has {values.size} scales or zero points along axis {position} of a {dims} "
-            "tensor",
+            f"{name} has {values.size} scales or zero points along axis {position} of a tensor "
+            f"with the shape {dims}; export the model again",
             code="scale-count",
             node=name,
         )

@@ -473,7 +473,8 @@ def _add_times(page: TextPage, result: Verification) -> None:
     if layers["compared"]:
         page.add_row(
             "Times of layers",
-            f"{layers['compared']} compared, half of them within {layers['median_error']:.0%}",
+            f"{layers['compared']} compared, half of them within {layers['median_error']:.0%} of "
+            "the estimate",
             19,
         )
     for note in times["notes"]:

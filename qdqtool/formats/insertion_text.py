@@ -186,8 +186,8 @@ def _add_format_fits(page: TextPage, insertion: Insertion) -> None:
     page.add_row("Formats", text)
     for fit in sorted(fits, key=lambda fit: -fit.spread) if page.everything else ():
         page.fill(
-            f"{fit.tensor}: largest over typical {fit.spread:.1f}, INT8 {fit.int8_db:.1f} dB, FP8 "
-            f"{fit.fp8_db:.1f} dB",
+            f"{fit.tensor}: largest over typical value {fit.spread:.1f}, signal to noise "
+            f"{fit.int8_db:.1f} dB in INT8, {fit.fp8_db:.1f} dB in FP8",
             19,
             f"{'':17}- ",
         )
@@ -216,7 +216,10 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")
     if not losses.tried:
         if page.everything:
-            text = f"single activations were not tried (--losses {losses.samples} tries them)"
+            text = (
+                f"the effect of single activations was not measured (--losses {losses.samples} "
+                "measures it)"
+            )
             page.add_row("", text)
         return
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
@@ -246,10 +249,12 @@ def _describe_unconfirmed(losses: ActivationLosses) -> str:
 def _describe_activation_loss(loss: TensorLoss) -> str:
     nodes = ", ".join(loss.readers)
     if loss.confirmed_gain is None:
-        return f"input of {nodes} float: {-loss.gain:+.0%} error, not confirmed"
+        return f"if the input of {nodes} is float: {-loss.gain:+.0%} error, not confirmed"
     reliable = "" if loss.confirmed else ", which may be chance"
     images = format_count(loss.confirmed_on, "image")
-    return f"input of {nodes} float: {-loss.confirmed_gain:+.0%} error on {images}{reliable}"
+    return (
+        f"if the input of {nodes} is float: {-loss.confirmed_gain:+.0%} error on {images}{reliable}"
+    )
 
 
 def _describe_cost(loss: TensorLoss, title: str) -> str:

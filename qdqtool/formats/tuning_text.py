@@ -170,7 +170,9 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     point = tuning.chosen
     if not point.sites and not point.changed:
         if point.cost.int8:
-            page.add_heading(f"No layer has to be {_float_type(tuning)} except those of --head")
+            page.add_heading(
+                f"No layer has to be {_float_type(tuning)}, except those that --head leaves float"
+            )
         return
     if not tuning.bought:
         if point.sites:
@@ -182,8 +184,9 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
         head += f" {'ms':>8}"
     column = max(20, page.width - len(head) - 3)
     page.add_heading(
-        f"Kept in {_float_type(tuning)}, and the effect of each while the others are kept "
-        f"(accuracy, {_name_layers(tuning)} in {_format_title(tuning)}, Q/DQ layers)"
+        f"Kept in {_float_type(tuning)}, and the effect of each layer while the others stay "
+        f"{_float_type(tuning)} (accuracy, {_name_layers(tuning)} in {_format_title(tuning)}, "
+        "Q/DQ layers)"
     )
     page.add_lines(f"  {'':<{column}} {head}")
     for benefit in tuning.bought:
@@ -262,7 +265,14 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
                 page.fill(text, 4, "  - ")
     elif tuning.effort["never_measured"]:
         skipped = format_count(tuning.effort["never_measured"], "choice")
-        page.fill(f"{skipped} skipped: no time to save (--all gives the reasons)", 4, "    ")
+        page.fill(
+            (
+                f"{format_count(skipped, 'layer')} not measured, because no time can be saved "
+                "(--all gives the reasons)"
+            ),
+            4,
+            "    ",
+        )
 
 
 def _format_kind(site: SiteResult) -> str:

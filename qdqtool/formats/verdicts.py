@@ -212,9 +212,9 @@ def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
     """Return the number or range of remaining Q and DQ, and a text on the reasons for a range."""
     causes = []
     if open_assumptions(prediction):
-        causes.append("Conv + activation + Add")
+        causes.append("the fusion of Conv + activation + Add")
     if any(r.uncertain or r.possible for r in prediction.regions):
-        causes.append("how much Myelin absorbs")
+        causes.append("how many of them Myelin absorbs")
     bounds = prediction.conversions_range or [prediction.conversions or 0]
     return _format_range(bounds), f", depending on {' and '.join(causes)}" if causes else ""
 

@@ -415,9 +415,9 @@ class CacheReport:
         if missing:
             more = f" and {len(missing) - _MAX_NAMES} more" if len(missing) > _MAX_NAMES else ""
             yield (
-                f"  {format_count(len(missing), 'tensor')} without a known range: "
-                f"{', '.join(missing[:_MAX_NAMES])}{more}; their layers run in FP16. Calibration "
-                "images (`data`) give these ranges."
+                f"  {format_count(len(missing), 'tensor')} without a known range, so that layers "
+                f"with them run in FP16: {', '.join(missing[:_MAX_NAMES])}{more}. Calibration "
+                "images (`data`) would supply the ranges."
             )
         if self.precisions.unnamed:
             yield (

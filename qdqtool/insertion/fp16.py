@@ -222,8 +222,8 @@ def update_recorded_scales(
 def _describe_raised_scales(raised: Sequence[tuple[float, str]]) -> Note:
     factor, tensor = max(raised)
     return Note(
-        f"the scales of {format_count(len(raised), 'tensor')} were rounded up to FP16 values (the "
-        f"smallest is {_SMALLEST:.3g}), for example '{tensor}' by a factor of {factor:.3g} "
+        f"scales of {format_count(len(raised), 'tensor')} that FP16 cannot hold were raised to at "
+        f"least {_SMALLEST:.3g}; the largest factor is {factor:.3g}, at '{tensor}' "
         "(`high_precision='fp32'` keeps the scales)",
         code="scales-raised",
         count=len(raised),

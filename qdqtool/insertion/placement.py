@@ -303,7 +303,7 @@ def _match_patterns(
         if not indices:
             example = f"; names look like '{nodes[0].name}'" if nodes else ""
             raise QdqtoolError(
-                f"{option}: matches no node that could be quantized{example}",
+                f"{option} matches no node that can be quantized{example}",
                 code="no-match",
                 parameter=parameter,
             )

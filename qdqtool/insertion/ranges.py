@@ -161,9 +161,9 @@ def _raise_missing_scale(
     if table and tensors.isdisjoint(table):
         code = "other-model"
         reason = (
-            f"none of the {format_count(len(table), 'tensor')} of the table (such as "
-            f"'{shorten_text(next(iter(table)))}') is in the model, so the table belongs to "
-            "another model or export. Give the table of this export, or images"
+            f"no tensor of the table (such as '{shorten_text(next(iter(table)))}') is in the "
+            "model, so the table belongs to another model or export. Give the table of this "
+            "export, or images"
         )
     elif missing[0] in source.skipped:
         reason = (
@@ -174,8 +174,8 @@ def _raise_missing_scale(
         )
     else:
         reason = (
-            f"has no scale for tensor '{first}' ({len(missing)} such tensors in all). Leave the "
-            "consumers of these tensors in float with `exclude`, or give images"
+            f"has no scale for {format_count(len(missing), 'quantized tensor')} ('{first}' "
+            "first). Leave the consumers of such tensors in float with `exclude`, or give images"
         )
     raise DataError(
         reason,

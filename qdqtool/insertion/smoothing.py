@@ -149,8 +149,8 @@ def smooth_activations(
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
     linears, places = sum(len(migration.linears) for migration in migrations), len(migrations)
     text = (
-        f"`smooth={alpha:g}`: activation scales of {linears} Linears were moved into their "
-        f"weights, at {places} places"
+        f"`smooth={alpha:g}`: outlier channels in the inputs of {linears} Linears were moved into "
+        f"the weights, at {places} places"
     )
     code = "smoothed"
     if reasons:

@@ -82,8 +82,8 @@ class Check:
         if self.end_to_end_shows:
             return line
         return (
-            f"{line}, which hides other errors, so only the comparison of pieces (between two "
-            "quantizers) is meaningful"
+            f"{line}, which hides other errors, so only the comparison of pieces (the parts "
+            "between quantizers) is meaningful"
         )
 
     @property
@@ -283,7 +283,7 @@ def check_pieces(
         raise ModelError(
             f"the values at {worst_at} differ from those of the network by {worst:.1e} of their "
             f"standard deviation, more than {PIECE_TOLERANCE:g}: a Q/DQ pair, a scale, an axis or "
-            "weights before this place differ from the network. Export the network again",
+            "the weights before this place are different in the network. Export the network again",
             code="different-results",
             node=worst_at,
         )

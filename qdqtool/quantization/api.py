@@ -707,9 +707,9 @@ class _Inserter:
         if losses and not error <= max(_MIN_FP16_ERROR, _MIN_FP16_RATIO * losses.error):
             self.result.warnings.append(
                 Note(
-                    f"{self._format.title} activations change the outputs by {losses.error:.1%}, "
-                    f"but together with FP16 by {error:.0%}: compare the accuracy with that of "
-                    "`high_precision='fp32'`",
+                    f"{self._format.title} activations alone change the outputs by "
+                    f"{losses.error:.1%}, but together with FP16 layers by {error:.0%}: compare "
+                    "the accuracy with that of `high_precision='fp32'`",
                     code="half-differs",
                     int8=losses.error,
                     half=error,

@@ -31,16 +31,16 @@ class AttentionHead(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         text = (
-            f"{self.node} computes attention scores in {self.precision}, with head size "
-            f"{self.size}."
+            f"{self.node} computes the scores of an attention with head size {self.size} in "
+            f"{self.precision}. The attention does not become one kernel."
         )
         if self.precision == Precision.INT8:
             return text
         return (
             text,
-            "Use TensorRT 10.6 or later, head sizes of 9 to 64 and at most 3,072 keys, with Q/DQ "
-            "on all inputs of both products and after the second product, or leave the attention "
-            "float.",
+            "Use TensorRT 10.6 or later with head sizes of 9 to 64 and at most 3,072 keys, and "
+            "put Q/DQ on all inputs of both products and after the second product. Otherwise "
+            "leave the attention float.",
         )
 
 

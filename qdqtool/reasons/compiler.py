@@ -239,8 +239,8 @@ _FAULTS: dict[FaultKind, Message] = {
         "Quantize to int8 or FP8 E4M3FN.",
     ),
     FaultKind.MIXED_TYPES: (
-        "{node}: one input is {1}, the other {0}. TensorRT-RTX stops with "
-        '"CHECK(dtype == W.type()) failed" or a similar check.',
+        '{node}: one input is {1}, the other {0}. TensorRT-RTX stops with "CHECK(dtype == '
+        'W.type()) failed" or a similar text.',
         "Quantize both inputs to the same type.",
     ),
     FaultKind.INT4_WEIGHTS: (

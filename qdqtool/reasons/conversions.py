@@ -94,12 +94,14 @@ def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
         places = (f"{code} at {node}" if node else code for code, node in cause.see)
         return f"see {', and '.join(places)}"
     if not r.quantize:
+        if r.consumers and all(x.kind == ConsumerKind.OUTPUT for x in r.consumers):
+            return "its result is the network's output"
         return f"{_list_consumers(r) or 'its consumer'} cannot absorb it"
     if cause.also:
         return _describe_obstacle(r, cause.also[0])
     if origin.int8:
         kind = Precision.FP8 if r.precision is Precision.FP8 else Precision.INT8
-        return f"{format_node(origin.node, origin.op)} runs in {kind} but cannot absorb it"
+        return f"{format_node(origin.node, origin.op)} runs in {kind}, but cannot absorb the Q"
     joined = " joins several tensors and" if origin.op in JOINS else ""
     return f"{origin.node} ({origin.op}){joined} runs in float"
 
@@ -189,7 +191,7 @@ class RemainingConversion(Reason, key="stays"):
             return (text, NO_ACTION) if self.precision == Precision.FP8 else text
         assumed = (
             (
-                " This assumes that the attention does not become one kernel; such a kernel would "
+                " This assumes that the attention does not become one kernel. Such a kernel would "
                 "include the conversion."
             )
             if self.attention
@@ -231,7 +233,7 @@ class ConversionBetweenScales(RemainingConversion):
         before, scale = format_scale(self.first_scale), format_scale(self.scale)
         if finding.code == "DOUBLE-QDQ":
             return (
-                f"scales {before} ({self.pair}) and {scale} ({self.node}): "
+                f"{self.pair} has scale {before}, and {self.node} after it has {scale}: "
                 f"{self.precision} is converted to {self.precision}."
             )
         quantizers = sibling_quantizers(self)
@@ -241,10 +243,10 @@ class ConversionBetweenScales(RemainingConversion):
             consequence = f"{self.node} requantizes"
             return describe_different_scales(cause, self.tensor, quantizers, consequence)
         between = find_operator_between_scales(self.path)
-        where = "" if between is None else f"{between.node} ({between.op}) is between "
+        where = "" if between is None else f", with {between.node} ({between.op}) between them"
         return (
-            f"{where}scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted "
-            "to INT8.",
+            f"{self.pair} has scale {before}, and {self.node} has {scale}{where}: INT8 is "
+            "converted to INT8.",
             advise_common_scale([self.first_scale, self.scale]),
         )
 

@@ -40,9 +40,9 @@ class Deconvolution3D(Reason, key="convtranspose-3d"):
         text = f"{self.node} is a quantized 3D ConvTranspose: "
         if self.is_always_float:
             return (
-                (f"{text}it runs in float on TensorRT 10, as in engines of TensorRT 10.13."),
-                "Remove its Q/DQ, which only add conversions, or use a Resize and a 3D "
-                "convolution, which runs in INT8.",
+                f"{text}it runs in float on TensorRT 10 and later, as in engines of 10.13.",
+                "Remove the Q/DQ of this node, which only add conversions, or use a Resize and a "
+                "3D convolution, which runs in INT8.",
             )
         return (f"{text}INT8 is predicted only if an activation and a Q follow the node."), ""
 
@@ -88,7 +88,12 @@ class GroupedConvolution(Reason):
     channels: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} has {self.groups} groups of {self.channels} channels."
+        effect = (
+            "TensorRT may have no INT8 kernel"
+            if finding.code == "GROUP-KERNELS"
+            else "INT8 may be slower than FP16"
+        )
+        return f"{self.node} has {self.groups} groups of {self.channels} channels: {effect}."
 
 
 class SlowChannelCounts(Reason):
@@ -111,7 +116,7 @@ class SlowChannelCounts(Reason):
     def message(self, finding: Finding, cause: Cause) -> str:
         text = f"{self.node} has {self.inputs} input and {self.outputs} output channels"
         if self.small:
-            return f"{text}."
+            return f"{text}: INT8 saves little time with fewer than 16 channels."
         return (
             f"{text}; {list_names(map(str, self.odd))} "
             f"{'is not a multiple' if len(set(self.odd)) == 1 else 'are not multiples'} of 16."
@@ -130,10 +135,13 @@ class DepthwiseSilu(Reason):
     last: bool = False
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node} is a depthwise convolution with SiLU"
-            f"{' at the end of the network' if self.last else ''}."
-        )
+        text = f"{self.node} is a depthwise convolution with SiLU"
+        if self.last:
+            return (
+                f"{text} at the end of the network: TensorRT 8.5.2 found no kernel for such a "
+                "layer."
+            )
+        return f"{text}, which TensorRT may not fuse."
 
     def skip_reason(self) -> str:
         return f"depthwise convolution with SiLU{_FAILED_BUILDS}"
@@ -147,7 +155,10 @@ class DepthwiseAdd(Reason):
     add: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a depthwise convolution before the residual Add {self.add}."
+        return (
+            f"{self.node} is a depthwise convolution before the residual Add {self.add}: "
+            "TensorRT 8.6 found no kernel for such a layer."
+        )
 
     def skip_reason(self) -> str:
-        return f"depthwise convolution into an Add{_FAILED_BUILDS}"
+        return f"depthwise convolution before an Add{_FAILED_BUILDS}"

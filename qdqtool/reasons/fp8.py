@@ -34,7 +34,7 @@ class FloatFp8Column(Reason, key="fp8-column"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         shape = f"[1, {self.channels}, H, 1]"
-        return f"{self.node} is a 1x1 convolution of data {shape} and runs in float."
+        return f"{self.node} is a 1x1 convolution with data of shape {shape} and runs in float."
 
 
 class FloatFp8Deconvolution(Reason, key="fp8-deconvolution"):
@@ -45,7 +45,7 @@ class FloatFp8Deconvolution(Reason, key="fp8-deconvolution"):
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a deconvolution of FP8 data and weights and runs in float."
+        return f"{self.node} is a deconvolution with FP8 data and weights, and runs in float."
 
 
 class EarlyFp8Convolution(Reason, key="fp8-version"):
@@ -109,8 +109,8 @@ class MixedOperands(Reason, key="mixed-operands"):
     def message(self, finding: Finding, cause: Cause) -> Message:
         first, second = self.types
         return (
-            f"{self.node}: one input is {first} ({self.dqs[0]}), the other {second} "
-            f"({self.dqs[1]}). No layer multiplies both types.",
+            f"{self.node}: one input is {first} ({self.dqs[0]}), the other is {second} "
+            f"({self.dqs[1]}). TensorRT has no layer that multiplies these types.",
             "Quantize both inputs to one type.",
         )
 
@@ -167,7 +167,8 @@ class WeaklyTypedFp8(Reason):
         nodes = format_count(self.count, "Q/DQ node")
         build = "this prediction is for --stronglyTyped; " if self.is_predicted_typed else ""
         return (
-            f"{nodes} of FP8 ({self.node} first): {build}a weakly typed build may run them in FP16."
+            f"{nodes} of FP8 ({self.node} first): {build}a weakly typed build may run the layers "
+            "in FP16."
         )
 
 
@@ -206,6 +207,6 @@ class SlowFp8Convolution(Reason):
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         channels = f"{self.inputs} input and {self.outputs} output channels"
         if self.groups == 1:
-            return f"{self.node} has {channels}; FP8 kernels need multiples of 16, and at least 32."
-        form = "depthwise" if self.inputs == 1 else f"of {self.groups} groups"
-        return f"{self.node} is {form}, for which TensorRT has no optimized FP8 kernel."
+            return f"{self.node} has {channels}. FP8 kernels need at least 32, and multiples of 16."
+        form = "depthwise convolution" if self.inputs == 1 else "grouped convolution"
+        return f"{self.node} is a {form}, for which TensorRT has no optimized FP8 kernel."

@@ -37,7 +37,7 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
         other = ""
         if self.residual is not None:
             state = "is quantized" if self.residual.quantizer else "is not quantized either"
-            other = f", whose other input, {describe_origin(self.residual)}, {state}"
+            other = f". The other input of {self.add}, {describe_origin(self.residual)}, {state}"
         return (
             f"{describe_float_result(self)}: {self.activation} is between this "
             f"layer and {self.add}{other}."
@@ -130,7 +130,10 @@ class StemBeforePool(Reason, key="stem-before-pool"):
     pool: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node}, {self.relu} and {self.pool} become one INT8 layer."
+        return (
+            f"{self.node}, {self.relu} and {self.pool} become one INT8 layer, for which TensorRT "
+            "may have no kernel."
+        )
 
 
 class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):

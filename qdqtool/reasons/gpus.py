@@ -35,7 +35,7 @@ _DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
 # Placeholders are the fields {gpu}, {count} and {first}; {0}, {1} ... are the values.
 _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
-    GpuFact.NO_FP8: "{gpu} has no FP8, so the FP8 layers ({count}, {first} first) do not build.",
+    GpuFact.NO_FP8: "{gpu} has no FP8, so the FP8 layers ({count}, {first} first) cannot be built.",
     GpuFact.NO_BF16: "{gpu} has no BF16, which the model uses: the build fails.",
     GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores.",
     GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32.",

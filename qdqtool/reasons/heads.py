@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, Severity, fixable_rule
-from qdqtool.reasons.text import format_number
+from qdqtool.reasons.text import format_node, format_number
 
 
 def describe_lost_scores(r: ConcatAfterHead) -> str:
@@ -56,13 +56,17 @@ class ConcatAfterHead(Reason):
         return 0.0 if self.scale is None or not self.scores else self.scale / 2
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        scale = "" if self.scale is None else f", {format_number(self.scale)}"
-        text = f"{self.node} has one scale for all inputs of {self.concat} after the head{scale}"
+        scale = "" if self.scale is None else f", {format_number(self.scale)},"
+        text = (
+            f"{self.node} after the head quantizes the result of "
+            f"{format_node(self.concat, 'Concat')}, so one scale{scale} applies to all inputs of "
+            "the Concat"
+        )
         if not self.scores:
             return f"{text}."
         limit = f"the scores '{self.scores}' are at most 1"
         if self.own is not None:
-            limit += f", and have scale {format_number(self.own)} before {self.concat}"
+            limit += f", and have scale {format_number(self.own)} before the Concat"
         return f"{text}: {describe_lost_scores(self)} ({limit})."
 
 

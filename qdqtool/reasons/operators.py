@@ -64,12 +64,12 @@ class UnanalyzedSubgraphs(Reason):
             (self.products, "matrix product"),
             (self.quantizers, "Q/DQ node"),
         )
-        content = ", ".join(format_count(count, noun) for count, noun in counts if count)
+        content = " and ".join(format_count(count, noun) for count, noun in counts if count)
         place = "its branches" if self.op == "If" else "its body"
         alone = ""
         if self.int8 is not None and self.quantizers:
             layers = format_count(self.int8, "layer")
-            alone = f" If predicted separately, {place} would run {layers} in INT8."
+            alone = f" A separate prediction of {place} shows {layers} in INT8."
         return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
 
 
@@ -123,8 +123,8 @@ class FloatOperator(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} ({self.op}) runs in float: the Q/DQ before this node cost precision and "
-            "conversions, and save no time."
+            f"{self.node} ({self.op}) runs in float: the Q/DQ before this node reduce the "
+            "precision, remain as conversions and save no time."
         )
 
 

@@ -57,12 +57,12 @@ class SkipCause(StrEnum):
     )
     # Nodes of a PyTorch network that cannot get a quantizer for training.
     UNTRACED_WEIGHTS = (
-        "a function call with weights (such as F.linear), or a module called with keywords or "
-        "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with "
-        "its input"
+        "a function call with weights (such as F.linear), a module called with keywords, or a "
+        "module with padding other than zeros; write it as a Conv, ConvTranspose or Linear module "
+        "called with its input"
     )
     UNTRACED_CALL = "the call of + or of an averaging pool was not found in the network's code"
-    OTHER_RUN_IS_FLOAT = "another run of the same module has to run in float"
+    OTHER_RUN_IS_FLOAT = "the same module also runs where it has to be float"
 
 
 class FloatNode(Reason):
@@ -202,8 +202,8 @@ class SmallConvolution(Reason):
     def skip_reason(self) -> str:
         kernel = "x".join(map(str, self.kernel))
         return (
-            f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): "
-            "no fast INT8 kernel expected (`include` quantizes it anyway)"
+            f"small convolution ({self.inputs} input and {self.outputs} output channels, kernel "
+            f"{kernel}): no fast INT8 kernel expected (`include` quantizes it anyway)"
         )
 
 

@@ -1,5 +1,7 @@
 """Reasons about quantizers: types, zero points, axes, and forms other than Q/DQ."""
 
+from typing import ClassVar
+
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.tensors import Scale
@@ -63,9 +65,10 @@ class UnsignedZeroPoint(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         default = "" if self.is_explicit else " (it has no zero point, which means uint8 in ONNX)"
+        scale = "times the scale" if self.scale is None else f"x {format_scale(self.scale)}"
         return (
             f"{self.node} quantizes to uint8{default}: TensorRT reads int8 and clips values above "
-            f"127 x {format_scale(self.scale)}."
+            f"127 {scale}."
         )
 
 
@@ -120,15 +123,19 @@ class AxisOpset(Reason):
     """
 
     rules = (fixable_rule("OPSET-AXIS"),)
+    quotes: ClassVar[bool] = True
 
     opset: int
     is_explicit: bool
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        axis = "without an axis"
-        if self.is_explicit:
-            axis = "with the attribute axis, which this opset does not have"
-        return f"{self.node} is per-channel in opset {self.opset}, {axis}."
+        text = f"{self.node} is per-channel in opset {self.opset}"
+        if not self.is_explicit:
+            return f"{text}, without an axis. TensorRT uses axis 0."
+        return (
+            f"{text}, with the attribute axis, which this opset does not have. TensorRT says: "
+            '"Unrecognized attribute: axis for operator QuantizeLinear"'
+        )
 
 
 class ParameterIndirect(Reason):
@@ -190,7 +197,7 @@ class UncoveredOperandType(Reason, key="outside-rules"):
 # Description of the operators, and advice to export Q/DQ, by form of simulated quantizers.
 _FORMS = {
     "decomposed": (
-        "arithmetic (Mul, Round, Clip, Mul) in place of Q/DQ, which TensorRT computes in float",
+        "arithmetic (Mul, Round, Clip, Mul) that TensorRT computes in float",
         "Export with torch.onnx.export(..., dynamo=False), which writes Q/DQ for fake quantizers",
     ),
     "QONNX": (

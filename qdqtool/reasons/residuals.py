@@ -66,7 +66,7 @@ class ResidualFloat(Reason, key="residual-float"):
             # If the sum remains float, Q/DQ on the residual only adds a conversion
             # (resnet18-a100-qat-residual).
             fix += (
-                f" This helps only if the result of {self.add} is quantized as well: "
+                f" This helps only if the result of {self.add} is quantized as well. At present, "
                 f"{describe_consumers(others)}."
             )
         return f"{describe_float_result(self)} because {how}.", fix
@@ -107,11 +107,12 @@ class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
             return (
                 f"{self.add} runs in float{format_size(self.elements)}: its inputs are quantized, "
                 f"but {clause}.",
-                f"Quantize the result of {self.add}, or remove the pairs before it.",
+                f"Quantize the result of {self.add}, or remove the Q/DQ pairs before it.",
             )
         return (
             f"{self.node} reads the residual of {self.add} as float and writes "
             f"float{format_size(self.elements)}, although the residual is quantized ({residual}): "
             f"{clause}.",
-            f"Quantize the result of {self.add}, or remove the pair of {residual} before the Add.",
+            f"Quantize the result of {self.add}, or remove the Q/DQ pair of {residual} before the "
+            "Add.",
         )

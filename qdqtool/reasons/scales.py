@@ -23,6 +23,7 @@ from qdqtool.reasons.text import (
     advise_common_scale,
     consumer_names,
     describe_unanalyzed_consumers,
+    format_node,
     format_number,
     format_scale,
     is_common_scale_too_coarse,
@@ -57,13 +58,16 @@ def describe_concat_scales(r: ConcatScales, consequence: str, scales: Sequence[S
         consequence: What the compiler does because the scales differ.
         scales: Further scales that the common scale in the advice replaces.
     """
-    parts = ["none" if p is None else format_scale(p) for p in r.parts]
+    parts = [format_scale(p) for p in r.parts if p is not None]
     listed = ", ".join(parts[:_MAX_LISTED_SCALES]) + (
         ", ..." if len(parts) > _MAX_LISTED_SCALES else ""
     )
+    without = len(r.parts) - len(parts)
+    if without:
+        listed += f"{' and ' if parts else ''}no scale ({format_count(without, 'input')})"
     return (
-        f"{r.node} has inputs with scales {listed}, and its output has scale "
-        f"{format_scale(r.output_scale)}; {consequence}.",
+        f"{format_node(r.node, 'Concat')}: its output has scale {format_scale(r.output_scale)}, "
+        f"but its inputs have {listed}; {consequence}.",
         advise_common_scale([*r.parts, r.output_scale, *scales]),
     )
 
@@ -101,9 +105,9 @@ def describe_different_scales(
     ) + describe_unanalyzed_consumers(consumers)
     between = find_operator_between_quantizers(consumers)
     where = (
-        f"scales {listed} on '{tensor}'"
+        f"'{tensor}' is quantized with different scales, {listed}"
         if between is None
-        else (f"{between.node} ({between.op}) is between scales {listed}")
+        else f"{between.node} ({between.op}) is between different scales, {listed}"
     )
     return f"{where}; {consequence}.", advise_common_scale(scales)
 
@@ -125,7 +129,7 @@ class ConcatScales(Reason, key="concat-scales"):
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        return describe_concat_scales(self, "each input with another scale is converted", ())
+        return describe_concat_scales(self, "each input with a different scale is converted", ())
 
     def scales_to_unify(self) -> Sequence[Scale]:
         return [*self.parts, self.output_scale]
@@ -301,7 +305,10 @@ class ScaleNotPositive(Reason):
             channels = ", ".join(map(str, self.channels)) + (
                 " ..." if self.bad > len(self.channels) else ""
             )
-            where = f" in {self.bad} of {self.count} channels ({channels})"
+            where = (
+                f" in {self.bad} of {self.count} channels "
+                f"({'channel' if self.bad == 1 else 'channels'} {channels})"
+            )
         return where
 
 
@@ -420,10 +427,13 @@ class ScaleDead(Reason):
         values = f"every value of '{first.tensor}'"
         if len(self.parts) > 1:
             values += f" (and of {format_count(len(self.parts) - 1, 'more part')})"
-        bounds = f"{first.op} gives {format_number(first.low)} to {format_number(first.high)}"
+        bounds = (
+            f"the results of {first.op} are {format_number(first.low)} to "
+            f"{format_number(first.high)}"
+        )
         shift = f" and zero point {self.zero_point}" if self.zero_point else ""
         text = (
-            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {values} "
+            f"{self.node} has scale {format_number(self.scale)}{shift}, which maps {values} to "
             f"{format_number(first.value)}: {bounds}."
         )
         if not self.whole:
@@ -434,9 +444,8 @@ class ScaleDead(Reason):
         if self.largest_magnitude is None:
             return text, ("Calibrate again: the scale and zero point belong to another tensor.")
         return text, (
-            f"Scale {format_number(self.largest_magnitude / 127)} covers all values of {first.op}; "
-            "calibration "
-            "may find a smaller one."
+            f"Scale {format_number(self.largest_magnitude / 127)} covers all results of "
+            f"{first.op}. Calibration may find a smaller scale."
         )
 
 
@@ -565,7 +574,8 @@ class ActivationScales(Reason):
         )
         factor = f", all by about the same factor ({off})" if self.factor else ""
         return (
-            f"{self.bad} of {self.total} activation scales do not fit "
+            f"{self.bad} of {self.total} activation scales "
+            f"{'does' if self.bad == 1 else 'do'} not fit "
             f"{format_count(self.samples, 'sample')}{factor}: "
             f"{'; '.join(map(describe_fit, self.worst))}"
             f"{_format_omitted_count(self.bad, len(self.worst))}."
@@ -628,9 +638,10 @@ class OutlierScales(Reason):
             else "According to the gains of the normalizations upstream"
         )
         message = (
-            f"{self.bad} of {self.total} activation scales cover outliers, so other values "
-            f"have only one or two of 127 steps. {where}, the largest value is many times the "
-            f"typical one: {listed}{_format_omitted_count(self.bad, len(self.worst))}."
+            f"{self.bad} of {self.total} activation scales "
+            f"{'covers' if self.bad == 1 else 'cover'} outliers, so other values have only one or "
+            f"two of 127 steps. {where}, the largest value is many times the typical value: "
+            f"{listed}{_format_omitted_count(self.bad, len(self.worst))}."
         )
         if self.linear:
             return message

@@ -36,11 +36,10 @@ def format_number(value: float | None) -> str:
 def format_scale(scale: Scale) -> str:
     """Return a scale as a number, or the range of scales per channel."""
     if isinstance(scale, PerChannel):
-        return (
-            f"{format_number(scale.least)} to {format_number(scale.greatest)}"
-            if scale.count
-            else "unknown"
-        )
+        if not scale.count:
+            return "unknown"
+        least, greatest = format_number(scale.least), format_number(scale.greatest)
+        return least if least == greatest else f"{least} to {greatest}"
     return format_number(scale)
 
 

@@ -55,7 +55,7 @@ class MisreadConstant(Reason):
         return (
             f"{self.node} ({self.op}) is between the stored zero point '{self.tensor}' and "
             f"{self.quantizer}.",
-            "Fold the node, so that the zero point is a stored constant.",
+            "Fold the node, so that the zero point itself is stored.",
         )
 
 
@@ -199,7 +199,7 @@ _WEIGHT_SCALE_ADVICE = {
         "Compute the scales along the output channels, and set that axis.",
     ),
     WeightScalesCause.FACTOR: (
-        "all are wrong by the same factor, {factor:.4g}",
+        "all scales are wrong by the same factor, {factor:.4g}",
         "Use scale = max|w| / 127 for each channel. A factor of 1.008 comes from 128 instead of "
         "127, a factor of 2 from a wrong range.",
     ),
@@ -304,17 +304,19 @@ class WeightsPerTensor(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         text = (
-            f"{len(self.layers)} of {self.total} layers have one scale for all output channels of "
-            f"their weights; ranges of the channels of {self.node} differ {self.spread:.3g}-fold, "
-            f"and {self.lost:.0%} of these channels lose two bits or more"
+            f"in {len(self.layers)} of {self.total} layers with quantized weights, all output "
+            f"channels share one scale. The ranges of the channels of {self.node} differ by up to "
+            f"a factor of {self.spread:.3g}, and {self.lost:.0%} of these channels lose two bits "
+            "or more"
         )
         text += (
-            f" ({format_count(self.lossy, 'layer')} with such a loss in a quarter of the channels)."
+            f". In {format_count(self.lossy, 'layer')}, at least a quarter of the channels lose "
+            "so much."
             if self.lossy
             else "."
         )
         if not self.rounded:
-            return text, "Give each output channel a scale of its own: max|w| / 127."
+            return text, "Give each output channel its own scale: max|w| / 127."
         some = "" if self.rounded == len(self.layers) else f" of {self.rounded} of these layers"
         return text, (
             f"The file has no float weights{some}. Quantize again from the float model: qdqtool "

@@ -465,9 +465,9 @@ def find_gpu(name: str) -> Gpu:
             parameter="gpu",
         )
     suggestions = suggest_names(name)
-    hint = f"; did you mean {', '.join(suggestions)}?" if suggestions else ""
+    hint = f"did you mean {', '.join(suggestions)}? Otherwise " if suggestions else ""
     raise QdqtoolError(
-        f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe the GPU: "
+        f"GPU '{name}' is not in the table; {hint}see 'qdqtool gpus', or describe the GPU: "
         "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`",
         code="unknown-choice",
         parameter="gpu",
@@ -697,7 +697,7 @@ def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
         sms, clock = mode
         note = Note(
             f"the {limit:g} W mode has {sms} of {gpu.sms} SMs at up to {clock:.0f} MHz. Fix the "
-            "clock with jetson_clocks; otherwise the clock falls when the GPU waits",
+            "clock with jetson_clocks; otherwise the clock falls while the GPU is idle",
             code="power-mode",
         )
         return replace(gpu, sms=sms, clock=clock), note

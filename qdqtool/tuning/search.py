@@ -346,7 +346,7 @@ class PlacementSearch:
     # Combinations ---------------------------------------------------------------------
 
     def _combine_choices(self, ranges: Configuration) -> None:
-        self.report("putting choices together")
+        self.report("combining choices")
         self.measure(self._list_simple_placements())
         neighbors = find_neighbors(self.planner.model)
         self._follow_chain(chain_choices(ranges, self._list_gains(), self._predict_cost, neighbors))

@@ -330,8 +330,8 @@ def compare_under_assumptions(
         if len(set(errors.values())) == 1:
             best.notes.append(
                 Note(
-                    f"{name}: the build does not show which of {', '.join(errors)} applies; "
-                    f"the comparison assumes {assumed}",
+                    f"{name}: the build does not show whether {' or '.join(errors)} applies; the "
+                    f"comparison assumes {assumed}",
                     code="not-shown-by-build",
                     name=name,
                     values=tuple(errors),
