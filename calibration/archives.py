@@ -68,11 +68,11 @@ def read_array_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
             code="wrong-format",
         ) from error
     if dtype.hasobject:
-        reason = "holds Python objects, which are never loaded; save plain numbers"
+        reason = "contains Python objects, which are never loaded; save plain numbers"
         raise DataError(f"{name}: {reason}", code="python-objects")
     if dtype.kind not in _KINDS or dtype.subdtype is not None:
         raise DataError(
-            f"{name}: holds {dtype}; save booleans, integers or floats", code="wrong-type"
+            f"{name}: has the type {dtype}; save booleans, integers or floats", code="wrong-type"
         )
     if min(shape, default=0) < 0:
         reason = f"has a negative size in its shape {list(shape)}; save the array again"
@@ -204,7 +204,7 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
     with Archive(path) as archive:
         if not archive.members:
             raise DataError(
-                "holds no arrays; save an array for each model input",
+                "contains no arrays; save an array for each model input",
                 os.fspath(path),
                 code="empty",
             )

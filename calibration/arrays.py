@@ -145,7 +145,7 @@ class StackedSource(SampleSource):
             )
         self.rows: Sequence[int] = range(next(iter(lengths.values())))
         if not self.rows:
-            raise DataError("holds no samples; save at least one", str(path), code="empty")
+            raise DataError("contains no samples; save at least one", str(path), code="empty")
         self.random_access = all(array.random_access for array in self.arrays.values())
         first = self.load(0)  # checks the shapes before any work is done
         self.single_rows = all(first[i.name].ndim == len(self.arrays[i.name].shape) for i in inputs)
@@ -488,10 +488,10 @@ def _open_folder(
     kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
     notes = []
     if formats:
-        text = f"images of other formats are not read ({', '.join(formats)})"
         notes.append(
             Note(
-                f"{text}: convert them to one of {kinds}",
+                f"files of other formats were not read ({', '.join(formats)}); convert the images "
+                f"to one of {kinds}",
                 code="other-formats",
                 formats=formats,
                 kinds=kinds,
@@ -507,14 +507,14 @@ def _open_folder(
     arrays = list_files(path, ARRAY_SUFFIXES)
     if arrays.paths:
         return SampleFilesSource(arrays.paths, path, inputs)
-    reason = (
-        f"the folder has no images ({kinds}) and no npz or npy files; give a folder with images"
-    )
-    if notes:
-        reason = str(notes[0])
+    reason = f"the folder has no images ({kinds}) and no npz or npy files"
     if links:
-        example = f"{format_count(len(links), 'broken link')}, first {min(links)}"
-        reason = f"{reason}; {example}: are the images mounted?"
+        example = f"{format_count(len(links), 'broken link')} ({min(links)} first)"
+        reason += f", but {example}; check whether the images are mounted"
+    elif notes:
+        reason = str(notes[0])
+    else:
+        reason += "; give a folder with images"
     raise DataError(reason, str(path), code="no-images")
 
 

@@ -218,13 +218,13 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
         if not os.path.isfile(path):
             raise
         if error.code in ("empty", "wrong-format"):
-            reason = f"{_NO_CACHE}; give another file name"
+            reason = f"{_NO_CACHE}; give another name"
         else:
             reason = f"{error.reason.removeprefix(f'{name}: ')}; give another name or delete it"
         raise DataError(reason, name, code=error.code) from error
     except _DAMAGE_ERRORS as error:
         raise DataError(
-            f"the calibration cache is damaged ({format_reason(error)}); delete this file",
+            f"the calibration cache is damaged ({format_reason(error)}); delete it",
             name,
             code="file-damaged",
         ) from error

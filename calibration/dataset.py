@@ -67,7 +67,7 @@ class DataQuality:
             return
         if self.broken:
             yield Note(
-                f"{self.broken} of {total + self.broken} images could not be read and were skipped",
+                f"skipped {self.broken} of {total + self.broken} images, because of reading errors",
                 code="broken-images",
                 broken=self.broken,
                 total=total + self.broken,
@@ -97,15 +97,14 @@ class DataQuality:
             )
         if self.constant:
             yield Note(
-                f"{self.constant} of {total} images are constant (every value the same); "
-                "check these files",
+                f"every value is the same in {self.constant} of {total} images; check these files",
                 code="constant-images",
                 constant=self.constant,
                 total=total,
             )
         if self.nonfinite:
             yield Note(
-                f"{self.nonfinite} of {total} samples contain NaN or infinities; check these files",
+                f"NaN or infinite values in {self.nonfinite} of {total} samples; check these files",
                 code="nonfinite-samples",
                 nonfinite=self.nonfinite,
                 total=total,

@@ -17,7 +17,7 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.ir.precision import Precision
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count, format_layer_counts
+from qdqtool.util.text import format_count, format_count_were, format_layer_counts
 
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
@@ -102,8 +102,8 @@ def list_image_notes(agreement: NetworkAgreement) -> list[Note]:
         count = len(agreement.unread)
         notes.append(
             Note(
-                f"{format_count(count, 'image')} could not be read and were left out; the first "
-                f"is {name}: {reason}",
+                f"{format_count_were(count, 'image')} left out because of reading errors; the "
+                f"first is {name}: {reason}",
                 code="unread-images",
                 count=count,
                 file=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -111,20 +112,19 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     findings = [f for f in prediction.findings if f.code == code and _is_about_node(f, node)]
     place = f" at '{node}'" if node is not None else ""
     if not findings:
-        counts = [f"{c} ({n})" for c, n in prediction.findings_by_code().items()]
+        counts = Counter(f.code for f in prediction.findings if _is_about_node(f, node))
         message = f"has no finding {code}{place} on {prediction.target}"
         if counts:
-            message += f"; give one of its findings: {', '.join(counts)}"
+            message += f"; choose from {', '.join(f'{c} ({n})' for c, n in counts.items())}"
         else:
-            message += "; the prediction has no findings"
+            message += f"; {'the model' if node is None else 'this node'} has no findings"
         raise _finding_error(message, "unknown-choice", prediction, node)
     if not colon:
         return findings[0]
     is_number = number.isascii() and number.isdigit()
     if not is_number or not 1 <= int(number[:9]) <= len(findings):
-        message = (
-            f"`finding` {text}: the number of {code} findings{place} is {len(findings)}; give a "
-            f"number from 1 to {len(findings)}"
+        message = f"`finding` {text}: the number of {code} findings{place} is {len(findings)}; " + (
+            "give 1" if len(findings) == 1 else f"give a number from 1 to {len(findings)}"
         )
         raise _finding_error(message, "out-of-range", prediction, node)
     return findings[int(number) - 1]

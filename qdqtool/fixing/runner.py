@@ -48,7 +48,7 @@ class FixOptions:
         check_not_text("only", self.only)
         if not 0 < self.effort <= limits.EFFORT:
             raise QdqtoolError(
-                f"`effort={self.effort!r}` is out of range; give a number above 0, at most "
+                f"`effort={self.effort!r}` is out of range; give a number above 0 and at most "
                 f"{limits.EFFORT:g}",
                 code="value-out-of-range",
                 parameter="effort",
@@ -294,7 +294,7 @@ def select_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Array
     for name in model.inputs:
         if name not in arrays:
             raise DataError(
-                f"`inputs`: no array for the model's input '{name}'; add an array",
+                f"`inputs` has no array for the model's input '{name}'; add this array",
                 code="missing-input",
                 parameter="inputs",
                 node=name,

@@ -442,7 +442,7 @@ class _Placer:
         assert weights is not None
         if not np.isfinite(weights).all():
             raise ModelError(
-                f"the weights '{name}' of node '{node.name}' hold NaN or infinity; export the "
+                f"the weights '{name}' of node '{node.name}' contain NaN or infinity; export the "
                 "model again, or leave the node float with `exclude`",
                 model.path or "model",
                 code="not-finite",

@@ -207,8 +207,8 @@ def _note_ignored_entries(source: RangeTable, unknown: Sequence[str]) -> list[No
     if unknown:
         notes.append(
             Note(
-                f"{len(unknown)} of {format_count(count, 'tensor')} in the table are not in the "
-                f"model, such as '{shorten_text(unknown[0])}'; they were ignored",
+                f"the model lacks {len(unknown)} of {format_count(count, 'tensor')} in the table, "
+                f"such as '{shorten_text(unknown[0])}'; the entries were ignored",
                 code="table-unknown-tensors",
                 count=len(unknown),
                 first=unknown[0],
@@ -217,8 +217,8 @@ def _note_ignored_entries(source: RangeTable, unknown: Sequence[str]) -> list[No
     if source.skipped:
         notes.append(
             Note(
-                f"{len(source.skipped)} table entries without a single 8-bit scale were ignored, "
-                f"such as '{shorten_text(source.skipped[0])}'",
+                "entries of the table without a single 8-bit scale were ignored: "
+                f"{len(source.skipped)}, such as '{shorten_text(source.skipped[0])}'",
                 code="table-skipped-entries",
                 count=len(source.skipped),
                 first=source.skipped[0],

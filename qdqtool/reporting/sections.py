@@ -135,8 +135,10 @@ def read_tuning(path: str | os.PathLike[str], model: Model) -> data.TuningPlot:
         _check_tuned_model(model, result, name)
         return _parse_tuning(result)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
+        missing = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+        brief = missing[:80]
         raise DataError(
-            f"the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again",
+            f"the tuning result is damaged ({brief}); run qdqtool tune again",
             name,
             code="file-damaged",
             parameter="tuning",
@@ -460,9 +462,9 @@ MAX_ROWS = 50  # maximum number of profile rows without a predicted layer
 PARTS = {
     "int8": ("INT8 layers", "convolutions and other layers that compute in INT8 or FP8"),
     "float": ("Float layers", "layers that compute in a floating-point type"),
-    "conversion": ("Conversions", "Q and DQ that remain: a change of data type at run time"),
-    "copy": ("Copies", "copies that Concats and Splits need: memory only"),
-    "layout": ("Layout changes", "reformats that change the layout in memory and no data type"),
+    "conversion": ("Conversions", "Q and DQ that remain as layers and change the data type"),
+    "copy": ("Copies", "copies that Concats and Splits need; they only move data"),
+    "layout": ("Layout changes", "reformats, which change the memory layout but not the data type"),
     "region": (
         "Unlisted regions",
         "layers that the build compiles as one (ForeignNode) and the simulation does not list",

@@ -30,8 +30,8 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
     if unknown:
         spread *= 1 + UNKNOWN_SPREAD * unknown / layers
         text = (
-            f"{unknown} of {layers} layers have unknown shapes; each is counted as one minimal "
-            "kernel"
+            f"the shapes of {unknown} of {layers} layers are unknown; each such layer is counted "
+            "as one minimal kernel"
         )
         if 2 * unknown <= layers:
             time.notes.append(Note(text, code="shapes-unknown"))

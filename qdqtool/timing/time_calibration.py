@@ -186,8 +186,8 @@ def _check_plausible_factor(factor: float, source: str) -> None:
     low, high = _FACTORS
     if not low <= factor <= high:
         raise QdqtoolError(
-            f"`calibrate` {source}: the measured time is {factor:.3g} times the estimate, so it "
-            "is of another model, batch or GPU; give a time of this model on this GPU",
+            f"`calibrate` {source}: the measured time is {float(f'{factor:.3g}'):,g} times the "
+            "estimate, so it is of another model, batch or GPU; give a time of this model on this GPU",
             code="implausible-time",
             parameter="calibrate",
         )

@@ -15,7 +15,7 @@ from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.sites import FREE, INT8, TuningSite
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count
+from qdqtool.util.text import format_count, format_count_were
 
 _SHOWN_POINTS = 10
 _ACCURATE = "accurate enough in INT8"
@@ -224,8 +224,8 @@ def warn_unread_images(sets: ImageSets) -> list[Note]:
     name, reason = skipped[0]
     return [
         Note(
-            f"{len(skipped)} of the tuning images could not be read and were left out; the first "
-            f"is {name}: {reason}",
+            f"{format_count_were(len(skipped), 'tuning image')} left out because of reading "
+            f"errors; the first is {name}: {reason}",
             code="unread-images",
             count=len(skipped),
             file=name,

@@ -50,7 +50,7 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
     sets = search.evaluator.sets
     choices = len(search.list_measured_decisions())
     skipped = len(search.decisions) - choices
-    unmeasured = f" ({skipped} skipped, because they cannot save time)" if skipped else ""
+    unmeasured = f" ({skipped} skipped without a possible time saving)" if skipped else ""
     if seconds_per_run:
         # A choice needs runs from the changed node to the end, half of the network on average.
         single = choices * len(sets.swept_on) / 2

@@ -46,6 +46,7 @@ from qdqtool.trt.trace import Event
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 from qdqtool.verification import local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
@@ -270,7 +271,7 @@ def check_same_model(model: Model, build: Build) -> None:
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
         raise BuildLogError(
-            f"contains {named or 'none'} of the {total} convolutions of "
+            f"contains {named or 'none'} of the {format_count(total, 'convolution')} of "
             f"{model.path or 'the model'}: the build is of another model, or its log is cut off. "
             "Give the model and the complete log of one build",
             build.display_name,
@@ -550,7 +551,8 @@ def _compare_with_local_build(
     elif not is_built:
         verification.notes.append(
             Note(
-                f"prediction and build agree: {built.status}: {built.message}",
+                "the prediction agrees with the build, which ended with the status "
+                f"{built.status}: {built.message}",
                 code="built-alike",
                 status=built.status,
                 message=built.message,

@@ -203,7 +203,7 @@ def test_measure_tries_activations_only_for_large_error(
     losses = result.losses = measure_all(result, images(3), samples=None)
     assert (losses.error > SMALL_ERROR) == bool(tried)
     assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, count)
-    assert ("--losses 3 tries them" in str(render(result, 400, everything=True))) == (not tried)
+    assert ("--losses 3 measures it" in str(render(result, 400, everything=True))) == (not tried)
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,9 @@ def test_q_after_pointwise_layer_may_remain(g: Graph) -> None:
     x = g.op("Tanh", g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft"), "tanh")
     result = predict_graph(g, g.conv(x, "b", 16))
     assert result.conversion_nodes == ["a.in.Q"] and result.regions[0].uncertain == 1
-    assert "1 to 2 Q/DQ layers remain, depending on how many of them Myelin absorbs" in verdict(result)
+    assert "1 to 2 Q/DQ layers remain, depending on how many of them Myelin absorbs" in verdict(
+        result
+    )
 
 
 def test_q_with_consumer_outside_region_remains(g: Graph) -> None:
