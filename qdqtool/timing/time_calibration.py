@@ -187,7 +187,8 @@ def _check_plausible_factor(factor: float, source: str) -> None:
     if not low <= factor <= high:
         raise QdqtoolError(
             f"`calibrate` {source}: the measured time is {float(f'{factor:.3g}'):,g} times the "
-            "estimate, so it is of another model, batch or GPU; give a time of this model on this GPU",
+            "estimate, so it is of another model, batch or GPU; give a time of this model on this "
+            "GPU",
             code="implausible-time",
             parameter="calibrate",
         )
