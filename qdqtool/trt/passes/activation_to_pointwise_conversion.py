@@ -14,7 +14,8 @@ CLIP = seen(
 )
 OTHER = assumed(
     "other",
-    "Every other activation that no earlier pass has fused becomes a pointwise layer.",
+    "An activation other than LeakyRelu and Clip that no earlier pass has fused becomes a "
+    "pointwise layer.",
     "as LeakyRelu and Clip; a log that lists such an activation as a separate ACTIVATION layer "
     "would refute it",
 )

@@ -40,7 +40,7 @@ OUTPUT = assumed(
     "an output has a name and memory of its own",
 )
 UNKNOWN = assumed(
-    "unknown-scale", "An unknown scale counts as different.", "the data of the scale is missing"
+    "unknown-scale", "A Q with an unknown scale is not merged.", "the data of the scale is missing"
 )
 
 

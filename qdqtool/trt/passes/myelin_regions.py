@@ -29,7 +29,7 @@ PRODUCT = seen(
 )
 EDGE = seen(
     "edge",
-    "A Q before such a region and a DQ after it are kernels of the region, not conversions.",
+    "A Q before a Myelin region and a DQ after it are kernels of the region, not conversions.",
     "gemm-mlp-trt10",
     "linear-orinnano-trt103",
     source="kgen MulMinMaxRounCast, kgen CastMul",
@@ -45,7 +45,7 @@ INSIDE = seen(
 )
 POINTWISE = assumed(
     "pointwise",
-    "A Q after a pointwise layer of the region is fused as well.",
+    "A Q after a pointwise layer of a Myelin region is fused into the kernel before the Q.",
     "how far such a region reaches into pointwise layers around it is not logged",
 )
 ACTIVATION = seen(

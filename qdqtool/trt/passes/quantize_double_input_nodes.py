@@ -61,7 +61,8 @@ SUM = seen(
 )
 POINTWISE = assumed(
     "pointwise",
-    "An elementwise or pointwise layer other than a sum runs in INT8 under the same conditions.",
+    "An elementwise or pointwise layer other than a sum runs in INT8 if its inputs all come from "
+    "DQs and only a Q reads it.",
     "as for a sum; NVIDIA documents only that such a layer reads INT8 if it writes INT8",
 )
 FLOAT_SUM = seen(

@@ -22,7 +22,7 @@ CONVOLUTION = seen(
 )
 SUM = seen(
     "sum",
-    "An INT8 sum fuses such a Relu.",
+    "An INT8 sum fuses the Relu after its own Q/DQ pair if a Q follows the Relu.",
     "resnet50-ort-orin-trt103",
     "resnet50-ort-rtx3080-trt10161",
     source="16 of the 48 Relus follow a sum",
@@ -30,7 +30,7 @@ SUM = seen(
 )
 DECONVOLUTION = assumed(
     "deconvolution",
-    "A deconvolution fuses such a Relu.",
+    "An INT8 deconvolution fuses the Relu after its own Q/DQ pair if a Q follows the Relu.",
     "as a convolution; a listing with both would refute it",
     about=("ConvTranspose",),
 )

@@ -25,13 +25,15 @@ BIAS = seen(
 )
 ACTIVATION = assumed(
     "activation",
-    "The reshape also moves past an activation, so that the convolution can fuse the activation.",
+    "The reshape after a Gemm that became a convolution moves past an activation too, so that the "
+    "convolution can fuse the activation.",
     "otherwise no hidden fully connected layer could write INT8",
     about=("Relu",),
 )
 FOLLOWED = assumed(
     "followed-by-q",
-    "A Q after the moved reshape moves up past the reshape, so that the convolution can fuse it.",
+    "A Q after the moved reshape moves up past the reshape, so that the convolution can fuse the "
+    "Q.",
     "no build shows it: in all published engines, a fully connected layer is the last layer",
 )
 
