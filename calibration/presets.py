@@ -180,8 +180,8 @@ def find_preprocess(value: Preprocess | str | ImageFunction) -> Preprocess | Ima
     if isinstance(value, Preprocess) or callable(value):
         return value
     raise DataError(
-        f"`preprocess` is a {type(value).__name__}; give the name of a preset, a Preprocess, or a "
-        "function",
+        f"`preprocess` is a {type(value).__name__}; give the name of a preset, a Preprocess "
+        "object or a function",
         code="wrong-type",
         parameter="preprocess",
     )

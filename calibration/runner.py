@@ -157,18 +157,19 @@ def _check_finite(statistics: Statistics, names: Sequence[str], model: Model) ->
 def _nonfinite_error(
     name: str, statistics: Statistics, broken_inputs: list[str], model: Model
 ) -> DataError:
-    if broken_inputs:
+    if broken_inputs and broken_inputs[0] != name:
         source = broken_inputs[0]
-        effect = "" if source == name else f", so tensor '{name}' is never finite"
         return DataError(
             f"the calibration data has {statistics[source].nonfinite} values that are NaN or "
-            f"infinite for input '{source}'{effect}; check the data and the preprocessing",
+            f"infinite for input '{source}', so tensor '{name}' is never finite; check the data and "
+            "the preprocessing",
             code="not-finite",
             parameter="data",
             node=source,
         )
+    kind, checked = ("input", "data") if name in model.inputs else ("tensor", "weights")
     return DataError(
-        f"tensor '{name}' is NaN or infinite for every input; check the weights and the "
+        f"{kind} '{name}' is NaN or infinite for every sample; check the {checked} and the "
         "preprocessing",
         model.path or "model",
         code="not-finite",

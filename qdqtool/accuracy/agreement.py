@@ -261,9 +261,9 @@ class _SampleFeeder:
             # The second network reads integers, because it scales the pixels itself.
             if not isinstance(preprocess, Preprocess):
                 raise DataError(
-                    f"`preprocess`: {model.path or 'the second model'} takes integer pixels, "
-                    "which a preprocessing function cannot produce. Give a Preprocess or its "
-                    "name.",
+                    f"`preprocess`: {model.path or 'the second model'} takes integer pixels, but "
+                    "the result of a preprocessing function is float. Give a Preprocess object or "
+                    "the name of a preset.",
                     code="option-conflict",
                     parameter="preprocess",
                 )

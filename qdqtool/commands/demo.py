@@ -33,7 +33,11 @@ from qdqtool.util.files import forbid_dash
     help="Number of calibration images.",
 )
 @click.option(
-    "--activation", type=click.Choice(("silu", "relu")), default="silu", show_default=True
+    "--activation",
+    type=click.Choice(("silu", "relu")),
+    default="silu",
+    show_default=True,
+    help="Activation after each convolution.",
 )
 @options.target_option
 def command(output: str, size: int, images: int, activation: str, target: str | None) -> int:

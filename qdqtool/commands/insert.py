@@ -73,7 +73,10 @@ _CALIBRATION_PARAMETERS = (
     type=click.Choice(("float", "int8", "uint8")),
     default="float",
     show_default=True,
-    help="Type of the network's input. int8 takes the result of the first Q, uint8 takes pixels.",
+    help=(
+        "Type of the network's input. With int8, the application feeds the result of the first Q; "
+        "with uint8, it feeds pixels."
+    ),
 )
 @options.gpu_option(
     "Report whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus)."

@@ -603,13 +603,16 @@ def image_options(function: Command) -> Command:
             "--mean",
             type=ParsedText(parse_channels),
             metavar="M[,M,M]",
-            help="Value to subtract after --scale; one for each channel in the order after --bgr.",
+            help=(
+                "Value to subtract from the scaled pixels; one for each channel, in the channel "
+                "order that --bgr selects."
+            ),
         ),
         click.option(
             "--std",
             type=ParsedText(parse_channels),
             metavar="S[,S,S]",
-            help="Divisor after --mean.",
+            help="Divisor after the subtraction of --mean; one for each channel.",
         ),
         size_option,
     )
@@ -657,7 +660,7 @@ cache_options = combine_options(
         "--calib-cache",
         type=click.Path(),
         metavar="FILE",
-        help="File that keeps the statistics, so that another run resumes or reuses them.",
+        help="File that keeps the statistics, so that another run can resume or reuse them.",
     ),
     click.option(
         "--overwrite-cache",

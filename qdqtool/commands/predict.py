@@ -66,8 +66,8 @@ _SEVERITIES = ("error", "warning")
 )
 @options.assume_option
 @options.way_option(
-    "Build method (trtexec, python, deepstream, ...) whose flags the findings name. An unknown "
-    "value lists the choices."
+    "Build method (trtexec, python, deepstream, ...) whose flags the findings name. For an "
+    "unknown value, the error lists the choices."
 )
 @click.option(
     "--require-gain",
@@ -91,7 +91,8 @@ _SEVERITIES = ("error", "warning")
     help="Exit 1 if the model has a finding of this code or severity (warning includes errors).",
 )
 @options.calib_option(
-    "Run the model on images too, and report scales of activations that clip or waste values."
+    "Run the model on images too, and report activation scales that clip values or leave most "
+    "steps unused."
 )
 @options.image_options
 @options.make_output_options("text", "json", "sarif", "markdown")

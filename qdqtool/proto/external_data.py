@@ -231,7 +231,10 @@ def _count_used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> i
             raise _damaged_tensor_error(tensor, f"it has more than one {entry.key}", model)
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
-                state = f"its {entry.key} in '{read_location(tensor)}' is '{entry.value[:40]}'"
+                state = (
+                    f"its {entry.key} in '{read_location(tensor)}' is '{entry.value[:40]}', which "
+                    "is not a number of bytes"
+                )
                 raise _damaged_tensor_error(tensor, state, model)
             numbers[entry.key] = int(entry.value)
     if numbers["length"] > needed:

@@ -595,8 +595,8 @@ class _Inserter:
         preprocess = self._options.images.preprocess
         if not isinstance(preprocess, Preprocess):
             raise QdqtoolError(
-                f"`input_type={self._options.network.input_type!r}` needs a Preprocess or its "
-                "name, because the steps of a preprocessing function are unknown",
+                f"`input_type={self._options.network.input_type!r}` needs a Preprocess object or "
+                "the name of a preset, because the steps of a preprocessing function are unknown",
                 code="option-conflict",
                 parameter="input_type",
             )

@@ -136,8 +136,8 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
         return [
             Note(
                 f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float "
-                f"model ({float_ms:.4g} ms); quantization is worth the effort above {MIN_GAIN:g} "
-                "times",
+                f"model ({float_ms:.4g} ms); quantization is worth the effort only above "
+                f"{MIN_GAIN:g} times",
                 code="hardly-pays",
                 ms=float_ms,
                 times=float_ms / ms,
