@@ -161,8 +161,8 @@ def _nonfinite_error(
         source = broken_inputs[0]
         return DataError(
             f"the calibration data has {statistics[source].nonfinite} values that are NaN or "
-            f"infinite for input '{source}', so tensor '{name}' is never finite; check the data and "
-            "the preprocessing",
+            f"infinite for input '{source}', so tensor '{name}' is never finite; check the data "
+            "and the preprocessing",
             code="not-finite",
             parameter="data",
             node=source,
