@@ -299,8 +299,8 @@ def test_methods_are_those_of_the_calibration() -> None:
         ("tune", "swept_on", f"[default: {SWEPT_ON}]"),
         ("tune", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),
         ("extract", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),
-        ("extract", "limit", f"(default {PREDICTED_MODELS} within"),
-        ("extract", "limit", f"{CHECKED_MODELS} with builds)"),
+        ("extract", "limit", f"[default: {PREDICTED_MODELS}, fewer"),
+        ("extract", "limit", f"{CHECKED_MODELS} with --builder or --check]"),
         ("fix", "effort", f"[default: {FixOptions.effort:g}]"),
     ],
 )
