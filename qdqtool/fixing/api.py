@@ -402,6 +402,7 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
             session.try_step(step, requested)
         elif not requested and session.is_tried_by_default(step):
             session.try_step(step, set(step.codes))
+    session.retry_steps()
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
             not requested and session.is_tried_by_default(model_step)

@@ -116,6 +116,11 @@ class OutputError:
         return self.after > 1.1 * self.before + 1e-3
 
     @property
+    def has_fallen(self) -> bool:
+        """Whether the error fell by more than 10 % plus 0.001."""
+        return self.before > 1.1 * self.after + 1e-3
+
+    @property
     def title(self) -> str:
         """Name of the output, with the channels and the tensor of a part."""
         channels = ""

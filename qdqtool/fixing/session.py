@@ -29,6 +29,9 @@ _FEW_SITES = 4  # for at most this number of sites, both halves are always tried
 _MIN_TRIES = 24  # number of tries that are permitted in each step for a model of any size
 _MAX_NODES = 20_000  # further tries are permitted until this many nodes were predicted
 
+# Codes of the reasons that fixes of other kinds may remove.
+_OUTPUT_REFUSALS = ("distance-grows", "distance-of-part-grows", "not-separated-as")
+
 Place = tuple[str, str]  # code and node of a finding
 
 
@@ -98,6 +101,8 @@ class FixSession:
         self.refused: list[FixAttempt] = []
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
+        # Steps with places that were refused because of the outputs, and the model after the step.
+        self._refused_steps: list[tuple[FixStep, set[str], Model]] = []
         # For the place of each finding, the place of the attempt that may remove the finding.
         self._attempt_places: dict[Place, Place] = {}
 
@@ -145,6 +150,26 @@ class FixSession:
                 refused[selection[number].place] = _make_attempt(selection[number], why)
             suspects = [] if culprits else [s.place for s in selection]
         self.refused += refused.values()
+        if any(map(_is_refused_by_outputs, refused.values())):
+            self._refused_steps.append((step, codes, self.model))
+
+    def retry_steps(self) -> None:
+        """Try the places that were refused because of the outputs once more, if the model changed.
+
+        Fixes of other kinds change the errors of the outputs. The places of a step are tried
+        together only.
+        """
+        for step, codes, model in self._refused_steps:
+            refused = {(a.code, a.node) for a in self.refused if _is_refused_by_outputs(a)}
+            sites = step.find_possible_sites(View(self.model), self.target, self.prediction, codes)
+            sites = [site for site in sites if site.place in refused]
+            if self.model is model or not sites:
+                continue
+            self.judge.start_step()
+            reason, _ = self._try_sites(sites, step)
+            if reason is None:
+                kept = {site.place for site in sites}
+                self.refused = [a for a in self.refused if (a.code, a.node) not in kept]
 
     def _find_open_sites(
         self, step: FixStep, codes: set[str], refused: dict[Place, FixAttempt], done: set[Place]
@@ -298,6 +323,10 @@ class FixSession:
 
 def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
     return FixAttempt(site.code, site.node, site.description, why_not)
+
+
+def _is_refused_by_outputs(attempt: FixAttempt) -> bool:
+    return isinstance(attempt.why_not, Note) and attempt.why_not.code in _OUTPUT_REFUSALS
 
 
 def _describe_try_limit(tries: int, reason: Note | None, codes: int) -> Note:

@@ -18,6 +18,7 @@ from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
+    from qdqtool.fixing.outputs import OutputError
     from qdqtool.fixing.session import FixAttempt
     from qdqtool.reasons.finding import FindingCode
     from qdqtool.timing.results import TimeEstimate
@@ -143,7 +144,7 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         change = f"{error.before:>7.2%} -> {error.after:>7.2%}"
         if not fixed.samples:
             change = f"on random inputs: {error.before:.2%} -> {error.after:.2%}"
-        mark = "  lost" if error.lost else "  grew" if error.has_grown else ""
+        mark = _rate_change(error)
         style = Style.BAD if error.lost else Style.UNCLEAR if error.has_grown else Style.PLAIN
         page.fill(
             f"{change}{mark}  {error.title}",
@@ -151,6 +152,14 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
             " " * 17,
             style,
         )
+
+
+def _rate_change(error: OutputError) -> str:
+    if error.lost:
+        return "  lost"
+    if error.has_grown:
+        return "  grew"
+    return "  fell" if error.has_fallen else "  about equal"
 
 
 def _add_changes(

@@ -171,6 +171,7 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
     answer = cli.json(*arguments)
     orin, ada = answer["times"]
     assert not orin["supported"] and orin["total_ms"] is None
+    assert orin == cli.json("predict", path, "--gpu", "Jetson Orin Nano 8GB")["time"]
     assert ada == cli.json("predict", path, "--gpu", "RTX 4090")["time"]
     (limit,) = (f for f in answer["findings"] if f["code"] == "FP8-GPU")
     assert limit["severity"] == "warning" and "Orin" in limit["message"]

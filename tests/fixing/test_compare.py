@@ -16,8 +16,10 @@ from qdqtool.fixing.runner import (
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.patterns.view import View
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
+from qdqtool.util.notes import Note
 from tests.findings.test_causes import residual
 from tests.trt.builder import Graph
 
@@ -256,3 +258,36 @@ def test_places_of_hidden_findings_count_by_their_changes() -> None:
     before, applied = ({f.code for f in fixed.before.findings}, [c.code for c in fixed.applied])
     assert "ADD-BOTH" not in before and applied.count("ADD-BOTH") == 1
     assert fixed.fixed_places()["ADD-BOTH"] == 1
+
+
+@pytest.mark.parametrize("only", [[], ["SILU-INNER-Q"]])
+def test_change_that_outputs_refused_is_tried_again_after_other_fixes(
+    only: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outputs refuse to fix SILU-INNER-Q while the scales after the SiLU differ."""
+    g = Graph()
+    inner = g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner", 0.1)
+    gate = g.pair(g.op("Sigmoid", inner, "sig"), "gate", 0.008)
+    x = g.op("Mul", [inner, gate], "mul")
+    g.channels[x] = 16
+    proto = g.model(*(g.conv(x, name, 16, scale=s) for name, s in (("a", 0.05), ("b", 0.06))))
+    accept = OutputJudge.accept_if_close
+
+    def refuse_first(
+        judge: OutputJudge, current: Model, candidate: Model, criteria: FixCriteria, errors: bool
+    ) -> Note | None:
+        view = View(candidate)
+        scales = {
+            view.params(q).scale[0] for q in candidate.nodes if q.name in ("a.in.Q", "b.in.Q")
+        }
+        if "SILU-INNER-Q" in criteria.codes and len(scales) > 1:
+            return Note("the error would grow", code="distance-grows")
+        return accept(judge, current, candidate, criteria, errors)
+
+    monkeypatch.setattr(OutputJudge, "accept_if_close", refuse_first)
+    fixed = fix(proto, only=only)
+    applied, refused = {a.code for a in fixed.applied}, {a.code for a in fixed.refused}
+    if only:  # nothing else changes the outputs
+        assert (applied, refused) == (set(), {"SILU-INNER-Q"})
+    else:
+        assert len(applied) == 2 and "SILU-INNER-Q" in applied and not refused

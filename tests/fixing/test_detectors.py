@@ -315,6 +315,7 @@ def test_fix_compares_on_images(tmp_path: Path) -> None:
     fixed = fix(proto, data=tmp_path)
     assert fixed.samples == 3 and fixed.ok
     boxes, scores = fixed.errors
+    assert scores.has_fallen and not scores.has_grown
     assert scores.before > 0.9 and scores.after < 0.5 and boxes.after < 0.5
     assert fixed.as_json()["samples"] == 3
     with pytest.raises(QdqtoolError, check=has("options-exclude-each-other", parameter="inputs")):
