@@ -197,10 +197,12 @@ class RemainingConversion(Reason, key="stays"):
             if self.attention
             else ""
         )
-        return (
-            f"{self.name} (scale {scale}) remains as a layer: "
-            f"{_describe_remaining(cause, self)}.{assumed}"
-        )
+        text = f"{self.name} (scale {scale}) remains as a layer: "
+        if finding.code == "CONVERSION" and self.quantize and self.origin.input:
+            node = format_node(self.origin.node, self.origin.op)
+            text += f"it quantizes the network's input '{self.origin.input}' after {node}."
+            return text, NO_ACTION
+        return f"{text}{_describe_remaining(cause, self)}.{assumed}"
 
 
 class ConversionBetweenScales(RemainingConversion):

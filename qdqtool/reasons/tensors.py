@@ -138,6 +138,8 @@ class TensorOrigin:
         quantizer: Node of the Q before a producing DQ; the DQ's own node if it has no Q, and empty
             if the producer is not a quantizer.
         scale: Scale of the producing Q or DQ; None for other producers.
+        input: Network input of integers that the node and the nodes before it convert to float;
+            empty for other producers.
     """
 
     tensor: str
@@ -149,6 +151,7 @@ class TensorOrigin:
     boundary: str = ""
     quantizer: str = ""
     scale: Scale = None
+    input: str = ""
 
 
 _R = TypeVar("_R")

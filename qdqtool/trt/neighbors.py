@@ -484,6 +484,9 @@ def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
 # Origin ---------------------------------------------------------------------------------
 
 
+_PIXEL_OPERATORS = ("Mul", "Div", "Add", "Sub")  # by which pixels of a uint8 input are scaled
+
+
 def find_origin(tensor: Tensor) -> TensorOrigin:
     """Return the producer of a tensor, upstream of operators that a Q could pass.
 
@@ -515,7 +518,23 @@ def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrig
         boundary=nodes[-1],
         quantizer=(producer.paired_q or node_name(producer)) if is_quantizer else "",
         scale=quantizer_scale(producer) if is_quantizer else None,
+        input=_find_converted_input(producer),
     )
+
+
+def _find_converted_input(layer: Layer) -> str:
+    """Return the network input that a Cast and pointwise layers up to this layer convert.
+
+    Empty if there is no Cast directly after a network input.
+    """
+    for _ in range(STEPS):
+        source = layer.data.producer if layer.inputs else None
+        if layer.op == "Cast" and layer.inputs and source is None:
+            return layer.data.source
+        if layer.op not in _PIXEL_OPERATORS or source is None:
+            break
+        layer = source
+    return ""
 
 
 # Layers with weights --------------------------------------------------------------------------

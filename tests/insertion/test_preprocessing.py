@@ -130,6 +130,14 @@ def test_uint8_input_needs_a_known_preprocessing(photos: Path) -> None:
         qdqtool.insert(classifier(), photos, preprocess=to_input, input_type="uint8")
 
 
+@pytest.mark.parametrize("preprocess", ["yolo", "imagenet"])
+def test_quantizer_of_a_uint8_input_needs_no_fix(photos: Path, preprocess: str) -> None:
+    """A Cast, and with a mean also a Mul and an Add, are before the first quantizer."""
+    inserted = qdqtool.insert(classifier(), photos, preprocess=preprocess, input_type="uint8")
+    (finding,) = (f for f in qdqtool.predict(inserted.model).findings if f.code == "CONVERSION")
+    assert "quantizes the network's input 'x'" in finding.message and not finding.fix
+
+
 def test_tune_states_and_records_the_preprocessing(photos: Path) -> None:
     tuning = qdqtool.tune(classifier(), photos, keep=0.5)
     assert tuning.as_json()["images"]["preprocess"] == recorded(tuning.model)
