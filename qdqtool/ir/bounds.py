@@ -124,7 +124,7 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
     params = qdq.read_params(model, node)
     source = _find_bounds_before_pair(model, node, params, bounds)
     if source is None:
-        full_range = _quantize_range(params, -math.inf, math.inf)
+        full_range = _find_full_range(params)
         return None if full_range is None else Bounds(*full_range, node.name, node.op)
     scalars = read_scalars(params)
     rounded = _quantize_range(params, source.low, source.high)
@@ -161,6 +161,16 @@ def read_scalars(params: QuantParams) -> tuple[float, int] | None:
     if not scales.values.size == zero_points.values.size == 1 or not scales.is_positive:
         return None
     return float(scales.values[0]), int(zero_points.values[0])
+
+
+def _find_full_range(params: QuantParams) -> tuple[float, float] | None:
+    """Return the least and greatest value that a DQ produces; see :func:`read_scalars` for None."""
+    scalars = read_scalars(params)
+    if scalars is None:
+        return None
+    step, zero_point = float(np.float32(scalars[0])), scalars[1]
+    least, greatest = _INTEGER_RANGES[params.precision]
+    return (least - zero_point) * step, (greatest - zero_point) * step
 
 
 def _quantize_range(params: QuantParams, low: float, high: float) -> tuple[float, float] | None:

@@ -22,7 +22,7 @@ from qdqtool.proto import external_data as external
 from qdqtool.proto.custom_quantizers import has_custom_quantizers, replace_custom_quantizers
 from qdqtool.proto.functions import check_function_sizes, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
-from qdqtool.proto.subgraphs import message_fields, with_subgraph_nodes
+from qdqtool.proto.subgraphs import is_repeated, with_subgraph_nodes
 from qdqtool.util import compression, limits
 from qdqtool.util.files import atomic_write, is_same_file, open_input
 from qdqtool.util.text import cut_middle
@@ -97,12 +97,13 @@ def _check_message(message: Message, path: str) -> None:
     if isinstance(message, onnx.TensorProto):
         _check_tensor(message, path)
         return
-    for field, values in message_fields(message):
+    for field, value in message.ListFields():
         if field.type == field.TYPE_MESSAGE:
-            for inner in values:
+            for inner in value if is_repeated(field) else [value]:
                 _check_message(inner, path)
-        elif field.type == field.TYPE_STRING and field.name != "doc_string":
-            _check_texts(values[:], path)  # a copy, because protobuf's iteration is slow
+        elif field.type == field.TYPE_STRING and not isinstance(value, str):
+            if field.name != "doc_string":  # protobuf returns bytes for a text that is not UTF-8
+                _check_texts([value] if isinstance(value, bytes) else value[:], path)
 
 
 def _check_tensor(tensor: onnx.TensorProto, path: str) -> None:
@@ -115,7 +116,7 @@ def _check_tensor(tensor: onnx.TensorProto, path: str) -> None:
 
 def _check_texts(texts: list[Any], path: str) -> None:
     for text in texts:
-        if isinstance(text, bytes):  # protobuf returns bytes for a text that is not UTF-8
+        if isinstance(text, bytes):
             shown = text[:80].decode("utf-8", "backslashreplace")
             raise ModelError(
                 f"a name is not UTF-8: '{shown}'; export the model again",

@@ -116,11 +116,12 @@ def find_outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
 def message_fields(message: Message) -> Iterator[tuple[Any, Any]]:
     """Yield the descriptor and the values of each field that is set in a message."""
     for field, value in message.ListFields():
-        yield field, value if _is_repeated(field) else [value]
+        yield field, value if is_repeated(field) else [value]
 
 
 @functools.cache  # protobuf takes long to read a property of a descriptor
-def _is_repeated(field: FieldDescriptor) -> bool:
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field of a message is a list."""
     is_new = hasattr(field, "is_repeated")
     return bool(field.is_repeated if is_new else field.label == field.LABEL_REPEATED)
 

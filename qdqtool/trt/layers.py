@@ -276,8 +276,6 @@ class Layer:
             it cannot.
         window: Type and geometry of a POOLING.
         weights: Weights. Only layers of a kind in :data:`WEIGHTED` have the attribute.
-        shuffling: State of a SHUFFLE.
-        fusion: Neighboring layers that a layer with weights has fused.
         quant: Scale and zero point of a Q, DQ or copy.
         has_computed_scale: Whether the scale of a Q or DQ is computed at run time.
         is_clone: Whether a Q is one of the copies before the inputs of a Concat.
@@ -330,8 +328,8 @@ class Layer:
     possible_pooling: str | None = None
     window: PoolingWindow | None = None
     weights: LayerWeights = field(init=False)
-    shuffling: ShuffleEffect = field(default_factory=ShuffleEffect)
-    fusion: FusedParts = field(default_factory=FusedParts)
+    _shuffling: ShuffleEffect | None = field(default=None, init=False)
+    _fusion: FusedParts | None = field(default=None, init=False)
     quant: QuantParams | None = None
     has_computed_scale: bool = False
     is_clone: bool = False
@@ -357,6 +355,20 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
+
+    @property
+    def shuffling(self) -> ShuffleEffect:
+        """State of a SHUFFLE. Created on first use, because most layers need none."""
+        if self._shuffling is None:
+            self._shuffling = ShuffleEffect()
+        return self._shuffling
+
+    @property
+    def fusion(self) -> FusedParts:
+        """Neighboring layers that the layer has fused. Created on first use."""
+        if self._fusion is None:
+            self._fusion = FusedParts()
+        return self._fusion
 
     @property
     def pooling_type(self) -> str:

@@ -120,7 +120,7 @@ class Network:
 
         The search is breadth first. It starts at layers without inputs, in creation order.
         """
-        open_inputs: dict[int, int] = {}
+        open_inputs = [0] * (max(self.layers, default=-1) + 1)  # by layer id
         ready = []
         for layer in self.layers.values():
             count = 0

@@ -264,8 +264,10 @@ class Outcome:
 
     def precision(self, tensor: Tensor) -> Precision:
         """Return the data type of a tensor in the engine."""
-        computed = float_precision(tensor.elem_type, self._target.strongly_typed)
-        return self._precisions.get(tensor, computed)
+        precision = self._precisions.get(tensor)
+        if precision is not None:
+            return precision
+        return float_precision(tensor.elem_type, self._target.strongly_typed)
 
     def _output_precision(self, layer: Layer, tensor: Tensor) -> Precision:
         if layer.int8_out:
