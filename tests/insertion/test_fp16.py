@@ -342,29 +342,20 @@ def test_to_float_widens_type_attributes(net: Net) -> None:
     assert [node.attribute[0].i for node in model.graph.node] == [after for *_, after in attributes]
 
 
-def list_initializers(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    return [
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-        for t in model.graph.initializer
-    ]
-
-
-def test_half_weights_that_are_an_output() -> None:
-    model = store_as_half(two_layers(13))
-    infos = list_initializers(model)
-    model.graph.output.append(next(i for i in infos if i.type.tensor_type.elem_type == 10))
-    feeds = half_images()[0]
-    result = insert(model, [feeds], predict=False, include=["."])
-    check(result.model)
-    assert_same_outputs(model, result.model, feeds, atol=0.1)
-
-
-@pytest.mark.parametrize(("is_half", "ir"), [(True, 3), (True, 9), (False, 3)])
-def test_weights_that_are_inputs(is_half: bool, ir: int) -> None:
+@pytest.mark.parametrize(
+    ("is_half", "ir", "end"),
+    [(True, 3, "input"), (True, 9, "input"), (False, 3, "input"), (True, 8, "output")],
+)
+def test_weights_that_are_inputs_or_an_output(is_half: bool, ir: int, end: str) -> None:
     """Old exporters list initializers among the inputs."""
     model = store_as_half(two_layers(13)) if is_half else two_layers(13)
     model.ir_version = ir
-    model.graph.input.extend(list_initializers(model))
+    infos = [
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in model.graph.initializer
+    ]
+    halves = [i for i in infos if i.type.tensor_type.elem_type == TensorProto.FLOAT16]
+    getattr(model.graph, end).extend(infos if end == "input" else halves[:1])
     feeds = half_images()[0] if is_half else images(1)[0]
     options = {} if is_half else {"target": "trt10", "high_precision": "fp16"}
     result = insert(model, [feeds], predict=False, include=["."], **options)

@@ -351,14 +351,14 @@ def test_concat_ties_its_inputs(concat: Net) -> None:
     assert [g.is_shared for g in groups] == [False, True]
 
 
-def test_concat_that_is_not_quantized_ties_nothing(concat: Net) -> None:
-    groups = find_scale_groups(concat.index(), ["a.out", "b.out"])
-    assert list_tensors(groups) == [("a.out",), ("b.out",)]
-
-
-def test_scale_groups_without_unify_have_one_tensor(concat: Net) -> None:
-    groups = find_scale_groups(concat.index(), ["cat.out", "a.out"], unify=False)
-    assert list_tensors(groups) == [g.sources for g in groups] == [("cat.out",), ("a.out",)]
+@pytest.mark.parametrize(
+    ("tensors", "unify"), [(["a.out", "b.out"], True), (["cat.out", "a.out"], False)]
+)
+def test_concat_that_is_not_quantized_or_not_unified_ties_nothing(
+    concat: Net, tensors: list[str], unify: bool
+) -> None:
+    groups = find_scale_groups(concat.index(), tensors, unify=unify)
+    assert list_tensors(groups) == [g.sources for g in groups] == [(t,) for t in tensors]
 
 
 def test_concat_with_constant_is_source_itself(net: Net) -> None:
@@ -413,11 +413,10 @@ def test_fill_of_pad_before_maxpool_has_no_part_in_range(
 def test_scale_groups_tie_operators_that_q_passes(
     net: Net, op: str, inputs: list[str], attributes: dict[str, Any], ties: bool
 ) -> None:
-    net.const("scales", [1, 1, 2, 2])
-    net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
-    net.const("flat", [1, 16, 64], np.int64)
-    net.const("zero", 0.0)
-    net.const("six", 6.0)
+    for name, value in {"scales": [1, 1, 2, 2], "zero": 0.0, "six": 6.0}.items():
+        net.const(name, value)
+    for name, value in {"pads": [0, 0, 1, 1, 0, 0, 1, 1], "flat": [1, 16, 64]}.items():
+        net.const(name, value, np.int64)
     net.output(net.op(op, "n", net.op("Relu", "a", net.conv("ca", "x")), *inputs, **attributes))
     groups = find_scale_groups(net.index(), ["a.out", "n.out"])
     assert list_tensors(groups) == ([("a.out", "n.out")] if ties else [("a.out",), ("n.out",)])

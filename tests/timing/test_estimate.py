@@ -395,29 +395,18 @@ def test_input_bytes_of_a_strided_convolution(kernel: int, read: int, g: Graph) 
     assert [w.read for w in layers if w.kind == work.CONV and w.rows == 16 * 16] == [read]
 
 
-def test_input_bytes_of_a_bias_and_of_a_residual(g: Graph) -> None:
-    """torch copies a bias that two convolutions share with an Identity."""
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_input_bytes_of_a_bias_and_of_a_residual(g: Graph, is_shared: bool) -> None:
+    """torch copies a bias that two convolutions share with an Identity. Both read it."""
     x = g.relu(g.input(1, 64, 32, 32), "start")
     bias = g.op("Identity", g.const("b", np.zeros(64, np.float32)), "shared")
     weights = [g.const(f"w{i}", np.full((64, 64, 1, 1), 0.1, np.float32)) for i in range(2)]
-    first = g.op("Conv", [x, weights[0], bias], "first")
-    second = g.op("Conv", [g.relu(first, "r"), weights[1]], "second")
+    first = g.relu(g.op("Conv", [x, weights[0], bias], "first"), "r")
+    second = g.op("Conv", [first, weights[1], *([bias] if is_shared else [])], "second")
     layers = model_workload(g.model(g.relu(g.op("Add", [second, x], "sum"), "last"))).layers
     elements = 64 * 32 * 32
     reads = [w.read for w in layers if w.kind == work.CONV]
-    assert reads == [2 * (elements + 64), 2 * (2 * elements)]
-
-
-def test_input_bytes_of_a_copied_bias_and_a_residual_of_one_layer(g: Graph) -> None:
-    """Both are read: an export with equal biases has residuals too."""
-    x = g.relu(g.input(1, 64, 32, 32), "start")
-    bias = g.op("Identity", g.const("b", np.zeros(64, np.float32)), "shared")
-    weights = g.const("w", np.full((64, 64, 1, 1), 0.1, np.float32))
-    y = g.op("Conv", [g.relu(g.op("Conv", [x, weights, bias], "first"), "r"), weights, bias], "c")
-    layers = model_workload(g.model(g.relu(g.op("Add", [y, x], "sum"), "last"))).layers
-    elements = 64 * 32 * 32
-    reads = [w.read for w in layers if w.kind == work.CONV]
-    assert reads == [2 * (elements + 64), 2 * (2 * elements + 64)]
+    assert reads == [2 * (elements + 64), 2 * (2 * elements + 64 * is_shared)]
 
 
 def test_stem_of_a_recorded_build_writes_fp32() -> None:

@@ -197,16 +197,15 @@ def test_number_of_reformats_is_near_that_of_published_engines(case: str, built:
     assert abs(sum(e.layout_change is not None for e in extras) - built) <= 2
 
 
-def silu_network() -> Model:
-    g = Graph()
-    a = g.silu(g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32), "sa")
-    return Model(g.model(g.op("Softmax", [g.silu(g.conv(g.pair(a, "aq"), "b", 32), "sb")], "s")))
-
-
 @pytest.mark.parametrize("target", ["trt8.6", "trt10"])
-def test_silu_after_an_int8_convolution_with_float_output_is_a_kernel(target: str) -> None:
+def test_silu_after_an_int8_convolution_with_float_output_is_a_kernel(
+    g: Graph, target: str
+) -> None:
     """The output of convolution ``b`` is float, that of ``a`` is INT8."""
-    (name,) = (e.name for e in model_workload(silu_network(), target).extras if e.activation_of)
+    a = g.silu(g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32), "sa")
+    b = g.silu(g.conv(g.pair(a, "aq"), "b", 32), "sb")
+    extras = model_workload(g.model(g.op("Softmax", b, "s")), target).extras
+    (name,) = (e.name for e in extras if e.activation_of)
     assert "sb.m" in name
 
 
