@@ -10,14 +10,13 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool import builders
+from qdqtool import Precision, builders
 from qdqtool.builders import trtexec
 from qdqtool.builders.compiler_process import CompilerProcess, is_installed, print_license_notice
 from qdqtool.builders.run import choose_log_names, prepare_model_file
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.ir.modelfile import load
-from qdqtool.ir.precision import Precision
 from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
 from qdqtool.verification.local_build import build_model, is_status_as_predicted, pair_convolutions

@@ -142,6 +142,17 @@ def with_status(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
         ({"source": BuildSource.TRTEXEC_LOG, "command": "trtexec", "passed": False}, [], True),
         ({"source": BuildSource.TRTEXEC_LOG}, [], True),
         ({"source": BuildSource.LOG, "command": "trtexec"}, [], True),
+        # A layer JSON alone is complete.
+        (
+            {
+                "source": BuildSource.LAYER_JSON,
+                "parse": ParseSection(),
+                "milestones": [],
+                "listing": ListingSource.LAYER_JSON,
+            },
+            [],
+            True,
+        ),
     ],
 )
 def test_gaps_of_a_build(changes: dict[str, Any], gaps: list[Gap], complete: bool) -> None:
@@ -165,16 +176,6 @@ def test_gaps_of_a_build(changes: dict[str, Any], gaps: list[Gap], complete: boo
 )
 def test_gap_text(gap: Gap, text: str) -> None:
     assert (str(gap), Build(gaps=[gap]).missing) == (text, [text])
-
-
-def test_layer_json_alone_is_complete() -> None:
-    build = with_status(
-        BuildSource.LAYER_JSON,
-        parse=ParseSection(),
-        milestones=[],
-        listing=ListingSource.LAYER_JSON,
-    )
-    assert (build.gaps, build.complete) == ([], True)
 
 
 def test_rerun_commands_of_an_unknown_version() -> None:

@@ -8,12 +8,10 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool import ConvOutcome, Insertion, Precision, Prediction
 from qdqtool.demo.network import YoloBuilder, add_head
-from qdqtool.insertion.result import Insertion
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import ModelInfo
-from qdqtool.ir.precision import Precision
-from qdqtool.trt.result import ConvOutcome, Prediction
 
 Array = npt.NDArray[Any]
 

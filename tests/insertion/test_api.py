@@ -10,19 +10,18 @@ import calibration
 import qdqtool
 from calibration.range_tables import read_range_table
 from calibration.runner import CacheMismatch
+from qdqtool import Insertion, Prediction
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
 from qdqtool.insertion.ranges import write_table
-from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.reasons.placement import PLACEMENT, FloatNode, SkipCause, SkippedNode
-from qdqtool.trt.result import Prediction
 from tests.indexing import indexed
 from tests.insertion.nets import (
     Net,

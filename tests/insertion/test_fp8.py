@@ -9,16 +9,15 @@ import pytest
 from onnx import TensorProto
 
 import qdqtool
+from qdqtool import Insertion, Precision
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.fp8_conversion import convert_pairs_to_fp8
 from qdqtool.insertion.number_formats import FP8
 from qdqtool.insertion.placement import PlacementRules, compute_placement
-from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import round_weights
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import save
-from qdqtool.ir.precision import Precision
 from qdqtool.reasons.placement import FloatNode, SkipCause
 from qdqtool.runtime.sessions import open_session
 from qdqtool.verification.local_build import build_model

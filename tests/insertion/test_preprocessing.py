@@ -9,8 +9,7 @@ from onnx import helper
 from PIL import Image
 
 import qdqtool
-from calibration import Preprocess
-from calibration.presets import PRESETS
+from calibration import PRESETS, Preprocess
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import check_activations

@@ -26,6 +26,11 @@ from tests.trt.evidence import HOME
 CASE = HOME / "yolov8-orin-trt8412-excerpts" / "model.onnx.gz"
 
 
+def write(folder: Path, data: bytes) -> Path:
+    (folder / "m.onnx").write_bytes(data)
+    return folder / "m.onnx"
+
+
 @pytest.fixture(scope="module")
 def data() -> bytes:
     """Return a model of 502 nodes, 82 of them convolutions."""
@@ -33,8 +38,7 @@ def data() -> bytes:
 
 
 def test_load_accepts_paths_bytes_and_messages(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(data)
+    path = write(tmp_path, data)
     names = [n.name for n in onnx.ModelProto.FromString(data).graph.node]
     assert len(names) == 502
     for source in (CASE, path, str(path), data, onnx.ModelProto.FromString(data)):
@@ -59,8 +63,7 @@ def named(*names: str) -> onnx.ModelProto:
 
 def test_name_is_at_most_65536_characters_long(tmp_path: Path) -> None:
     load(named("y" * 65536))
-    path = tmp_path / "m.onnx"
-    path.write_bytes(named("y" * 65537).SerializeToString())
+    path = write(tmp_path, named("y" * 65537).SerializeToString())
     with pytest.raises(ModelError, check=has("name-too-long", path=str(path))) as caught:
         load(path)
     assert "65537" in str(caught.value) and "65536" in str(caught.value)
@@ -125,8 +128,7 @@ def test_wrong_entry_of_external_weight_is_an_error(
     tmp_path: Path, entries: list[tuple[str, str]], value: str
 ) -> None:
     # A stated length of 3 GB in a sparse file was read for a tensor of a hundred numbers.
-    path = tmp_path / "m.onnx"
-    path.write_bytes(with_external_weight(entries).SerializeToString())
+    path = write(tmp_path, with_external_weight(entries).SerializeToString())
     (tmp_path / "w.bin").write_bytes(bytes(500))
     refused = has("tensor-damaged", path=str(path), node=conv_net().graph.initializer[0].name)
     with pytest.raises(ModelError, check=refused, match=value):
@@ -142,8 +144,7 @@ def test_external_weights_of_many_tensors_do_not_share_one_file(
         proto.graph.initializer.add().CopyFrom(proto.graph.initializer[0])
         proto.graph.initializer[-1].name = f"again {number}"
     (tmp_path / "w.bin").write_bytes(bytes(432))
-    path = tmp_path / "m.onnx"
-    path.write_bytes(proto.SerializeToString())
+    path = write(tmp_path, proto.SerializeToString())
     assert load(path)
     monkeypatch.setattr(limits, "EXTERNAL_SHARED", 2 * 432 - 1)
     with pytest.raises(ModelError, check=has("weights-damaged", path=str(path))):
@@ -180,8 +181,7 @@ def test_input_with_impossible_dimensions_has_no_shape(tmp_path: Path, rank: int
     for _ in range(rank):
         proto.graph.input[0].type.tensor_type.shape.dim.add(dim_value=1 << 62)
     assert load(proto).shape(proto.graph.input[0].name) is None
-    path = tmp_path / "m.onnx"
-    path.write_bytes(proto.SerializeToString())
+    path = write(tmp_path, proto.SerializeToString())
     assert cli.run(["predict", str(path), "--gpu", "T4", "-o", str(tmp_path / "out")]) == 0
 
 
@@ -274,8 +274,7 @@ def test_damaged_model_is_rejected_by_every_command(
     )
     load(proto)
     damage(proto)
-    path = tmp_path / "m.onnx"
-    path.write_bytes(proto.SerializeToString())
+    path = write(tmp_path, proto.SerializeToString())
     for source in (proto, path, path.read_bytes()):
         with pytest.raises(ModelError, check=has(code, node=node), match=value):
             load(source)
@@ -288,8 +287,7 @@ def test_damaged_model_is_rejected_by_every_command(
 
 
 def test_save_never_overwrites_source(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(data)
+    path = write(tmp_path, data)
     with pytest.raises(ModelError, check=has("output-is-input", path=str(path))):
         save(load(path).proto, path, source=str(path))
     assert path.read_bytes() == data

@@ -93,6 +93,11 @@ RECIPES: dict[str, list[Recipe]] = {
 OLD = {"Upsample": 9}
 
 
+@pytest.fixture
+def g() -> Graph:
+    return Graph(opset=OPSET)
+
+
 def is_standard(operator: Operator) -> bool:
     return onnx.defs.has(operator.name, 20)
 
@@ -159,9 +164,8 @@ def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recip
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
 def test_fix_unifies_scales_across_operator_that_a_q_passes(
-    operator: Operator, recipe: Recipe
+    g: Graph, operator: Operator, recipe: Recipe
 ) -> None:
-    g = Graph(opset=OPSET)
     before = g.relu(g.conv(g.input(*SHAPE), "before"), "relu")
     ends = [
         g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))
@@ -208,8 +212,7 @@ def fake_quantize(x: npt.NDArray[np.float32], scale: np.float32) -> npt.NDArray[
     return (np.clip(np.rint(x / scale), -128, 127) * scale).astype(np.float32)
 
 
-def test_linear_resize_does_not_commute_with_q() -> None:
-    g = Graph(opset=OPSET)
+def test_linear_resize_does_not_commute_with_q(g: Graph) -> None:
     proto = g.model(*RECIPES["Resize"][1](g, g.input(*SHAPE)))
     scale = np.float32(2.0**-5)
     x = np.random.default_rng(0).normal(0, 1.5, SHAPE).astype(np.float32)
@@ -232,8 +235,9 @@ def test_q_passes_operator_that_joins(g: Graph, name: str) -> None:
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.cuts))
-def test_operator_that_cuts_returns_values_of_its_input(operator: Operator, recipe: Recipe) -> None:
-    g = Graph(opset=OPSET)
+def test_operator_that_cuts_returns_values_of_its_input(
+    g: Graph, operator: Operator, recipe: Recipe
+) -> None:
     proto = g.model(*recipe(g, g.input(*SHAPE)))
     x = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
     for part in run(proto, {"x": x}):
@@ -246,8 +250,7 @@ def test_operator_that_cuts_returns_values_of_its_input(operator: Operator, reci
 @pytest.mark.parametrize(
     "operator", [o for o in OPERATORS.values() if o.activation], ids=lambda o: o.name
 )
-def test_all_packages_recognize_activation(operator: Operator) -> None:
-    g = Graph(opset=OPSET)
+def test_all_packages_recognize_activation(g: Graph, operator: Operator) -> None:
     out = g.op(operator.name, g.conv(g.input(*SHAPE), "c"), "act")
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
     act = model.node("act")
@@ -263,8 +266,7 @@ def test_all_packages_recognize_activation(operator: Operator) -> None:
     [o for o in OPERATORS.values() if o.activation and o.activation.gate],
     ids=lambda o: o.name,
 )
-def test_product_with_gate_is_an_activation(operator: Operator) -> None:
-    g = Graph(opset=OPSET)
+def test_product_with_gate_is_an_activation(g: Graph, operator: Operator) -> None:
     conv = g.conv(g.input(*SHAPE), "c")
     out = g.op("Mul", [conv, g.op(operator.name, conv, "gate")], "mul")
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
@@ -274,8 +276,7 @@ def test_product_with_gate_is_an_activation(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize("name", ["PRelu", "Softmax", "LogSoftmax"])
-def test_other_operator_is_not_an_activation(name: str) -> None:
-    g = Graph(opset=OPSET)
+def test_other_operator_is_not_an_activation(g: Graph, name: str) -> None:
     conv = g.conv(g.input(*SHAPE), "c")
     inputs = (
         [conv, g.const("slope", np.full((8, 1, 1), 0.1, np.float32))] if name == "PRelu" else [conv]
@@ -306,8 +307,7 @@ def test_pointwise_operator_commutes_with_permutation(operator: Operator, recipe
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.averages))
-def test_average_runs_in_int8_like_pooling(operator: Operator, recipe: Recipe) -> None:
-    g = Graph(opset=OPSET)
+def test_average_runs_in_int8_like_pooling(g: Graph, operator: Operator, recipe: Recipe) -> None:
     (out,) = recipe(g, g.pair(g.conv(g.input(*SHAPE), "c"), "in"))
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
     assert is_average_pooling(model, model.node("op"))
@@ -375,7 +375,6 @@ def test_output_axis_of_weights(operator: Operator) -> None:
 def test_weights_quantized_along_outputs_run_in_int8(
     g: Graph, operator: Operator, axis: int
 ) -> None:
-    g.opset = OPSET
     data = g.pair(g.input(1, 8, 8, 8), "in")
     weights = g.weights("n", (8, 8, 3, 3), "qdq", axis)
     model = Model(g.model(g.op(operator.name, [data, weights], "n", kernel_shape=[3, 3])))

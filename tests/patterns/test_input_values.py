@@ -5,8 +5,7 @@ import numpy as np
 import onnx
 import pytest
 
-from calibration.options import Preprocess
-from calibration.presets import PRESETS
+from calibration import PRESETS, Preprocess
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_normalization
 from qdqtool.patterns.network_kind import warn_preprocess

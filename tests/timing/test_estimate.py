@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.timing_data import NETWORKS, network_work, read
 from calibration.options import Preprocess
+from qdqtool import Precision, Prediction
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed_verdict
@@ -20,7 +21,6 @@ from qdqtool.insertion.input_types import convert_inputs_to_integers
 from qdqtool.insertion.number_formats import MIN_GAIN
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
-from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.timing import model_variants, work
@@ -30,7 +30,6 @@ from qdqtool.timing.model_variants import TensorShapes
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds, load_constants
-from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, strongly_typed, target_named
 from tests.insertion.nets import detector
 from tests.notes import note_codes

@@ -70,10 +70,7 @@ def _deep() -> onnx.ModelProto:
 
 
 def test_fuzz_shrink_keeps_cause_and_kind() -> None:
-    def has_tanh(model: onnx.ModelProto) -> bool:
-        return any(n.op_type == "Tanh" for n in model.graph.node)
-
-    small = shrink(_deep(), has_tanh)
+    small = shrink(_deep(), lambda model: any(n.op_type == "Tanh" for n in model.graph.node))
     assert [n.op_type for n in small.graph.node] == ["Tanh"]
     assert len(small.graph.output) == 1
     assert not small.graph.initializer

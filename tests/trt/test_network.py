@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -173,50 +174,68 @@ def test_attribute_of_wrong_type_is_reported_with_node(
         predict(model, advice=False)
 
 
-def small_graph(name: str) -> onnx.ModelProto:
-    """Build one of the four graphs of small-graphs-orinnano-trt103 (TensorRT 10.3)."""
-    g = Graph()
-    x = g.input(1, 32, 32, 32) if name != "symmetric_matmul" else g.input(32, 64)
-    if name == "per_channel_conv":
-        y = g.conv(x, "c", 32)
-    elif name == "symmetric_matmul":
-        y = g.op(
-            "MatMul",
-            [g.pair(x, "a", 0.03), g.pair(g.const("w", np.ones((64, 64), np.float32)), "w", 0.01)],
-            "m",
-        )
-    elif name == "residual_branches":
-        branches = [g.conv(x, c, 32, scale=None, weights="float") for c in ("c1", "c2")]
-        y = g.op("Add", [g.pair(b, f"b{i}", 0.02) for i, b in enumerate(branches)], "add")
-    else:
-        y = g.relu(g.bn(g.conv(x, "c", 32, scale=None, weights="float"), "bn"), "r")
-    return g.model(y)
-
-
 @pytest.mark.parametrize(
-    ("name", "int8", "computing", "conversions"),
+    ("shape", "build", "int8", "computing", "conversions"),
     [
-        ("per_channel_conv", 1, [("Convolution", ["INT8"], "FLOAT")], ["c.in.Q"]),
-        (
-            "symmetric_matmul",
+        pytest.param(
+            (1, 32, 32, 32),
+            lambda g, x: g.conv(x, "c", 32),
+            1,
+            [("Convolution", ["INT8"], "FLOAT")],
+            ["c.in.Q"],
+            id="per_channel_conv",
+        ),
+        pytest.param(
+            (32, 64),
+            lambda g, x: g.op(
+                "MatMul",
+                [
+                    g.pair(x, "a", 0.03),
+                    g.pair(g.const("w", np.ones((64, 64), np.float32)), "w", 0.01),
+                ],
+                "m",
+            ),
             1,
             [("kgen", ["FLOAT"], "INT8"), ("MatrixMultiply", ["INT8"], "FLOAT")],
             [],
+            id="symmetric_matmul",
         ),
-        (
-            "residual_branches",
+        pytest.param(
+            (1, 32, 32, 32),
+            lambda g, x: g.op(
+                "Add",
+                [
+                    g.pair(g.conv(x, f"c{i}", 32, scale=None, weights="float"), f"b{i}", 0.02)
+                    for i in (0, 1)
+                ],
+                "add",
+            ),
             0,
             [("Convolution", ["FLOAT"], "FLOAT"), ("PointWise", ["INT8", "INT8"], "FLOAT")],
             ["b0.Q", "b1.Q"],
+            id="residual_branches",
         ),
-        ("conv_bn_relu", 0, [("Convolution", ["FLOAT"], "FLOAT")], []),
+        pytest.param(
+            (1, 32, 32, 32),
+            lambda g, x: g.relu(g.bn(g.conv(x, "c", 32, scale=None, weights="float"), "bn"), "r"),
+            0,
+            [("Convolution", ["FLOAT"], "FLOAT")],
+            [],
+            id="conv_bn_relu",
+        ),
     ],
 )
 def test_small_graphs_match_their_builds(
-    name: str, int8: int, computing: list[tuple[str, list[str], str]], conversions: list[str]
+    g: Graph,
+    shape: tuple[int, ...],
+    build: Callable[[Graph, str], str],
+    int8: int,
+    computing: list[tuple[str, list[str], str]],
+    conversions: list[str],
 ) -> None:
+    # The four graphs of small-graphs-orinnano-trt103 (TensorRT 10.3).
     # small-graphs-orinnano-trt103 lists the layers of per_channel_conv and residual_branches.
-    prediction = predict(small_graph(name), "10.3")
+    prediction = predict(g.model(build(g, g.input(*shape))), "10.3")
     layers = [
         (x.type, [str(t.precision) for t in x.inputs], str(x.outputs[0].precision))
         for x in prediction.layers

@@ -8,12 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqtool import Precision, Prediction, insert
 from qdqtool.evidence import Evidence
-from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.quantization.api import insert
 from qdqtool.reasons.quantizers import NonzeroZeroPoint
-from qdqtool.trt.result import Prediction
 from tests.insertion.nets import detector
 from tests.slow import slow_after
 from tests.trt.builder import Graph

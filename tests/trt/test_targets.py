@@ -4,12 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qdqtool import ConvOutcome, Precision
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.evidence import Evidence
 from qdqtool.findings.build_methods import trtexec_advice, trtexec_command
-from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import (
     RTX,
     TARGETS,

@@ -12,10 +12,9 @@ import re
 
 import onnx
 
+from qdqtool import Precision, Prediction
 from qdqtool.ir.modelfile import load
-from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.trt.result import Prediction
 from tests.trt.evidence import HOME
 
 BUILD = HOME / "yolov8-orin-trt8412-excerpts"

@@ -3,15 +3,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from qdqtool import ConvOutcome, Precision, Prediction
 from qdqtool.buildlog.agreement import DetailedDifference, Difference
 from qdqtool.buildlog.layers import parse_info_line
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
-from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.reasons.weights import WeightsNotDequantized
-from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.trace import Event
 from qdqtool.verification.convolutions import (
     BuiltNode,

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from qdqtool import Precision, Verification
 from qdqtool.buildlog.agreement import (
     BuildFacts,
     Difference,
@@ -17,7 +18,6 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats.build_text import render_verification, verdict
 from qdqtool.formats.output import as_options
 from qdqtool.ir.graph import Model
-from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import choose_gpu
@@ -30,7 +30,6 @@ from qdqtool.verification.api import (
     exit_code,
     verify,
 )
-from qdqtool.verification.result import Verification
 from qdqtool.verification.times import (
     compare_times,
     explain_missing_estimate,

@@ -3,12 +3,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qdqtool import Precision, Prediction
 from qdqtool.evidence import Evidence
 from qdqtool.formats.predict_text import render
 from qdqtool.formats.verdicts import verdict
-from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.trt.result import Prediction
 from tests.trt.builder import Graph
 
 
