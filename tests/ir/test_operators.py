@@ -262,29 +262,36 @@ def test_all_packages_recognize_activation(g: Graph, operator: Operator) -> None
 
 
 @pytest.mark.parametrize(
-    "operator",
-    [o for o in OPERATORS.values() if o.activation and o.activation.gate],
-    ids=lambda o: o.name,
+    ("build", "is_activation"),
+    [
+        *(
+            pytest.param(
+                lambda g, x, name=o.name: g.op("Mul", [x, g.op(name, x, "gate")], "act"),
+                True,
+                id=f"product with {o.name}",
+            )
+            for o in OPERATORS.values()
+            if o.activation and o.activation.gate
+        ),
+        pytest.param(
+            lambda g, x: g.op(
+                "PRelu", [x, g.const("slope", np.full((8, 1, 1), 0.1, np.float32))], "act"
+            ),
+            False,
+            id="PRelu",
+        ),
+        pytest.param(lambda g, x: g.op("Softmax", x, "act"), False, id="Softmax"),
+        pytest.param(lambda g, x: g.op("LogSoftmax", x, "act"), False, id="LogSoftmax"),
+    ],
 )
-def test_product_with_gate_is_an_activation(g: Graph, operator: Operator) -> None:
-    conv = g.conv(g.input(*SHAPE), "c")
-    out = g.op("Mul", [conv, g.op(operator.name, conv, "gate")], "mul")
+def test_product_with_gate_is_an_activation_but_other_operators_are_not(
+    g: Graph, build: Callable[[Graph, str], str], is_activation: bool
+) -> None:
+    out = build(g, g.conv(g.input(*SHAPE), "c"))
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
     (outcome,) = simulate(model, TARGET).convolutions
-    assert (str(outcome.output), sorted(outcome.fused)) == ("INT8", ["gate", "mul"])
-    assert activation_input(model, model.node("mul")) == "c:0"
-
-
-@pytest.mark.parametrize("name", ["PRelu", "Softmax", "LogSoftmax"])
-def test_other_operator_is_not_an_activation(g: Graph, name: str) -> None:
-    conv = g.conv(g.input(*SHAPE), "c")
-    inputs = (
-        [conv, g.const("slope", np.full((8, 1, 1), 0.1, np.float32))] if name == "PRelu" else [conv]
-    )
-    model = Model(g.model(g.op("Neg", g.pair(g.op(name, inputs, "act"), "q"), "end")))
-    (outcome,) = simulate(model, TARGET).convolutions
-    assert (outcome.output, outcome.fused) != ("INT8", ["act"])
-    assert activation_input(model, model.node("act")) is None
+    assert (str(outcome.output) == "INT8" and "act" in outcome.fused) is is_activation
+    assert activation_input(model, model.node("act")) == ("c:0" if is_activation else None)
 
 
 @pytest.mark.parametrize(

@@ -54,48 +54,59 @@ def used(name: str) -> dict[str, Any]:
     return {"name": name, "origin": "option", **PRESETS[name].preprocess.as_json()}
 
 
-@pytest.mark.parametrize(
-    "normalization",
-    [
-        by_255,
-        lambda g, x: g.op("Mul", [g.const("factor", 1 / 255), x], "mul"),
-        after_other_nodes,
-        lambda g, x: g.op("Sub", [x, g.const("mean", channels([103.939, 116.779, 123.68]))], "sub"),
-        lambda g, x: standardize(g, x, 255),
-    ],
-    ids=["by_255", "by_factor", "after_other_nodes", "mean", "mean_and_deviation"],
+PIXELS = (255, "preprocess='none'", ["yolo", "imagenet", "vit"], ["none", "yolox"])
+UNIT = (
+    1,
+    "preprocess='rtdetr'",
+    ["imagenet", "inception", "none", "caffe"],
+    ["yolo", "rtdetr", "ultralytics-classify"],
 )
-def test_networks_that_take_pixels(normalization: Normalization) -> None:
-    model = Model(build(normalization))
-    assert find_normalized_inputs(model) == {"x": 255}
-    for name in ("yolo", "imagenet", "vit"):
-        (warning,) = warn_own_normalization(model, used(name))
-        assert (warning.code, warning.values["highest"]) == ("own-normalization", 255)
-        assert "(-0 to" not in warning
-        assert "preprocess='none'" in warning
-    for name in ("none", "yolox"):
-        assert warn_own_normalization(model, used(name)) == []
 
 
 @pytest.mark.parametrize(
-    "normalization",
+    ("normalization", "highest", "advice", "wrong", "right"),
     [
-        imagenet,
-        lambda g, x: standardize(g, g.op("Mul", [x, g.const("factor", 255.0)], "mul"), 255),
-        lambda g, x: g.op(
-            "Sub", [g.op("Mul", [x, g.const("two", 2.0)], "mul"), g.const("one", 1.0)], "sub"
+        pytest.param(by_255, *PIXELS, id="by 255"),
+        pytest.param(
+            lambda g, x: g.op("Mul", [g.const("factor", 1 / 255), x], "mul"),
+            *PIXELS,
+            id="by a factor",
+        ),
+        pytest.param(after_other_nodes, *PIXELS, id="after other nodes"),
+        pytest.param(
+            lambda g, x: g.op(
+                "Sub", [x, g.const("mean", channels([103.939, 116.779, 123.68]))], "sub"
+            ),
+            *PIXELS,
+            id="mean",
+        ),
+        pytest.param(lambda g, x: standardize(g, x, 255), *PIXELS, id="mean and deviation"),
+        pytest.param(imagenet, *UNIT, id="imagenet"),
+        pytest.param(
+            lambda g, x: standardize(g, g.op("Mul", [x, g.const("factor", 255.0)], "mul"), 255),
+            *UNIT,
+            id="back to pixels",
+        ),
+        pytest.param(
+            lambda g, x: g.op(
+                "Sub", [g.op("Mul", [x, g.const("two", 2.0)], "mul"), g.const("one", 1.0)], "sub"
+            ),
+            *UNIT,
+            id="minus one to one",
         ),
     ],
-    ids=["imagenet", "back_to_pixels", "minus_one_to_one"],
 )
-def test_networks_that_take_values_up_to_one(normalization: Normalization) -> None:
+def test_networks_that_normalize_their_input(
+    normalization: Normalization, highest: int, advice: str, wrong: list[str], right: list[str]
+) -> None:
     model = Model(build(normalization))
-    assert find_normalized_inputs(model) == {"x": 1}
-    for name in ("imagenet", "inception", "none", "caffe"):
+    assert find_normalized_inputs(model) == {"x": highest}
+    for name in wrong:
         (warning,) = warn_own_normalization(model, used(name))
-        assert warning.values["highest"] == 1
-        assert "preprocess='rtdetr'" in warning
-    for name in ("yolo", "rtdetr", "ultralytics-classify"):
+        assert (warning.code, warning.values["highest"]) == ("own-normalization", highest)
+        assert "(-0 to" not in warning
+        assert advice in warning
+    for name in right:
         assert warn_own_normalization(model, used(name)) == []
 
 

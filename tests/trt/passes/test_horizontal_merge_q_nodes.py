@@ -8,64 +8,67 @@ from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import build_model, run_pass
+from tests.trt.passes.step import Build, build_model, run_pass
 
 
-def two_quantizers(second: float, tail: str = "Neg") -> Graph:
-    g = Graph()
+def negated(g: Graph, **scales: float) -> list[str]:
+    """Return an output for each pair of a tensor; the names of pairs are those of the scales."""
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    g.op("Neg", g.pair(x, "a", 0.1), "na")
-    g.op(tail, g.pair(x, "b", second), "nb")
-    return g
+    return [g.op("Neg", g.pair(x, name, scale), f"n{name}") for name, scale in scales.items()]
 
 
-def test_earlier_q_survives() -> None:
-    # resnet18-qat-rtx2000-trt8510, line 2541.
-    result = run_pass(two_quantizers(0.1).model("na:0", "nb:0"), HorizontalMergeQNodes)
-    assert result.lines == [("Running", "a.Q"), ("Eliminating", "b.Q", "a.Q"), ("Removing", "b.Q")]
-    assert {r.name for r in result.layer("a.Q").out.consumers} == {"a.DQ", "b.DQ"}
-
-
-def test_q_nearer_to_output_survives_topk() -> None:
-    g = two_quantizers(0.1)
-    g.op("TopK", ["na:0", g.const("k", np.array([1], np.int64))], "top", axis=3)
+def before_topk(g: Graph) -> list[str]:
+    (first, second) = negated(g, a=0.1, b=0.1)
+    g.op("TopK", [first, g.const("k", np.array([1], np.int64))], "top", axis=3)
     g.nodes[-1].output.append("indices")
-    result = run_pass(g.model("top:0", "indices", "nb:0"), HorizontalMergeQNodes)
-    assert result.lines == [("Running", "b.Q"), ("Eliminating", "a.Q", "b.Q"), ("Removing", "a.Q")]
+    return ["top:0", "indices", second]
 
 
-def test_qs_of_different_scales_are_reported() -> None:
+@pytest.mark.parametrize(
+    ("build", "kept", "removed", "reasons"),
+    [
+        # resnet18-qat-rtx2000-trt8510, line 2541.
+        pytest.param(lambda g: negated(g, a=0.1, b=0.1), "a.Q", "b.Q", [], id="earlier"),
+        pytest.param(before_topk, "b.Q", "a.Q", [], id="nearer to the output than a TopK"),
+        pytest.param(
+            lambda g: negated(g, a=0.1, b=0.2, c=0.1),
+            "a.Q",
+            "c.Q",
+            [("a.Q", "scales-differ")],
+            id="one of three has another scale",
+        ),
+        pytest.param(
+            lambda g: [*negated(g, a=0.1), g.q("s:0", "first"), g.q("s:0", "second")],
+            "first",
+            "a.Q",
+            [],
+            id="network output",
+        ),
+    ],
+)
+def test_one_of_two_equal_qs_survives(
+    g: Graph, build: Build, kept: str, removed: str, reasons: list[tuple[str, str]]
+) -> None:
+    outputs = build(g)
+    result = run_pass(g.model(*outputs), HorizontalMergeQNodes)
+    assert result.lines == [
+        ("Running", kept),
+        ("Eliminating", removed, kept),
+        ("Removing", removed),
+    ]
+    assert removed.replace(".Q", ".DQ") in {r.name for r in result.layer(kept).out.consumers}
+    assert result.reasons == reasons
+    assert [t.name for t in result.network.outputs] == outputs
+
+
+def test_qs_of_different_scales_are_reported(g: Graph) -> None:
     # yolo-resnet18-orin-trt8502, layer2.1/relu_1: both stay.
-    result = run_pass(two_quantizers(0.2).model("na:0", "nb:0"), HorizontalMergeQNodes)
+    result = run_pass(g.model(*negated(g, a=0.1, b=0.2)), HorizontalMergeQNodes)
     assert (result.lines, result.reasons) == ([], [("a.Q", "scales-differ")])
     record = result.records[0]
     assert record.tensor == "s:0"
     assert record.quantizers == ("a.Q", "b.Q")
     assert record.scales == (np.float32(0.1), np.float32(0.2))
-
-
-def test_equal_pair_among_three_qs_is_merged(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    outputs = [
-        g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.2), ("c", 0.1))
-    ]
-    result = run_pass(g.model(*outputs), HorizontalMergeQNodes)
-    assert result.lines == [("Running", "a.Q"), ("Eliminating", "c.Q", "a.Q"), ("Removing", "c.Q")]
-    assert result.reasons == [("a.Q", "scales-differ")]
-
-
-def test_q_of_network_output_survives(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    inner = g.op("Neg", g.pair(x, "a"), "n")
-    outputs = [g.q(x, "first"), g.q(x, "second")]
-    result = run_pass(g.model(inner, *outputs), HorizontalMergeQNodes)
-    assert result.lines == [
-        ("Running", "first"),
-        ("Eliminating", "a.Q", "first"),
-        ("Removing", "a.Q"),
-    ]
-    assert result.reasons == []
-    assert [t.name for t in result.network.outputs] == ["n:0", *outputs]
 
 
 def test_clone_is_merged_into_original() -> None:
@@ -85,8 +88,7 @@ def test_clone_is_merged_into_original() -> None:
 
 @pytest.mark.parametrize(("zero", "merged"), [(0, True), (3, False)])
 def test_qs_of_different_zero_points_stay(g: Graph, zero: int, merged: bool) -> None:
-    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    outputs = [g.op("Neg", g.pair(x, "a"), "na"), g.op("Neg", g.pair(x, "b", zero=zero), "nb")]
+    outputs = [*negated(g, a=0.1), g.op("Neg", g.pair("s:0", "b", zero=zero), "nb")]
     assert bool(run_pass(g.model(*outputs), HorizontalMergeQNodes).lines) is merged
 
 
@@ -104,18 +106,13 @@ def two_clones(g: Graph) -> list[str]:
     return [first, g.op("Neg", g.pair(g.concat([x, g.op("Cos", x, "c")], "cat2"), "cv2"), "n2")]
 
 
-def network_output(g: Graph) -> list[str]:
-    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    return [g.q(x, "out"), g.op("Neg", g.pair(x, "a"), "na")]
-
-
 @pytest.mark.parametrize(
     ("model", "case"),
     [
-        (two_quantizers(0.1).model("na:0", "nb:0"), "earlier-survives"),
+        (build_model(lambda g: negated(g, a=0.1, b=0.1)), "earlier-survives"),
         (build_model(clone_and_q), "clone"),
         (build_model(two_clones), "earlier-survives"),
-        (build_model(network_output), "network-output"),
+        (build_model(lambda g: [*negated(g, a=0.1), g.q("s:0", "out")]), "network-output"),
     ],
     ids=["two Qs", "clone", "two clones", "network output"],
 )
@@ -140,25 +137,27 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize(("target", "conversions"), [("trt8.5", 1), ("trt8.6", 1), ("trt10", 2)])
-def test_equal_qs_beside_a_float_consumer(g: Graph, target: str, conversions: int) -> None:
-    # 8.5.2: yolo-resnet18-orin-trt8502 merges them; 10.16.2: unet-resnet50-orinnano-trt10162.
-    prediction = simulate(load(g.model(*beside_float(g))), target_named(target))
-    assert prediction.conversions == conversions
-
-
-def test_equal_qs_beside_a_concat_stay_apart_after_it_was_split(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
-    outputs = [
-        g.conv(x, "a", scale=0.1),
-        g.conv(x, "b", k=1, scale=0.1),
-        g.conv(g.concat([x, g.op("Neg", x, "n")], "cat"), "c", 16, scale=0.2),
-    ]
-    conversions = simulate(load(g.model(*outputs)), target_named("trt10")).conversion_nodes
-    assert {"a.in.Q", "b.in.Q"} <= {*conversions}
-
-
-def test_equal_qs_alone_on_a_tensor_are_merged_on_10(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
-    outputs = [g.conv(x, "a", scale=0.1), g.conv(x, "b", k=1, scale=0.1)]
-    assert simulate(load(g.model(*outputs)), target_named("trt10")).conversions == 1
+@pytest.mark.parametrize(
+    ("others", "target", "kept"),
+    [
+        # 8.5.2: yolo-resnet18-orin-trt8502 merges them; 10.16.2: unet-resnet50-orinnano-trt10162.
+        pytest.param(beside_float, "trt8.5", ["a.in.Q"], id="float consumer, 8.5"),
+        pytest.param(beside_float, "trt8.6", ["a.in.Q"], id="float consumer, 8.6"),
+        pytest.param(beside_float, "trt10", ["a.in.Q", "b.in.Q"], id="float consumer, 10"),
+        pytest.param(
+            lambda g: [
+                *beside_float(g)[:2],
+                g.conv(g.concat(["s:0", g.op("Neg", "s:0", "m")], "cat"), "c", 16, scale=0.2),
+            ],
+            "trt10",
+            ["a.in.Q", "b.in.Q"],
+            id="concat, which was split",
+        ),
+        pytest.param(lambda g: beside_float(g)[:2], "trt10", ["a.in.Q"], id="alone, 10"),
+    ],
+)
+def test_equal_qs_beside_another_consumer(
+    g: Graph, others: Build, target: str, kept: list[str]
+) -> None:
+    nodes = simulate(load(g.model(*others(g))), target_named(target)).conversion_nodes
+    assert [name for name in nodes if name in ("a.in.Q", "b.in.Q")] == kept

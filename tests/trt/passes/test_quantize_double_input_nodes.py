@@ -9,7 +9,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Line, end_of, run_pass, weakest_evidence
+from tests.trt.passes.step import Line, PassResult, end_of, run_pass, weakest_evidence
 
 FLOAT_OUT = [
     ("Running", "c"),
@@ -27,26 +27,36 @@ INT8_OUT = [
 ]
 
 
-def conv(**options: object) -> tuple[Graph, str]:
+def run(
+    build: Callable[[Graph, str], list[str]], target: str = "trt8.5", **options: Any
+) -> PassResult:
+    """Run the pass on a convolution ``c`` and the outputs that ``build`` makes of it."""
     g = Graph()
-    return g, g.conv(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "c", **options)  # type: ignore[arg-type]
+    out = g.conv(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "c", **options)
+    return run_pass(g.model(*build(g, out)), QuantizeDoubleInputNodes, target=target)
 
 
 @pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
 def test_output_without_q_is_float(weights: str) -> None:
-    g, out = conv(weights=weights)
-    result = run_pass(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
+    result = run(lambda g, out: [g.op("Softmax", out, "s")], weights=weights)
     assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-not-quantized")])
     assert [(r.node, r.op) for r in result.records[0].consumers] == [("s", "Softmax")]
     assert result.layer("c").int8 and not result.layer("c").int8_out
 
 
-@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
-def test_output_with_q_is_int8(weights: str) -> None:
-    g, out = conv(weights=weights)
-    result = run_pass(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        *(({"weights": weights}, "trt8.5") for weights in ("qdq", "tensor", "int8")),
+        # centernet-resnet34-qat-trt80, 3 of 3: INT8 to INT8, weights per axis 1.
+        ({"k": 2, "stride": 2, "op": "ConvTranspose"}, "trt8.0"),
+    ],
+)
+def test_output_with_q_is_int8(options: dict[str, Any], target: str) -> None:
+    result = run(lambda g, out: [g.op("Softmax", g.pair(out, "p"), "s")], target, **options)
     assert (result.lines, result.reasons) == (INT8_OUT, [])
     assert result.layer("c").out.name == "p.Q:0"
+    assert weakest_evidence(result.layer("c")) == Evidence.SEEN
 
 
 def normalized(g: Graph, out: str) -> list[str]:
@@ -77,22 +87,22 @@ def normalized(g: Graph, out: str) -> list[str]:
 def test_q_is_fused_if_it_is_the_only_consumer(
     outputs: Callable[[Graph, str], list[str]], lines: list[Line], reasons: list[tuple[str, str]]
 ) -> None:
-    g, out = conv()
-    result = run_pass(g.model(*outputs(g, out)), QuantizeDoubleInputNodes)
+    result = run(outputs)
     assert (result.lines, result.reasons) == (lines, reasons)
 
 
 def test_report_names_consumers() -> None:
-    g, out = conv()
-    proto = g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t"))
-    consumers = run_pass(proto, QuantizeDoubleInputNodes).records[0].consumers
-    assert {(r.node, r.kind == "q") for r in consumers} == {("p.Q", True), ("t", False)}
+    result = run(lambda g, out: [g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")])
+    consumers = {(r.node, r.kind == "q") for r in result.records[0].consumers}
+    assert consumers == {("p.Q", True), ("t", False)}
 
 
 def test_different_scales_keep_output_float() -> None:
-    g, out = conv()
-    outputs = [g.op("Softmax", g.pair(out, n, s), f"s{n}") for n, s in (("p", 0.1), ("q", 0.2))]
-    result = run_pass(g.model(*outputs), QuantizeDoubleInputNodes)
+    result = run(
+        lambda g, out: [
+            g.op("Softmax", g.pair(out, n, s), f"s{n}") for n, s in (("p", 0.1), ("q", 0.2))
+        ]
+    )
     assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-different-scales")])
     assert [r.scale for r in result.records[0].consumers] == [np.float32(0.1), np.float32(0.2)]
     assert weakest_evidence(result.layer("c")) == Evidence.ASSUMED
@@ -185,17 +195,10 @@ def test_fp8_weights_with_int8_data_are_reported(target: str) -> None:
     assert result.records[0].types == ("INT8", "FP8")
 
 
-@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
-def test_fp8_convolution_is_quantized(weights: str) -> None:
-    result = run_pass(fp8(weights=weights).model("end:0"), QuantizeDoubleInputNodes, target="trt10")
-    layer = result.layer("c")
-    assert layer.int8 and layer.quantized_type == Precision.FP8
-    assert result.reasons == [("c", "output-not-quantized")]
-
-
 @pytest.mark.parametrize(
     ("options", "target", "reasons"),
     [
+        *(({"weights": w}, "trt10", ["output-not-quantized"]) for w in ("qdq", "tensor", "int8")),
         ({"k": 5}, "trt10", ["output-not-quantized"]),
         ({"k": 6}, "trt10", ["fp8-kernel"]),
         ({"k": 7}, "trt10", ["fp8-kernel"]),
@@ -208,9 +211,11 @@ def test_fp8_convolution_is_quantized(weights: str) -> None:
 def test_forms_of_convolutions_in_fp8(
     options: dict[str, Any], target: str, reasons: list[str]
 ) -> None:
-    """Kernels have at most 32 elements. Convolutions have FP8 since 10.2, deconvolutions do not."""
+    # Kernels have at most 32 elements. Convolutions have FP8 since 10.2, deconvolutions do not.
     result = run_pass(fp8(**options).model("end:0"), QuantizeDoubleInputNodes, target=target)
-    assert result.layer("c").int8 == (reasons == ["output-not-quantized"])
+    layer = result.layer("c")
+    is_fp8 = layer.int8 and layer.quantized_type == Precision.FP8
+    assert is_fp8 == (reasons == ["output-not-quantized"])
     assert result.reasons == [("c", reason) for reason in reasons]
 
 
@@ -404,16 +409,6 @@ def test_add_of_quantized_tensors_runs_in_int8(
     ]
     assert (result.layer("Add").int8, result.layer("Add").int8_out) == (True, has_q)
     assert result.reasons == reasons
-
-
-def test_deconvolution_of_trt8_0_writes_int8() -> None:
-    # centernet-resnet34-qat-trt80, 3 of 3: INT8 to INT8, weights per axis 1.
-    g, out = conv(k=2, stride=2, op="ConvTranspose")
-    result = run_pass(
-        g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes, target="trt8.0"
-    )
-    assert result.lines == INT8_OUT
-    assert weakest_evidence(result.layer("c")) == Evidence.SEEN
 
 
 @pytest.mark.parametrize("op", ["Relu", "Tanh", "Exp", "LeakyRelu"])
