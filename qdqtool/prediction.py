@@ -238,7 +238,6 @@ def _find_findings(
 
 
 def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> None:
-    """Add a finding for each node that has convolutions or quantizers in its subgraphs."""
     from qdqtool.ir.branches import find_bodies, find_subgraph_contents
     from qdqtool.reasons import MODEL_CHECK
     from qdqtool.reasons.operators import UnanalyzedSubgraphs

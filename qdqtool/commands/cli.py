@@ -203,7 +203,6 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
 
 
 def _describe_unknown_option(error: click.NoSuchOption) -> str:
-    """Return a text that names the commands with an unknown option; empty if there are none."""
     having = []
     for name in COMMANDS:
         command = importlib.import_module(f"qdqtool.commands.{name}").command
@@ -215,7 +214,6 @@ def _describe_unknown_option(error: click.NoSuchOption) -> str:
 
 
 def _error_location(error: OSError) -> str:
-    """Return the file or stream of an error, with a colon; empty if it is unknown."""
     if error.filename:
         return f"{error.filename}: "
     try:
@@ -228,7 +226,6 @@ def _error_location(error: OSError) -> str:
 
 
 def _is_import_failure(error: Exception) -> bool:
-    """Return whether an exception of any type occurred during an import."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):

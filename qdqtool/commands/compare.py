@@ -191,7 +191,6 @@ def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
 
 
 def _describe_undecided(name: str, result: Comparison) -> str:
-    """Return why the files do not decide a check; empty if they do."""
     kinds = {result.a.kind, result.b.kind}
     rejected = [side for side, s in (("A", result.a), ("B", result.b)) if s.rejected]
     if name == "slower" and rejected:

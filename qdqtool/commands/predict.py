@@ -207,7 +207,6 @@ def _review_models(
 
 
 def _prepare_request(request: TimingOptions, target: Target) -> None:
-    """Reserve the output file and record the input file of a time calibration, and check `sm`."""
     from qdqtool.util.files import record_input, reserve_output
 
     reserve_output(request.save_calibration, "--save-calibration")
@@ -441,7 +440,6 @@ def _require_pattern_matches(
 
 
 def _list_unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
-    """Return a line for each code or severity of ``--fail-on`` that has findings."""
     lines = []
     for code in dict.fromkeys(codes):
         severities = _SEVERITIES if code == "warning" else (code,)
@@ -457,7 +455,6 @@ def _list_unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
 
 
 def _describe_unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
-    """Return a line if the gain is unknown, or if it may be below the requirement."""
     if required is None:
         return []
     if not time.is_supported:

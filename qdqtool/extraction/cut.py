@@ -113,7 +113,6 @@ class ModelCutter:
         return {t: None for t in consumed if t not in produced and t not in self.model.initializers}
 
     def _find_inseparable_neighbors(self, node: Node, inside: set[int]) -> list[Node]:
-        """Return the neighbors that every part with a node must contain."""
         nodes = []
         for tensor in node.consumed_tensors:
             producer = self.model.producer(tensor)

@@ -126,7 +126,6 @@ class ModelShrinker:
         return self.proto
 
     def _spend_budget(self, nodes: int, size: int = 0) -> bool:
-        """Subtract nodes and bytes from the budget, and return whether no limit is exceeded."""
         if self._budget is not None:
             self._budget = (self._budget[0] - nodes, self._budget[1] - size)
             self.exhausted = min(self._budget) < 0

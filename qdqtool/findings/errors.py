@@ -198,7 +198,6 @@ def _parse_place(text: str) -> tuple[str, str, int | None]:
 
 
 def _find_part(file: str, *, is_parser: bool) -> tuple[str, str]:
-    """Return the part of TensorRT's source code with a file, and the topic of errors from it."""
     for part in _PARTS:
         if file.lower().startswith(tuple(part.files.split())):
             return part.name, part.about
@@ -236,7 +235,6 @@ def explain_unlisted_error(text: str) -> KnownError | None:
 
 
 def _find_message(text: str) -> str:
-    """Return the text after the last error code, or the whole text if nothing follows."""
     rest = text[max((match.end() for match in _CODE.finditer(text)), default=0) :]
     return " ".join(rest.split()).lstrip(":.,- ") or text.strip()
 

@@ -449,7 +449,6 @@ def add_fix_savings(
 
 
 def _note_many_sites(sites: Sequence[FixSite]) -> list[Note]:
-    """Return a note that the saving is not estimated; empty if these fixes save no time."""
     names = sorted({s.code for s in sites if codes.get(s.code).saves_time})
     if not names:
         return []

@@ -181,7 +181,6 @@ def _require_quantizers(model: Model) -> None:
 
 
 def _prepare_quantized_model(model: Model) -> Model:
-    """Return a copy with Q/DQ nodes, constant scales and zero points, and unique node names."""
     model = fold_constant_branches(model)
     if not is_quantized(model) and find_fake_quantizers(model):
         model = model.copy()

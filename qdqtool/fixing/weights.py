@@ -404,7 +404,6 @@ def _scale_axes(view: View, weights: WeightSource) -> set[int | None]:
 
 
 def _can_merge_factor(view: View, quantizer: Node, channels: int) -> bool:
-    """Return whether the scales of weights can be multiplied by a factor for each channel."""
     params = view.params(quantizer)
     is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
     has_scales = params.scale is not None and params.scale.size in (1, channels)

@@ -74,7 +74,6 @@ def _add_fix_result(page: TextPage, fixed: Fixed) -> None:
 
 
 def _describe_slow_places(fixed: Fixed) -> str:
-    """Return a text on refused fixes that would save time; empty if there are none."""
     counts = fixed.after.findings_by_code()
     gaining = {f.code for f in fixed.after.findings if f.gains and f.severity != Severity.INFO}
     slow = [

@@ -127,7 +127,7 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
 
 
 def _describe_conversions(point: PlacementResult, tuning: Tuning) -> str:
-    """Return the number of Q/DQ layers left, as `predict` gives it for the chosen placement."""
+    """Return the number of remaining Q/DQ layers; for the chosen placement, that of `predict`."""
     if tuning.prediction.conversions is None:
         return ""  # the target quantizes inside its kernels
     if point is not tuning.chosen:

@@ -216,7 +216,6 @@ def _convert_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Prepro
 
 
 def _record_pixel_factor(model: Model, factor: float) -> None:
-    """Write the pixel factor of the scales into the metadata, where ``predict`` reads it."""
     entries = model.proto.metadata_props
     kept = [entry for entry in entries if entry.key != PIXEL_FACTOR]
     del entries[:]

@@ -535,7 +535,6 @@ class _Placer:
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
     def _find_failing_form(self, node: Node) -> Reason | None:
-        """Return why the target cannot build this kind of convolution; None if it can."""
         if operator_of(node).kind != LayerKind.CONVOLUTION:
             return None
         model = self._model

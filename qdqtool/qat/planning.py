@@ -411,7 +411,6 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
 def _find_nodes_without_site(
     traced: NetworkTrace, placement: Placement, modules: Mapping[str, nn.Module]
 ) -> dict[str, Reason]:
-    """Return reasons for the nodes of a placement that no module can quantize, by node name."""
     reasons: dict[str, Reason] = {}
     hidden: dict[str, SkipCause] = {}
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)

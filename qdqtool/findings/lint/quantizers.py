@@ -228,7 +228,6 @@ def _is_supported(params: QuantParams) -> bool:
 
 
 def _find_type(view: View, node: Node, params: QuantParams) -> int:
-    """Return the ONNX type of the quantized values of a Q or DQ."""
     if params.has_zero_point:
         return view.model.elem_type(node.input(2))
     if qdq.is_q(node):

@@ -144,7 +144,6 @@ def _report_extremes(fits: list[_LayerFit], report: FindingReport) -> None:
 
 
 def _find_misfit(view: View, fits: list[_LayerFit]) -> WeightScales | None:
-    """Return a fault of the scales of all layers, or else of single layers."""
     checks = _GENERAL_CHECKS if len(fits) >= _MIN_LAYERS else (_check_equal_factor,)
     misfit = _find_first_misfit(fits, checks)
     if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
@@ -345,7 +344,6 @@ def _is_saturated(fit: _LayerFit) -> bool:
 
 
 def _measure_bad_shares(fits: list[_LayerFit]) -> tuple[float, float]:
-    """Return the fraction of channels that are clipped, and of those that lose two bits or more."""
     ratios = np.concatenate([f.ratios for f in fits])
     return float(np.mean(np.concatenate([f.channels.clipped for f in fits]))), float(
         np.mean(ratios < _MIN_RATIO)

@@ -138,7 +138,6 @@ def _check_quantized_weights(
 def _has_wrong_count(
     q: Node, params: qdq.QuantParams, axis: int | None, shape: tuple[int, ...]
 ) -> bool:
-    """Return whether the number of scales is not the size of their axis."""
     count = params.scale.size if params.scale is not None and axis is not None else 0
     return fault_checks.check_scale_count(MODEL_CHECK, q.name, count, axis or 0, shape) is not None
 
