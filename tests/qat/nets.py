@@ -83,13 +83,9 @@ def evaluate(model: nn.Module, *arguments: object) -> Any:
         return model.eval()(*arguments)
 
 
-def quantizer(model: nn.Module, name: str) -> nn.Module:
-    """Return a quantizer by its name in the state dict, such as ``0._input_quantizer``."""
-    return model.get_submodule(name)
-
-
 def range_of(model: nn.Module, name: str) -> float:
-    return float(read_amax(quantizer(model, name)))
+    """Return the range of a quantizer by its name, such as ``0._input_quantizer``."""
+    return float(read_amax(model.get_submodule(name)))
 
 
 def float_weights(convolution: nn.Module) -> Tensor:
@@ -183,8 +179,9 @@ class SkipSequential(nn.Sequential):
 class Skips(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a = SkipSequential(conv(), nn.BatchNorm2d(16), nn.ReLU(), conv())
-        self.b = SkipSequential(conv(), nn.BatchNorm2d(16), nn.ReLU(), conv())
+        self.a, self.b = (
+            SkipSequential(conv(), nn.BatchNorm2d(16), nn.ReLU(), conv()) for _ in range(2)
+        )
         self.last = conv()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -208,9 +205,7 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.free = nn.Parameter(torch.randn(16, 16, 3, 3) * 0.1)
-        self.reflecting = conv(padding_mode="reflect")
-        self.named = conv()
-        self.last = conv()
+        self.reflecting, self.named, self.last = conv(padding_mode="reflect"), conv(), conv()
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(nn.functional.conv2d(x, self.free, padding=1))

@@ -246,7 +246,7 @@ def test_noise_of_values_between_two_integers(tmp_path: Path) -> None:
     x = values.repeat(64, 16, 1).permute(1, 0, 2).reshape(1, 16, 16, 16)
     qat.prepare(model, x, report=None)
     for name in ("0._input_quantizer", "1._input_quantizer"):
-        set_amax(nets.quantizer(model, name), torch.tensor(127.0))
+        set_amax(model.get_submodule(name), torch.tensor(127.0))
     with qat.disabled(model, r"0\._input"):
         export = qat.export(model, tmp_path / "q.onnx", x)
     assert export.noise > 1e-3 and export.difference < 0.05 + 5 * export.noise

@@ -42,11 +42,8 @@ def test_example_runs_in_int8_without_avoidable_conversions(
     model = nets.randomise(example["detector"].Detector(3, 96))
     sample = torch.rand(1, 3, 96, 96)
     plan = qat.prepare(model, sample, backend=backend, report=None)
-    assert {name for name, _ in plan.skipped} == {
-        "detect.cv2.0.2",
-        "detect.cv2.1.2",
-        "detect.dfl.conv",
-    }
+    head = {"detect.cv2.0.2", "detect.cv2.1.2", "detect.dfl.conv"}
+    assert {name for name, _ in plan.skipped} == head
     qat.calibrate(model, [sample])
     export = qat.export(model, tmp_path / "q.onnx", sample)
     assert export.summary["int8"] == len(plan.convolutions) == 37
@@ -66,12 +63,10 @@ def test_naive_placement_costs_conversions(example: dict[str, ModuleType], tmp_p
 
 
 def test_generated_boxes_are_inside_image(example: dict[str, ModuleType]) -> None:
-    pictures, objects = example["shapes"].generate(20, 7)
-    again, _ = example["shapes"].generate(20, 7)
+    (pictures, objects), (again, _) = (example["shapes"].generate(20, 7) for _ in range(2))
     assert np.array_equal(pictures, again)
     boxes = np.concatenate(objects)[:, 1:]
-    assert len(boxes) > 30
-    assert boxes[:, :2].min() >= 0 and boxes[:, 2:].max() <= 96
+    assert len(boxes) > 30 and boxes[:, :2].min() >= 0 and boxes[:, 2:].max() <= 96
     assert (boxes[:, 2:] - boxes[:, :2]).min() >= 6
 
 
@@ -134,12 +129,10 @@ def test_loss_is_smaller_for_right_boxes_and_classes(
         for value, weight in ((int(distance), 1 - distance % 1), (int(distance) + 1, distance % 1)):
             better[0, side * detector.BINS + value, cell] = 20 + torch.log(weight.clamp_min(1e-6))
     better[0, 4 * detector.BINS + 1, cell] = 4.0
-    assert float(training.compute_loss(better, targets, points, strides)) < 0.5 * base
-    wrong = better.clone()
-    wrong[0, 4 * detector.BINS :, cell] = torch.tensor([4.0, -4.0, -4.0])
-    assert float(training.compute_loss(wrong, targets, points, strides)) > float(
-        training.compute_loss(better, targets, points, strides)
-    )
+    loss = float(training.compute_loss(better, targets, points, strides))
+    assert loss < 0.5 * base
+    better[0, 4 * detector.BINS :, cell] = torch.tensor([4.0, -4.0, -4.0])  # another class
+    assert float(training.compute_loss(better, targets, points, strides)) > loss
 
 
 def normalized_network() -> nn.Sequential:

@@ -99,7 +99,7 @@ def test_folding_keeps_trained_integers(tmp_path: Path) -> None:
 def test_export_keeps_fixed_ranges_of_weights(tmp_path: Path) -> None:
     model = normalized()
     nets.max_calibrate(model, X)
-    weights = nets.quantizer(model, "0._weight_quantizer")
+    weights = model.get_submodule("0._weight_quantizer")
     amax = read_amax(weights)
     set_amax(weights, amax * 0.5)  # as if the weights had grown since
     export = qat.export(model, tmp_path / "q.onnx", X)
@@ -148,7 +148,7 @@ def test_transposed_convolution_trains_with_exported_integers() -> None:
     factor = norm_factor(model).reshape(1, -1, 1, 1)
     folded = nets.float_weights(model.up) * factor
     scale = folded.abs().max() / 127
-    quantized = nets.evaluate(nets.quantizer(model, "up._input_quantizer"), inputs)
+    quantized = nets.evaluate(model.get_submodule("up._input_quantizer"), inputs)
     expected = nn.functional.conv_transpose2d(quantized, (folded / scale).round() * scale, stride=2)
     torch.testing.assert_close(output * factor, expected, rtol=1e-4, atol=1e-4)
     model.train()

@@ -241,7 +241,7 @@ def test_calibrators_of_pytorch_quantization() -> None:
     nets.max_calibrate(model, *BATCHES)
     largest = max(float(b.abs().max()) for b in BATCHES)
     assert nets.range_of(model, "0._input_quantizer") == pytest.approx(largest, rel=1e-6)
-    weights = read_amax(nets.quantizer(model, "0._weight_quantizer"))
+    weights = read_amax(model.get_submodule("0._weight_quantizer"))
     assert weights is not None and tuple(weights.shape) == (16, 1, 1, 1)
 
 

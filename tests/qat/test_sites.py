@@ -83,9 +83,11 @@ def test_sites_of_adds_are_in_their_blocks(traced: tuple[nn.Module, NetworkTrace
 
 def test_trace_finds_normalizations(traced: tuple[nn.Module, NetworkTrace]) -> None:
     norms = traced[1].norms
-    assert len(norms) == 20
-    assert norms["layer3.0.bn2"] == "layer3.0.conv2"
-    assert norms["layer3.0.downsample.1"] == "layer3.0.downsample.0"
+    expected = {
+        "layer3.0.bn2": "layer3.0.conv2",
+        "layer3.0.downsample.1": "layer3.0.downsample.0",
+    }
+    assert len(norms) == 20 and expected.items() <= norms.items()
 
 
 def test_trace_keeps_modes() -> None:
@@ -151,8 +153,8 @@ IMAGES = torch.randn(2, 3, 64, 64)
 def test_plan_of_resnet18() -> None:
     resnet_plan = plan(nets.resnet18(), IMAGES)
     assert len(resnet_plan.convolutions) == 21
-    residuals = [a.site for a in resnet_plan.activations if a.role == "residual"]
-    assert len(residuals) == 8 and all(s.position == 1 for s in residuals)  # "out += identity"
+    residuals = [a.site.position for a in resnet_plan.activations if a.role == "residual"]
+    assert residuals == [1] * 8  # "out += identity"
     assert [a.site.module for a in resnet_plan.activations if a.site.kind == "pool"] == ["avgpool"]
 
 
@@ -206,22 +208,22 @@ def test_transposed_convolution_is_float_for_rtx() -> None:
 
 def test_text_of_plan() -> None:
     text = plan(nets.UpAndDown(), ONE, exclude=["up"]).text()
-    assert "2 convolutions and linear layers in INT8" in text
-    assert "one amax  down, last" in text
-    assert "float     up: excluded by `exclude` up" in text
+    for part in (
+        "2 convolutions and linear layers in INT8",
+        "one amax  down, last",
+        "float     up: excluded by `exclude` up",
+    ):
+        assert part in text
     assert "--" not in text
 
 
 @pytest.mark.parametrize("option", ["exclude", "include"])
-def test_pattern_without_match_is_refused(option: str) -> None:
-    with pytest.raises(QdqtoolError, check=has("no-match", parameter=option), match="'nothing'"):
-        plan(nets.Shared(), ONE, **{option: ["first", "nothing"]})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("option", ["exclude", "include"])
-def test_pattern_that_is_no_regular_expression_is_refused(option: str) -> None:
-    with pytest.raises(QdqtoolError, match="not a regular expression"):
-        plan(nets.Shared(), ONE, **{option: ["("]})  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("pattern", "reason"), [("nothing", "'nothing'"), ("(", "not a regular expression")]
+)
+def test_pattern_without_match_is_refused(option: str, pattern: str, reason: str) -> None:
+    with pytest.raises(QdqtoolError, check=has(None, option, reason)):
+        plan(nets.Shared(), ONE, **{option: ["first", pattern]})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -431,11 +433,6 @@ def test_disabled_quantizers_compute_float(ready: tuple[nn.Module, Tensor]) -> N
     with qat.disabled(model):
         assert torch.equal(nets.evaluate(model, MANY), before)
     assert torch.equal(nets.evaluate(model, MANY), quantized)
-
-
-def test_disable_and_enable_by_pattern(ready: tuple[nn.Module, Tensor]) -> None:
-    model, _ = ready
-    quantized = nets.evaluate(model, MANY)
     assert len(qat.disable(model, r"^2\.")) == 2
     assert not torch.equal(nets.evaluate(model, MANY), quantized)
     assert qat.enable(model) == []
@@ -458,7 +455,7 @@ def test_disabled_layer_is_exported_in_float(
 
 def test_sensitivity_names_worst_layer_first(ready: tuple[nn.Module, Tensor]) -> None:
     model, before = ready
-    clipping = nets.quantizer(model, "2._input_quantizer")
+    clipping = model.get_submodule("2._input_quantizer")
     set_amax(clipping, torch.tensor(0.05 * nets.range_of(model, "2._input_quantizer")))
     first, second, *_ = qat.sensitivity(model, [MANY])
     assert first.module == "2" and first.loss > 5 * second.loss
