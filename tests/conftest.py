@@ -51,7 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests with a marker whose option is not given."""
     excluded = [mark for mark, option in OPTIONS.items() if not config.getoption(option)]
     deselected = [item for item in items if any(item.get_closest_marker(m) for m in excluded)]
     left_out = set(deselected)

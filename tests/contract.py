@@ -392,7 +392,6 @@ def call(arguments: list[str], folder: Path) -> Answer:
 
 
 def run_all(folder: Path) -> Description:
-    """Run `RUNS` in a prepared folder and return exit codes and JSON fields with their types."""
     results: Description = {}
     for name, line in RUNS.items():
         arguments = [a.format(d=folder, m=folder / "whole.onnx") for a in shlex.split(line)]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_package(name: str) -> Iterator[None]:
-    """Pretend that a package is not installed until the context ends."""
     module = sys.modules.pop(name, None)
     sys.modules[name] = None  # type: ignore[assignment]
     try:

@@ -85,7 +85,6 @@ def disagreements(prediction: Prediction) -> list[str]:
 
 
 def claimed_float(finding: Finding) -> set[str]:
-    """Return the nodes that read or run in float according to a finding."""
     nodes: set[str] = set()
     for cause in finding.causes:
         r = cause.reason

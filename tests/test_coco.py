@@ -94,7 +94,6 @@ def test_undo_letterbox_finds_the_object_in_the_image(size: tuple[int, int]) -> 
 
 
 def write_coco(folder: Path, model: onnx.ModelProto) -> None:
-    """Write an image with the three best detections of one class as its objects."""
     (folder / "images").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     Image.fromarray(pixels).save(folder / "images" / "a.png")

@@ -80,7 +80,6 @@ def test_contract_python_api(release: str, module: str) -> None:
 
 
 def broken_names(promised: Description, now: Description) -> list[str]:
-    """Return which public names of a module are gone or changed."""
     breaks = []
     for name, description in promised.items():
         if name not in now:
@@ -91,7 +90,6 @@ def broken_names(promised: Description, now: Description) -> list[str]:
 
 
 def broken_value(promised: Description, now: Description) -> list[str]:
-    """Return what is gone from a function, class or value, or changed."""
     if promised["kind"] != now["kind"]:
         return [f"was a {promised['kind']}, is a {now['kind']}"]
     breaks = []
@@ -164,7 +162,6 @@ def test_contract_has_every_command() -> None:
 
 
 def broken_options(promised: Description, now: Description) -> list[str]:
-    """Return which arguments and options of a command are gone or changed."""
     breaks = []
     texts = {"text", "path", "file"}
     for name, option in promised.items():

@@ -248,7 +248,6 @@ def console_calls(text: str) -> list[tuple[str, str]]:
 
 
 def to_pattern(output: str) -> str:
-    """Return a pattern of an output in which ``...`` stands for omitted text."""
     return "".join(
         r"(?:.*\n)*?" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r" *\n"
         for line in output.splitlines()
@@ -256,7 +255,6 @@ def to_pattern(output: str) -> str:
 
 
 def to_arguments(command: str) -> list[str]:
-    """Return the arguments with which Python runs a command of ``.venv/bin``."""
     program, *arguments = shlex.split(command)
     name = program.removeprefix(".venv/bin/")
     assert name in ("python", "pytest", "qdqtool"), command

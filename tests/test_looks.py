@@ -346,7 +346,6 @@ def test_completion_of_the_script(variables: dict[str, str], text: str) -> None:
 
 @pytest.fixture
 def insert_detector(current_folder: Path) -> list[str]:
-    """Write a detector and images; return the arguments that insert Q/DQ pairs."""
     save(detector(), "m.onnx")
     np.savez("x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
     return "insert m.onnx --calib x.npz --method max -o q.onnx".split()

@@ -56,7 +56,6 @@ def parameters(function: Function) -> dict[str, inspect.Parameter]:
 
 
 def scalar_fields(cls: type) -> list[Field[Any]]:
-    """Return the fields of an option class that do not hold another option class."""
     return [f for f in fields(cls) if f.default_factory is MISSING and f.default is not MISSING]
 
 

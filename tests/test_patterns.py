@@ -136,7 +136,6 @@ def matching_character(choices: Any) -> str:
 
 
 def group_literals(items: Any) -> list[list[Any]]:
-    """Split a sequence of parsed items into groups; adjacent letters form one group."""
     groups: list[list[Any]] = []
     for item in items:
         if item[0] is sre.LITERAL and groups and groups[-1][-1][0] is sre.LITERAL:

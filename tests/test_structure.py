@@ -45,7 +45,6 @@ def test_structure_architecture_page_shows_the_layers() -> None:
 
 
 def version_comparisons(path: Path) -> Iterator[int]:
-    """Yield the lines that compare a version or the name of a target."""
     named = re.compile(r"trt\d+(\.\d+)?|rtx\d*(\.\d+)?")
     for node in nodes_like(path, ast.Compare, text=r"\.version\b|['\"](trt\d|rtx)"):
         for part in (p for side in (node.left, *node.comparators) for p in ast.walk(side)):

@@ -62,7 +62,6 @@ def padded() -> onnx.ModelProto:
 
 
 def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
-    """Yield networks of FP8 quantizers that are not in the graphs of reasons."""
     for name, channels, options in (("depthwise", 32, {"groups": 32}), ("channels", 8, {})):
         g = Graph(opset=19, fp8=True)
         model = g.model(g.conv(g.input(1, 32, 8, 8), "c", channels, **options))

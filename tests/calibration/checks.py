@@ -35,7 +35,6 @@ def counts_of(part: TensorStatistics | None) -> Any:
 
 
 def contents(statistics: Statistics) -> Any:
-    """Return all contents except the notes as a tuple, for comparisons."""
     tensors = [
         (
             name,

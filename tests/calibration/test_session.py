@@ -87,8 +87,6 @@ def test_external_weights_go_into_the_model_for_older_onnxruntime(
 
 
 class HugeModel:
-    """A model that protobuf cannot serialize, like a model of more than 2 GB."""
-
     error: type[Exception] = ValueError
 
     def __init__(self, model: onnx.ModelProto) -> None:

@@ -10,8 +10,6 @@ HANG = 60  # seconds until a test that hangs fails
 
 
 class ProgressStream(io.StringIO):
-    """A stream for stderr that calls `on_sample` with the number of samples that are done."""
-
     def __init__(self, on_sample: Callable[[int], object]) -> None:
         super().__init__()
         self._numbers = itertools.count(1)

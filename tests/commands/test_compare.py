@@ -22,7 +22,6 @@ CONDITIONS = (
 
 @pytest.fixture
 def models(current_folder: Path) -> Path:
-    """Write models and builds into the current folder: one without changes, one with lost INT8."""
     (current_folder / "float.onnx").write_bytes(float_network().SerializeToString())
     (current_folder / "good.onnx").write_bytes(network().SerializeToString())
     (current_folder / "best.pt").write_bytes(b"PK\x03\x04archive")

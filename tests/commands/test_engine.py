@@ -11,7 +11,6 @@ from tests.commands.conftest import Cli
 
 
 def profile(*times: tuple[str, float]) -> str:
-    """Return a profile JSON of one iteration with the milliseconds of each layer."""
     rows = [
         {"name": name, "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0}
         for name, ms in times

@@ -12,7 +12,6 @@ from tests.extraction.networks import SECRET, residual, secretive
 
 @pytest.fixture
 def folder(current_folder: Path) -> Path:
-    """Write a model, and JSON that is not a verification, into the current folder."""
     onnx.save(residual(), current_folder / "m.onnx")
     (current_folder / "empty.json").write_text("{}")
     return current_folder

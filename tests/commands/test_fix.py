@@ -77,7 +77,6 @@ def detector_folder(folder: Path, cli: Cli) -> Path:
 
 
 def next_commands(text: str) -> list[list[str]]:
-    """Return the words of each qdqtool command in a text; continued lines are joined."""
     lines = text.replace("\\\n", " ").splitlines()
     return [
         shlex.split(line[line.index("qdqtool ") :])[1:]

@@ -259,7 +259,6 @@ def test_gpus_lists_all_or_one(cli: Cli) -> None:
 
 
 def write_profile(path: str, folder: Path, factor: float) -> tuple[str, str, str]:
-    """Write listing and profile of a build; `factor` multiplies the estimated times of layers."""
     index = load(path)
     target = target_named("trt8.4")
     prediction = predict(index, target)

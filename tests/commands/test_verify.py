@@ -11,7 +11,6 @@ from tests.verification.synthetic import log_of
 
 @pytest.fixture
 def folder(current_folder: Path) -> Path:
-    """Write a model, its build, and a build by a TensorRT version that is not a target."""
     prediction = predict(residual(), "trt8.5")
     onnx.save(residual(), current_folder / "m.onnx")
     (current_folder / "build.log").write_text("\n".join(log_of(prediction)) + "\n")

@@ -57,7 +57,6 @@ def float_network(blocks: int = 3, names: str = "b") -> onnx.ModelProto:
 
 
 def with_dynamic_size(proto: onnx.ModelProto, recorded: str = "") -> onnx.ModelProto:
-    """Return a copy with dynamic height and width, and a recorded size if one is given."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     del copy.graph.value_info[:]

@@ -267,7 +267,6 @@ GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def concat(scales: tuple[float, ...], behind: float) -> onnx.ModelProto:
-    """Return three convolutions into a Concat; each has another consumer with its own scale."""
     g = Graph()
     x = g.input(1, 16, 16, 16)
     parts, ends = [], []

@@ -23,7 +23,6 @@ def after_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.Model
 
 
 def after_convolution(make: Callable[[Graph, str], str]) -> onnx.ModelProto:
-    """Return a quantized convolution, what `make` adds after it, and another convolution."""
     g = Graph()
     return g.model(
         g.conv(make(g, g.conv(g.input(1, 16, 16, 16), "c0", 16)), "next", 16, scale=0.05)
@@ -45,7 +44,6 @@ def pool_with_two_consumers() -> onnx.ModelProto:
 
 
 def yolo_head() -> onnx.ModelProto:
-    """Return a YOLO head: scores, and boxes as an expected value over bins."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     bins = g.op("Softmax", g.conv(stem, "box", 16, k=1), "softmax", axis=1)

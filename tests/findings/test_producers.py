@@ -104,7 +104,6 @@ def test_reason_is_made_in_one_module() -> None:
 
 
 def callables(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield functions that are called, or passed on as a variable, a default, or to `partial` or `map`."""
     values: list[ast.expr | None] = []
     if isinstance(node, ast.Call):
         yield node.func

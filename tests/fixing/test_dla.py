@@ -131,7 +131,6 @@ def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx
 
 
 def multiply_weight_scales(model: onnx.ModelProto, factor: float) -> np.ndarray:
-    """Multiply the scales of the weights of :func:`one_layer`, and return them."""
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
     tensor = next(t for t in model.graph.initializer if t.name == q.input[1])
     scales: np.ndarray = numpy_helper.to_array(tensor) * np.float32(factor)

@@ -60,7 +60,6 @@ def test_change_without_gain_is_refused() -> None:
 
 
 def concats(count: int, apart: set[int]):
-    """Return Concats whose two inputs have different scales, too different ones in ``apart``."""
     net = Net()
     for name, value in (("w", np.eye(8)), ("w16", np.concatenate([np.eye(8), np.eye(8)], 1) / 2)):
         weights = value.astype(np.float32)[:, :, None, None]

@@ -25,7 +25,6 @@ from tools.fuzz.grammar import network
 
 
 def faults() -> onnx.ModelProto:
-    """Return weights after an operator, a quantized bias, and scales that are not positive."""
     g = Graph()
     x = g.pair(g.input(1, 16, 8, 8), "in")
     behind = g.op("Identity", g.const("w0", np.ones((16, 16, 1, 1), np.float32)), "between")

@@ -149,8 +149,6 @@ class Again(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Network of Linear layers on [N, T, C], which ONNX writes as MatMul and Add."""
-
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
@@ -160,8 +158,6 @@ class Tokens(nn.Module):
 
 
 class Heads(nn.Module):
-    """Network with two Linear layers that consume one tensor, as in Faster R-CNN."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body, self.classes, self.boxes = conv(), nn.Linear(16, 5), nn.Linear(16, 20)

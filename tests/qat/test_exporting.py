@@ -134,7 +134,6 @@ def test_exported_transposed_convolution(backend: str, groups: int, tmp_path: Pa
 
 
 def norm_factor(model: nn.Module) -> torch.Tensor:
-    """Return the factor of each channel that the normalization of `UpAndDown` applies."""
     return (model.bn.weight / (model.bn.running_var + model.bn.eps).sqrt()).detach()
 
 
@@ -343,7 +342,6 @@ VALUES = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
 
 
 def parse(body: str, *outputs: str, **constants: Any) -> onnx.ModelProto:
-    """Return a model of the input ``x`` [2, 4] from the text of its nodes."""
     signature = ", ".join(f"float[2, N] {name}" for name in outputs)
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 17, "qdqtool.qat": 1]>
@@ -354,7 +352,6 @@ def parse(body: str, *outputs: str, **constants: Any) -> onnx.ModelProto:
 
 
 def pair(tensor: str, name: str, parameters: str = "s, z", attributes: str = "") -> str:
-    """Return the text of a Q/DQ pair with the output ``<name>_dq``."""
     return f"""
         {name}_q = QuantizeLinear {attributes} ({tensor}, {parameters})
         {name}_dq = DequantizeLinear {attributes} ({name}_q, {parameters})"""

@@ -215,8 +215,6 @@ def test_max_batches_below_1_is_refused(function: Callable[..., object], limit: 
 
 
 class Loader:
-    """Loader whose second batch cannot be read."""
-
     def __len__(self) -> int:
         return 4
 

@@ -246,8 +246,6 @@ def test_plan_of_attention() -> None:
 
 
 class Projected(nn.Module):
-    """Network with self-attention, with or without positions, or with cross-attention."""
-
     def __init__(self, kind: str, **options: Any) -> None:
         super().__init__()
         self.kind, self.up, self.down = kind, nn.Linear(16, 16), nn.Linear(16, 16)

@@ -174,7 +174,6 @@ def drawn_links(model: data.ModelContents) -> set[tuple[str, str]]:
 
 
 def reads(node: data.NodeEntry, tensor: str) -> bool:
-    """Return whether a node reads a tensor, directly or through the quantizers before it."""
     return tensor in node.inputs or any(
         s.tensor == tensor and s.where != "output" for s in node.scales
     )

@@ -216,8 +216,7 @@ def test_bought_choices_are_measured_without_each(tuned: Tuning) -> None:
 def test_tuning_json_has_intervals_and_counts(tuned: Tuning) -> None:
     data = tuned.as_json()
     assert data["front"][data["chosen"]["index"]]["nodes"] == data["chosen"]["nodes"]
-    for point in data["front"]:
-        assert point["low"] <= point["metric"] <= point["high"]
+    assert all(point["low"] <= point["metric"] <= point["high"] for point in data["front"])
     kinds = ("calibration", "search_calibration", "chosen_on", "judged_on")
     assert [data["images"][name] for name in kinds] == [16, 8, 4, 4]
     assert data["unchanged"] is False

@@ -71,8 +71,7 @@ def test_cluster_worker_gets_the_network_once(client: Any, monkeypatch: pytest.M
     record = lambda *arguments: handed.append(arguments) or original(*arguments)  # noqa: E731
     monkeypatch.setattr(measure, "ClusterJob", record)
     with connect(client) as cluster, ClusterMapper(cluster) as mapper:
-        for k in range(3):
-            assert len(rows_of(mapper(job, tasks[2 * k : 2 * k + 2]))) == 8
+        assert all(len(rows_of(mapper(job, tasks[2 * k : 2 * k + 2]))) == 8 for k in range(3))
     assert len(handed) == 1 and handed[0][3] is measure.run_task
 
 

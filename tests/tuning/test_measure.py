@@ -164,7 +164,6 @@ def with_metric(job: TuningJob, metric: Any) -> TuningJob:
 
 
 def rows_of(results: Iterable[TaskResult]) -> dict[tuple[str, int], Any]:
-    """Return measurements by candidate and sample; each must occur once."""
     rows: dict[tuple[str, int], Any] = {}
     for result in results:
         new = {(key, number): row for key, by in result.items() for number, row in by.items()}

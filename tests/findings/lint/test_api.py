@@ -258,7 +258,6 @@ def test_operator_before_the_pair_of_weights_is_reported(g: Graph, op: str) -> N
 
 
 def stored(form: str, moved: str = "", **attributes: Any) -> onnx.ModelProto:
-    """Return a convolution with stored integers or a pair, read through an operator."""
     g = Graph()
     w = ones(g, dtype=np.int8 if form == "int8" else np.float32)
     w = g.op(moved, [w], "between", **attributes) if moved else w

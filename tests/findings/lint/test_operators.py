@@ -397,7 +397,6 @@ def sum_of_squares(g: Graph, x: str, how: str) -> str:
 
 
 def summed(how: str, scale: float = 0.0, gain: float = 0.0) -> onnx.ModelProto:
-    """Return a Linear, a pair with the scale or a normalization with the gain, and a sum of squares."""
     g = Graph(17)
     x = linear(g)
     if scale:
