@@ -184,21 +184,3 @@ def test_fix_marks_codes_without_an_automatic_fix(g: Graph, folder: Path, cli: C
     x = g.op("ReduceMean", g.conv(g.input(1, 16, 8, 8), "c0", 16), "mean", axes=[2, 3], keepdims=0)
     onnx.save(g.model(g.gemm(x, "fc", 16)), "m.onnx")
     assert "Left: POOL-FLOAT (1, no automatic fix)" in cli("fix", "m.onnx", "-o", "f.onnx")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        (["--only", "NOPE"], "'NOPE'"),
-        (["--only", "CH-ALIGN"], "CH-ALIGN"),
-        (["--target", "trt7"], "'trt7'"),
-        (["--inputs", "missing.npz"], "missing.npz"),
-        (["--inputs", "x.npz"], "x.npz"),
-    ],
-)
-def test_fix_wrong_option_is_refused(
-    folder: Path, cli: Cli, arguments: list[str], value: str
-) -> None:
-    (folder / "x.npz").write_bytes(b"hello")
-    assert value in cli.refuse("fix", "m.onnx", "-o", "f.onnx", *arguments)
-    assert not (folder / "f.onnx").exists()

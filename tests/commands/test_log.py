@@ -50,24 +50,6 @@ def test_log_json_of_a_small_build(log: str, cli: Cli) -> None:
     assert facts["lines"]["unexplained"] == 0
 
 
-def test_log_text_has_the_numbers_of_the_json(log: str, cli: Cli) -> None:
-    text = cli("log", log)
-    assert cli.err == ""
-    for part in (
-        "FP32 -> INT8  1x3x8x8  q0",
-        "2 tactics  w + wq + conv",
-        "0.125 ms  <in> -> y",
-        "4,096 bytes",
-        "424.281 qps",
-        "0.0625 ms",
-        "0.0500 ms  80.0%  w + wq + conv + relu",
-        "Calibrator won't be used",
-    ):
-        assert part in text, part
-    wide = [line for line in text.splitlines() if len(line) > 80]
-    assert all("CopyNode" in line for line in wide)
-
-
 def test_log_placement_on_dla(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "dla.log"
     path.write_text(

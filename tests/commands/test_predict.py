@@ -29,27 +29,6 @@ def test_predict_json(model: str, cli: Cli) -> None:
     assert "SKIP-FLOAT at sum" in cli.err and cli.err.count("\n") == 1
 
 
-def test_predict_text_shows_findings_and_conversions(model: str, cli: Cli) -> None:
-    text = cli("predict", model)
-    assert "SKIP-FLOAT" in text and "(3)" in text
-    assert "c2  + sum, r2" not in text
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        (["--all"], ["INT8 + FP16 -> FP16  c2  + sum, r2  [SKIP-FLOAT]", "INT8 -> INT8"]),
-        (
-            ["--trace", "--layers"],
-            ["Running: QDQToCopy on next.in.Q", "FP16 -> INT8, next.in.Q"],
-        ),
-    ],
-)
-def test_predict_lists_in_text(model: str, cli: Cli, options: list[str], parts: list[str]) -> None:
-    text = cli("predict", model, *options)
-    assert all(part in text for part in parts)
-
-
 def test_predict_output_file_has_the_text(model: str, cli: Cli) -> None:
     text = cli("predict", model)
     assert cli("predict", model, "-o", "answer.txt") == ""
