@@ -92,12 +92,14 @@ def broken_names(promised: Description, now: Description) -> list[str]:
 def broken_value(promised: Description, now: Description) -> list[str]:
     if promised["kind"] != now["kind"]:
         return [f"was a {promised['kind']}, is a {now['kind']}"]
-    breaks = []
+    breaks: list[str] = []
     if "parameters" in promised:
         breaks += broken_parameters(promised["parameters"], now.get("parameters", []))
-    for name, value in promised.get("members", {}).items():
-        if now["members"].get(name) != value:
-            breaks.append(f"member {name} was {value!r}, is {now['members'].get(name)!r}")
+    breaks += [
+        f"member {name} was {value!r}, is {now['members'].get(name)!r}"
+        for name, value in promised.get("members", {}).items()
+        if now["members"].get(name) != value
+    ]
     breaks += [
         f"{base} is not a base any more"
         for base in promised.get("bases", [])
@@ -120,22 +122,24 @@ def broken_parameters(promised: list[Description], now: list[Description]) -> li
 
     Names, positions, kinds and defaults stay; new parameters have a default.
     """
-    present = {p["name"]: p for p in now}
-    breaks = []
-    for parameter in promised:
-        name, default = parameter["name"], parameter["default"]
-        other = present.get(name)
-        if other is None:
-            breaks.append(f"parameter {name} is gone")
-        elif other["kind"] != parameter["kind"]:
-            breaks.append(f"parameter {name} was {parameter['kind']}, is {other['kind']}")
-        elif default is not None and other["default"] != default:
-            breaks.append(f"default of {name} was {default}, is {other['default']}")
-    names = {p["name"] for p in promised}
-    for parameter in now:
-        is_variadic = parameter["kind"].startswith("VAR_")
-        if parameter["name"] not in names and parameter["default"] is None and not is_variadic:
-            breaks.append(f"new parameter {parameter['name']} has no default")
+    old, new = ({p["name"]: p for p in parameters} for parameters in (promised, now))
+    both = [(name, old[name], new[name]) for name in old if name in new]
+    breaks = [f"parameter {name} is gone" for name in old if name not in new]
+    breaks += [
+        f"parameter {name} was {a['kind']}, is {b['kind']}"
+        for name, a, b in both
+        if a["kind"] != b["kind"]
+    ]
+    breaks += [
+        f"default of {name} was {a['default']}, is {b['default']}"
+        for name, a, b in both
+        if a["default"] not in (None, b["default"])
+    ]
+    breaks += [
+        f"new parameter {name} has no default"
+        for name, p in new.items()
+        if name not in old and p["default"] is None and not p["kind"].startswith("VAR_")
+    ]
     before, after = (
         [p["name"] for p in parameters if p["kind"].startswith("POSITIONAL")]
         for parameters in (promised, now)
@@ -162,24 +166,23 @@ def test_contract_has_every_command() -> None:
 
 
 def broken_options(promised: Description, now: Description) -> list[str]:
-    breaks = []
-    texts = {"text", "path", "file"}
-    for name, option in promised.items():
-        other = now.get(name)
-        if other is None:
-            breaks.append(f"{name} is gone")
-            continue
+    texts = ("text", "path", "file")
+    breaks = [f"{name} is gone" for name in promised if name not in now]
+    for name, option, other in [(n, o, now[n]) for n, o in promised.items() if n in now]:
         for key in ("spellings", "choices"):
             breaks += [f"{name}: {x} is gone" for x in option[key] if x not in other[key]]
-        if other["required"] and not option["required"]:
-            breaks.append(f"{name} is required now")
-        if other["type"] != option["type"] and not {other["type"], option["type"]} <= texts:
-            breaks.append(f"{name} was a {option['type']}, is a {other['type']}")
-        if option.get("multiple") and not other["multiple"]:
-            breaks.append(f"{name} can be given once only")
-        for key in ("nargs", "flag", "default", "value alone", "range"):
-            if key in option and other[key] != option[key]:
-                breaks.append(f"{key} of {name} was {option[key]}, is {other[key]}")
+        breaks += [
+            f"{key} of {name} was {option[key]}, is {other[key]}"
+            for key in ("nargs", "flag", "default", "value alone", "range")
+            if key in option and other[key] != option[key]
+        ]
+        before, after = ("text" if o["type"] in texts else o["type"] for o in (option, other))
+        checks = {
+            f"{name} is required now": other["required"] and not option["required"],
+            f"{name} was a {before}, is a {after}": before != after,
+            f"{name} can be given once only": option.get("multiple") and not other["multiple"],
+        }
+        breaks += [text for text, is_broken in checks.items() if is_broken]
     breaks += [
         f"new {name} is required"
         for name, option in now.items()

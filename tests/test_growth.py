@@ -54,9 +54,24 @@ def test_growth_limit_is_the_power_of_1_3(small: float, large: float, excess: bo
     assert exceeds(10.0, small + 10, large + 10, ratio=2.0) is excess
 
 
-def test_growth_of_quantizers_on_one_tensor() -> None:
-    """The finding of each Q on a tensor names all other Qs, whose names are collected once."""
-    assert find_excess(count_calls, "predict", "wide Split with own scales", [(80, 160)]) == []
+@pytest.mark.parametrize(
+    ("count", "command", "family", "sizes"),
+    slow_after(
+        1,
+        [
+            # The finding of each Q on a tensor names all other Qs, whose names are collected once.
+            (count_calls, "predict", "wide Split with own scales", (80, 160)),
+            (count_bytes, "predict", "constants", (300, 600)),  # names of folded constants
+            # A tensor is examined once, even if one node consumes it n times.
+            (count_calls, "fix to half", "Concat with the root", (100, 200)),
+            (count_calls, "fix to half", "wide Split", (100, 200)),
+        ],
+    ),
+)
+def test_growth_of_calls_and_bytes(
+    count: Callable[..., int], command: str, family: str, sizes: tuple[int, int]
+) -> None:
+    assert find_excess(count, command, family, [sizes]) == []
 
 
 def test_paths_to_a_producer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,33 +98,24 @@ def test_estimate_pauses_garbage_collection() -> None:
     assert (during, after) == ([False], True)
 
 
-@pytest.mark.slow
-def test_growth_of_names_of_folded_constants() -> None:
-    assert find_excess(count_bytes, "predict", "constants", [(300, 600)]) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [count_calls, count_bytes])
-def test_growth_between_weights_and_their_quantizers(count: Callable[..., int]) -> None:
-    with lower_limits():
-        assert find_excess(count, "predict", "Casts of a weight", [(125, 250)]) == []
-
-
 @pytest.mark.parametrize(
-    ("family", "sizes"),
-    slow_after(1, [("one pair of weights", (100, 200)), ("Casts of a weight", (125, 250))]),
+    ("count", "command", "family", "sizes"),
+    slow_after(
+        1,
+        [
+            (count_calls, "fix", "one pair of weights", (100, 200)),
+            (count_calls, "fix", "Casts of a weight", (125, 250)),
+            (count_calls, "predict", "Casts of a weight", (125, 250)),
+            (count_bytes, "predict", "Casts of a weight", (125, 250)),
+        ],
+    ),
 )
-def test_growth_of_fix_on_shared_weights(family: str, sizes: tuple[int, int]) -> None:
+def test_growth_between_weights_and_their_quantizers(
+    count: Callable[..., int], command: str, family: str, sizes: tuple[int, int]
+) -> None:
     """Constants are computed once, and a finding does not name all consumers."""
     with lower_limits():
-        assert find_excess(count_calls, "fix", family, [sizes]) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["Concat with the root", "wide Split"])
-def test_growth_of_conversion_to_half(family: str) -> None:
-    """A tensor is examined once, even if one node consumes it n times."""
-    assert find_excess(count_calls, "fix to half", family, [(100, 200)]) == []
+        assert find_excess(count, command, family, [sizes]) == []
 
 
 def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,45 +194,37 @@ def written(capsys: pytest.CaptureFixture[str], form: str, *arguments: str) -> s
 
 
 def sarif_faults(log: dict[str, Any]) -> list[str]:
-    faults = (
-        []
-        if log["version"] == "2.1.0" and "sarif-schema-2.1.0" in log["$schema"]
-        else ["no version"]
-    )
+    levels = ("none", "note", "warning", "error")
     categories = [r["automationDetails"]["id"] for r in log["runs"]]
-    faults += (
-        [] if len(set(categories)) == len(categories) else ["two runs of one category"]
-    )  # refused since 2025
+    is_2_1_0 = log["version"] == "2.1.0" and "sarif-schema-2.1.0" in log["$schema"]
+    checks: list[tuple[Any, str]] = [
+        (is_2_1_0, "no version"),
+        (len(set(categories)) == len(categories), "two runs of one category"),  # refused since 2025
+    ]
     for sarif_run in log["runs"]:
         driver = sarif_run["tool"]["driver"]
-        rules = driver["rules"]
-        faults += [f"driver lacks {n}" for n in ("name", "version") if not driver[n]]
-        faults += [f"{r['id']}: no text" for r in rules if not r["shortDescription"]["text"]]
-        for rule in rules:
+        checks += [(driver[name], f"driver lacks {name}") for name in ("name", "version")]
+        for rule in driver["rules"]:
             level = rule["defaultConfiguration"]["level"]
-            faults += (
-                []
-                if level in ("none", "note", "warning", "error")
-                else [f"{rule['id']}: level {level}"]
-            )
-            faults += ["help without text"] if "help" in rule and not rule["help"]["text"] else []
+            checks += [
+                (rule["shortDescription"]["text"], f"{rule['id']}: no text"),
+                (level in levels, f"{rule['id']}: level {level}"),
+                ("help" not in rule or rule["help"]["text"], "help without text"),
+            ]
         for result in sarif_run["results"]:
-            if rules[result["ruleIndex"]]["id"] != result["ruleId"]:
-                faults.append("ruleIndex is of another rule")
             place = result["locations"][0]["physicalLocation"]
             uri = place["artifactLocation"]["uri"]
-            if not re.fullmatch(r"(file://)?[A-Za-z0-9/._~%-]+", uri):
-                faults.append(f"no URI: {uri}")
-            if place["region"]["startLine"] < 1 or not result["message"]["text"]:
-                faults.append("no line or no message")
-            if result["level"] not in ("none", "note", "warning", "error"):
-                faults.append(f"level {result['level']}")
-            faults += (
-                []
-                if all(isinstance(v, str) for v in result["partialFingerprints"].values())
-                else ["fingerprint"]
-            )
-    return faults
+            rule = driver["rules"][result["ruleIndex"]]
+            fingerprints = result["partialFingerprints"].values()
+            checks += [
+                (rule["id"] == result["ruleId"], "ruleIndex is of another rule"),
+                (re.fullmatch(r"(file://)?[A-Za-z0-9/._~%-]+", uri), f"no URI: {uri}"),
+                (place["region"]["startLine"] >= 1, "no line"),
+                (result["message"]["text"], "no message"),
+                (result["level"] in levels, f"level {result['level']}"),
+                (all(isinstance(value, str) for value in fingerprints), "fingerprint"),
+            ]
+    return [fault for holds, fault in checks if not holds]
 
 
 def test_sarif_has_the_findings_of_the_json(
@@ -249,12 +241,8 @@ def test_sarif_has_the_findings_of_the_json(
     assert [r["level"] for r in results[:-1]] == [levels[f["severity"]] for f in findings]
     for result, finding in zip(results, findings, strict=False):
         assert finding["message"] in result["message"]["text"]
-        assert (
-            result["locations"][0].get("logicalLocations", [{"fullyQualifiedName": ""}])[0][
-                "fullyQualifiedName"
-            ]
-            == finding["node"]
-        )
+        (place,) = result["locations"][0].get("logicalLocations", [{"fullyQualifiedName": ""}])
+        assert place["fullyQualifiedName"] == finding["node"]
     uri = results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert unquote(uri) == f"file://{model}"
 

@@ -104,15 +104,8 @@ def test_predict_on_a_list_of_gpus_has_the_times_of_the_command(
     path = tmp_path / "q.onnx"
     insertion.save(path)
     prediction = qdqtool.predict(path, gpu=["L4", "GTX 1080", "L4", "RTX 3060"])
-    assert (
-        run(
-            ["predict", str(path), "--format", "json"]
-            + ["--gpu", "L4"] * 2
-            + ["--gpu", "GTX 1080"]
-            + ["--gpu", "RTX 3060"]
-        )
-        == 0
-    )
+    gpus = ["--gpu=L4", "--gpu=L4", "--gpu=GTX 1080", "--gpu=RTX 3060"]
+    assert run(["predict", str(path), "--format", "json", *gpus]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert prediction.times == answer["times"] == prediction.as_json()["times"]
     assert [time["gpu"] for time in prediction.times] == ["L4", "GTX 1080", "RTX 3060"]
