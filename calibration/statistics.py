@@ -124,7 +124,7 @@ class MagnitudeCounter:
         return _restore_counter, (self.bits, self.top, int(self.counts[0]), first, small)
 
     def raise_top(self, top: int) -> None:
-        """Move the window up to end at ``2**top``; a lower `top` changes nothing."""
+        """Move the window up so that it ends at ``2**top``; a lower `top` changes nothing."""
         if top <= self.top:
             return
         shift = min(top - self.top, OCTAVES) << self.bits

@@ -203,8 +203,8 @@ def _pair_tensors(
 def _pair_outputs(reference: Model, model: Model) -> dict[str, str]:
     """Return the output of `model` for each output of the reference, by name or position.
 
-    Positions decide if names differ, but both networks have equally many outputs. Empty if neither
-    is possible.
+    If the names differ, outputs are paired by position, provided that both networks have the same
+    number of outputs. Otherwise the result is empty.
     """
     if set(reference.outputs) <= set(model.outputs):
         return {name: name for name in reference.outputs}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from qdqtool.util import limits
 
-_PASSING_WIDTH = 0.45  # width that a passing edge needs, as a share of a column
+_PASSING_WIDTH = 0.45  # width of an edge that passes a row of boxes, as a fraction of a column
 _Link = tuple[str, str]
 
 

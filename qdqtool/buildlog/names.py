@@ -25,7 +25,7 @@ _BRACKET = re.compile(r"[()\[\]{}]")
 _CLONE = "_clone_"
 SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
-# Longer names are not parsed. Names of merged layers have some hundred characters per node.
+# Longer names are not parsed. Names of merged layers have a few hundred characters per node.
 _MAX_LENGTH = 20_000
 
 

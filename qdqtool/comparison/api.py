@@ -586,7 +586,7 @@ def _choose_assumptions(
     realized: dict[int, NodeSide],
     conversions: int | None,
 ) -> tuple[Prediction, list[Note]]:
-    """Return the prediction whose assumed value fits the build best.
+    """Return the prediction whose assumed value fits the build best, and a list of notes.
 
     The list has a note if this value is not the default; otherwise the list is empty.
     """

@@ -41,8 +41,8 @@ _CHANGES = {
 _ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
 _UNKNOWN = "unknown"
 _MIN_IMAGES = 100  # with 100 images, the 95 % interval of an agreement near 0.97 is about 0.03 wide
-_MIN_TIMES = 0.1  # relative change from which a factor is printed as "times 2"
-_MIN_SPEED_CHANGE = 0.005  # a smaller relative change of the time prints "as fast"
+_MIN_TIMES = 0.1  # a relative change of at least this is printed as a factor, such as "times 2"
+_MIN_SPEED_CHANGE = 0.005  # a smaller relative change of the time is printed as "as fast"
 _EXACT_BELOW = 1.2  # a smaller ratio of the times is printed with two decimals
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 

@@ -114,7 +114,7 @@ def _compare_outputs(
         before: Float model.
         after: Q/DQ model.
         size: Height and width of the input in pixels.
-        first: Number of the first image. It must be such that the images differ from the
+        first: Number of the first image. Choose it so that the images differ from the
             calibration images.
 
     Returns:

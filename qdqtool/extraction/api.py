@@ -424,7 +424,7 @@ class ExtractionJob:
     # Result ---------------------------------------------------------------------------------------
 
     def finish(self, options: ShrinkOptions) -> Extraction:
-        """Make the final model private if requested, predict it, and return the result.
+        """Predict the final model, replace its names and data if requested, and return the result.
 
         Raises:
             ModelError: The final model does not reproduce the invariants, or cannot be made

@@ -347,7 +347,7 @@ _PREFIXES = {
 }
 _SEEDS = 8  # number of random seeds that are tried to keep the prediction
 _SHORTEST = 3  # shorter texts do not count as leaks, because they may occur by chance
-# A longer text is searched for each secret. For a shorter text, each substring is looked up.
+# A text of more characters is searched for each secret. Otherwise, each substring is looked up.
 _LONG = 64
 _MAX_SPELLINGS = 20_000  # number of tried names; only a malicious model contains all of them
 _CLEARED = frozenset(

@@ -282,7 +282,8 @@ def _report_sibling_scales(
     """Report Qs with different scales on the tensor that a conversion reads.
 
     Returns:
-        The code and node of the finding; empty if the scales are equal.
+        The code and node of the finding; empty if the scales are equal, or if the code does not
+            apply to the target.
     """
     if not have_different_scales(quantizer_consumers(conversion.siblings)):
         return ()

@@ -351,7 +351,7 @@ class NamedNode:
 
 
 def parse_missing_kernel(text: str) -> NamedNode | None:
-    """Return the node after ``Could not find any implementation for node``; None if none."""
+    """Return the node that a text names as a node without implementation; None if none."""
     start = text.find(_NO_IMPLEMENTATION)
     if start < 0:
         return None

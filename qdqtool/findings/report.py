@@ -254,14 +254,16 @@ class RecordedReasons:
         return (node,) if node in self.outcomes else ()
 
     def add(self, diagnosis: Diagnosis, explained: Iterable[str] = ()) -> bool:
-        """Add the finding of a diagnosis, and record that it explains the nodes.
+        """Add the finding of a diagnosis, and record which nodes the finding explains.
+
+        A finding on a remaining conversion explains no node, unless it is about different scales.
 
         Args:
             diagnosis: The diagnosis.
-            explained: Further nodes that the finding explains.
+            explained: Nodes that the finding explains, in addition to the node of the diagnosis.
 
         Returns:
-            Whether the code applies to the target.
+            Whether the code of the finding applies to the target.
         """
         reason = diagnosis.cause.reason
         source = (

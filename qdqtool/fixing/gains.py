@@ -17,8 +17,8 @@ from qdqtool.util.notes import Note
 
 NO_GAIN = Note("the prediction would not improve", code="no-better")
 """Objection to a change that makes the prediction neither better nor worse."""
-_NO_NODE = -2  # number of the group of changes that edit no node
-_FAR = -1  # number of the group of nodes that are not connected to any change
+_NO_NODE = -2  # group of the changes that edit no node
+_FAR = -1  # group of the nodes that are not connected to any change
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ def _count_by_group(
 
 
 def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
-    """Return the number of each change's group. Changes that share nodes are one group."""
+    """Return the group of each change, as a number. Changes that share nodes are one group."""
     groups: UnionFind[int] = UnionFind()
     for nodes in edited:
         for index, other in pairwise(nodes):

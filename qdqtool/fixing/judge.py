@@ -49,7 +49,8 @@ class OutputJudge:
         noise: Output errors of the last changed model that was accepted. None until a model was
             run.
         first_noise: Output errors of the model before any change. None until a model was run.
-        verdict: Detections of the last accepted model, if they decided; None if its error did.
+        verdict: Comparison of detections by which the last model was accepted. None if the errors
+            of the outputs decided.
         failure: Reason why outputs cannot be compared; None if they can.
         has_samples: Whether the inputs are not random.
     """
@@ -276,7 +277,7 @@ def _describe_growth(
     part: tuple[str, str] | None = None,
     current: OutputNoise | None = None,
 ) -> Note:
-    """Return a note on the error of `part`, or of the output whose error grew most if it is None.
+    """Return a note on the error of `part`; without a part, of the output that grew worst.
 
     Args:
         before: Errors to which the permitted growth refers.

@@ -29,8 +29,8 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
 
-ATOL = 1e-6  # permitted difference by rounding in float32
-HALF_ROUNDING = 0.01  # permitted difference by rounding in FP16, in a few dozen layers
+ATOL = 1e-6  # permitted difference due to rounding in float32
+HALF_ROUNDING = 0.01  # permitted difference due to FP16 rounding in a few dozen layers
 PART_SLACK = 0.02  # additional permitted error of a part: the errors of small parts vary more
 MAX_PARTS = 16  # an output with more parts is compared as a whole
 SAMPLES = 8  # number of images on which outputs are compared
@@ -413,7 +413,7 @@ def is_growth_permitted(
 def find_worst_part(
     before: OutputNoise, after: OutputNoise, factor: float
 ) -> tuple[str, str] | None:
-    """Return output and tensor of the part whose error grew most, of the parts beyond their limit.
+    """Return output and tensor of the part beyond its limit whose error grew most.
 
     Parts that became constant count as beyond their limit. None if there is no such part.
     """

@@ -163,7 +163,7 @@ def _new_scale_site(
         nodes: The quantizers. The site gets the name of the first.
         scale: New scales of the quantizers, one for each channel.
         description: Description of the change.
-        apply_first: Further change, which is made before.
+        apply_first: Further change, which is made before the scales are set.
     """
 
     def apply(editor: Editor) -> None:

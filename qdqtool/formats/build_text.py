@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Maximum lengths of lists if --all is not given.
 _MAX_LAYERS, _MAX_SLOW_LAYERS, _MAX_NODES, _MAX_MISMATCHES = 20, 10, 8, 10
-_MIN_MS = 5e-5  # smallest change, in milliseconds, that is not 0 as printed
+_MIN_MS = 5e-5  # smallest change in milliseconds that is not printed as 0
 # Titles of the members of qdqtool.comparison.result.ChangeKind, the most serious change first.
 _CHANGE_TITLES = {
     "lost-int8": "Lost INT8",

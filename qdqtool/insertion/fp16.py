@@ -123,7 +123,7 @@ class _Fp16Converter:
         return self.model.is_output(tensor) or self._has_consumers(tensor, half=False)
 
     def _has_consumers(self, tensor: str, *, half: bool) -> bool:
-        """Return whether a node reads a float tensor as FP16 if `half`, else as FP32."""
+        """Return whether a node reads a float tensor as FP16 (`half`) or as FP32 (not `half`)."""
         if tensor not in self.consumer_types:  # cached: a tensor may have thousands of consumers
             stays_float: list[bool] = []
             for node in dict.fromkeys(self.model.consumers(tensor)):

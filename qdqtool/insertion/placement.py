@@ -232,7 +232,7 @@ def compute_placement(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
-    """Return the nodes that a preset leaves float: by node index, the part of the head."""
+    """Return the part of the head for each node that a preset leaves float, by node index."""
     if preset == "none":
         return {}
     head = find_head(model)
@@ -670,7 +670,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
 
 
 def _has_no_further_computation(model: Model, node: Node) -> bool:
-    """Return whether the result of a node is only moved, but used in no computation."""
+    """Return whether no computation uses the result of a node, which may only be moved."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))

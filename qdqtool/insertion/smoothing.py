@@ -275,7 +275,7 @@ def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[
             continue
         channels = _count_channels(shapes.model, linear)
         region = _ScaleRegion(shapes, tensor, channels, whole=True)
-        if region.skip_reason:  # only a part of the tensor may be possible, such as the queries
+        if region.skip_reason:  # perhaps only a part can be divided, such as the queries
             part = _ScaleRegion(shapes, tensor, channels, whole=False)
             region = region if part.skip_reason else part
         visited.update(region.tensors)

@@ -37,7 +37,7 @@ class NetworkCuts:
         self._last.update(dict.fromkeys(outputs, len(model.ordered)))
 
     def crossing_tensors(self, position: int) -> tuple[str, ...]:
-        """Return the tensors that nodes before a position produce and other nodes consume.
+        """Return the tensors that are produced before a position and consumed at or after it.
 
         Network inputs count as produced before the first node.
         """

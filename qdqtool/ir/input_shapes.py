@@ -185,7 +185,7 @@ class ModelInfo:
 
 
 def describe_model(model: Model) -> ModelInfo:
-    """Return the description of a model that results contain: path, hash, opset, shapes."""
+    """Describe a model for results: path, hash, opset, number of nodes, and open shapes."""
     return ModelInfo(
         model.path,
         model.sha256,

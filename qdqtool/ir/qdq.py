@@ -36,7 +36,7 @@ Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 # Metadata key for the tensors whose outliers were moved into weights, one tensor per line
 SMOOTHED = "qdqtool.smoothed"
-PIXEL_FACTOR = "qdqtool.pixel-factor"  # metadata key: pixel factor in the scale of a uint8 input
+PIXEL_FACTOR = "qdqtool.pixel-factor"  # metadata key: preprocessing factor in a uint8 input's scale
 PREPROCESS = "qdqtool.preprocess"  # metadata key: preprocessing of the calibration images
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 INTEGER_OPERATORS = (

@@ -1,1 +1,1 @@
-"""Structures in a graph: heads, attention, normalizations, rewrites."""
+"""Recognition of structures in a graph, such as heads and attention, and rewrites of graphs."""

@@ -117,7 +117,8 @@ def has_data(tensor: onnx.TensorProto) -> bool:
 def is_storable(tensor: onnx.TensorProto) -> bool:
     """Return whether a tensor's values can be stored in an external file.
 
-    Without ``raw_data``, only the types that numpy can read and BFLOAT16 can be stored.
+    A tensor without ``raw_data`` can be stored only if its type is BFLOAT16, or a type that numpy
+    can read.
     """
     return tensor.HasField("raw_data") or tensor.data_type in (
         *_NUMPY_TYPES,

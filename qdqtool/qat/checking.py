@@ -59,7 +59,7 @@ class Check:
         difference: Largest error of an output: root mean square of the difference between the
             model's output in onnxruntime and the network's output, divided by the standard
             deviation of the latter.
-        noise: Largest change of the network's outputs in double precision or by random rounding
+        noise: Largest change of the network's outputs due to double precision or random rounding
             errors, in the units of `difference`.
         pieces: Number of compared pieces. A piece is the part of the graph between quantizers.
         worst: Largest difference of a piece, in the units of `difference`.
@@ -198,7 +198,7 @@ class NoiseInjector:
 def measure_noise(
     network: nn.Module, call: NetworkCall, outputs: Sequence[Tensor], noise: NoiseInjector
 ) -> float:
-    """Return the largest change of the outputs by noise or by double precision.
+    """Return the largest change of the outputs due to noise or double precision.
 
     Args:
         network: Network whose quantizers call ``noise`` on their inputs.

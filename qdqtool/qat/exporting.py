@@ -87,7 +87,7 @@ class Export:
 
     @property
     def noise(self) -> float:
-        """Largest change of the network's outputs by rounding errors, see :attr:`Check.noise`."""
+        """Largest change of the network's outputs due to rounding, see :attr:`Check.noise`."""
         return self.check.noise
 
 

@@ -44,8 +44,9 @@ class QATCallback(Callback):  # type: ignore[misc]
     """Lightning callback for quantization-aware training.
 
     The callback inserts quantizers before Lightning creates the optimizer and wraps the network. It
-    calibrates the quantizers once, on batches of the training loader. Checkpoints contain the plan.
-    If training is resumed, the quantizers are inserted before the weights are loaded.
+    calibrates the quantizers once, on batches of the training loader. Checkpoints contain the plan,
+    which states where the network has quantizers. If training is resumed, the quantizers of the
+    plan are inserted before the weights are loaded.
 
     Args:
         sample: A tensor, a tuple of arguments or a dict of keyword arguments of the network.

@@ -52,8 +52,8 @@ class ActivationQuantizer:
     Attributes:
         site: Module input or function call whose input is quantized.
         tensor: Name of the quantized tensor in the traced graph.
-        group: Number of the group. All sites of a group share one quantizer module, and by this one
-            range.
+        group: Number of the group. All sites of a group share one quantizer module, and therefore
+            one range.
         role: ``residual`` for an input of a residual Add, else ``input``.
     """
 

@@ -171,8 +171,8 @@ def insert(
             instead of 43 for a UNet of Stable Diffusion on an A10 (issue 2905). In both types,
             TensorRT-RTX 1.7 builds each attention of ViT-B/16 and Swin-T as one kernel, and each
             attention of YOLO11 as several kernels.
-        unify: Whether tensors that Concat, Split, Slice, MaxPool, Resize or a similar operator
-            connects share one scale.
+        unify: Whether tensors share one scale if Concat, Split, Slice, MaxPool, Resize or a similar
+            operator connects them.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize although a preset would leave
             them float.

@@ -77,7 +77,7 @@ class FloatNormalization(Reason):
 
 
 class DecomposedNorm(Reason):
-    """A decomposed LayerNorm whose squares may exceed FP16; the node computes the squares.
+    """A decomposed LayerNorm whose squares may exceed FP16; ``node`` computes the squares.
 
     Attributes:
         exact: Whether the target accepts LayerNormalization, and a LayerNormalization computes the
@@ -120,7 +120,7 @@ class DecomposedNorm(Reason):
 
 
 class MyelinCompiledRegion(Reason):
-    """Attention and normalizations that Myelin compiles; the node is the first of them.
+    """Attention and normalizations that Myelin compiles; ``node`` is the first of them.
 
     Attributes:
         last: The last node in graph order.

@@ -22,7 +22,7 @@ class UnsupportedBfloat16(Reason):
 
 
 class ConstantsBeyondFp16(Reason):
-    """Arithmetic constants that FP16 cannot hold; the node reads the first constant.
+    """Arithmetic constants that FP16 cannot hold; ``node`` reads the first constant.
 
     Attributes:
         first: The first nodes that read such a constant, each with the value.

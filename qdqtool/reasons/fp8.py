@@ -26,7 +26,7 @@ class LargeFp8Kernel(Reason, key="fp8-kernel"):
 
 
 class FloatFp8Column(Reason, key="fp8-column"):
-    """A 1x1 convolution of data of width 1 and few channels, which runs in float in FP8."""
+    """A 1x1 FP8 convolution of data with width 1 and few channels, which runs in float."""
 
     rules = (FindingRule("FP8-COLUMN"),)
 
@@ -74,7 +74,7 @@ class HopperOnlyFp8(Reason):
 
     Attributes:
         version: Version of TensorRT.
-        count: Number of FP8 convolutions; the node is the first of them.
+        count: Number of FP8 convolutions; ``node`` is the first of them.
     """
 
     rules = (FindingRule("FP8-VERSION"),)
@@ -138,7 +138,7 @@ class OutputTypeDiffers(Reason, key="output-type"):
 
 
 class Fp8Unsupported(Reason):
-    """FP8 quantizers on a TensorRT without FP8; the node is the first quantizer."""
+    """FP8 quantizers on a TensorRT without FP8; ``node`` is the first quantizer."""
 
     rules = (FindingRule("FP8-TARGET"),)
 
@@ -154,7 +154,7 @@ class WeaklyTypedFp8(Reason):
     """Quantizers of FP8 on a target whose networks are weakly typed by default.
 
     Attributes:
-        count: Number of FP8 quantizers; the node is the first of them.
+        count: Number of FP8 quantizers; ``node`` is the first of them.
         is_predicted_typed: Whether the prediction is for a strongly typed build.
     """
 

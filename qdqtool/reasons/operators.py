@@ -17,7 +17,7 @@ class IntegerOperator(Reason):
 
 
 class AtenNodes(Reason):
-    """Nodes with operators of ATen other than quantizers; the node is the first of them.
+    """Nodes with operators of ATen other than quantizers; ``node`` is the first of them.
 
     Attributes:
         operator: Operator of the first node.
@@ -74,7 +74,7 @@ class UnanalyzedSubgraphs(Reason):
 
 
 class RuntimeOperators(Reason):
-    """Operators of onnxruntime's optimizer or quantization tool; the node is the first.
+    """Operators of onnxruntime's optimizer or quantization tool; ``node`` is the first node.
 
     Attributes:
         ops: Types of the operators.

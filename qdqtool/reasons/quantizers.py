@@ -166,7 +166,7 @@ class ParameterIndirect(Reason):
 
 
 class UncoveredTypes(Reason):
-    """Quantizers of types that the prediction does not cover; the node is the first of them.
+    """Quantizers of types that the prediction does not cover; ``node`` is the first of them.
 
     Attributes:
         kinds: The types, and the number of nodes of each.
@@ -246,7 +246,7 @@ _FORMS = {
 
 
 class FakeQuantizers(Reason):
-    """Simulated quantizers in a form other than Q and DQ; the node is the first of them.
+    """Simulated quantizers in a form other than Q and DQ; ``node`` is the first of them.
 
     Attributes:
         form: Tool or exporter that writes this form.

@@ -73,7 +73,7 @@ class ResidualFloat(Reason, key="residual-float"):
 
 
 class ResidualBothQuantized(Reason, key="residual-both-quantized"):
-    """A residual Add whose inputs are both quantized; the node is the convolution before it."""
+    """A residual Add with two quantized inputs; ``node`` is the convolution before the Add."""
 
     rules = (fixable_rule("ADD-BOTH"),)
 

@@ -146,7 +146,7 @@ class ScalesDiffer(Reason, key="scales-differ"):
 
 
 class PairScalesDiffer(Reason):
-    """A Q and its DQ with different scales; the node is the DQ.
+    """A Q and its DQ with different scales; ``node`` is the DQ.
 
     Attributes:
         quantizer: The Q.
@@ -542,7 +542,7 @@ class ActivationFit:
 
 
 class ActivationScales(Reason):
-    """Activation scales that do not fit the data; the node is the Q with the worst fit.
+    """Activation scales that do not fit the data; ``node`` is the Q with the worst fit.
 
     Attributes:
         worst: Qs with the worst fit, the worst first.
@@ -607,7 +607,7 @@ class UniformScales(Reason):
 class OutlierScales(Reason):
     """Scales whose range covers a few values that are far larger than all other values.
 
-    The node is the Q with the largest ratio.
+    ``node`` is the Q with the largest ratio.
 
     Attributes:
         worst: Qs with the largest ratios, in descending order: name, scale, and ratio of the

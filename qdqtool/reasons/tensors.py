@@ -1,4 +1,4 @@
-"""Parts of reasons: sizes, scales, paths, consumers and producers of tensors."""
+"""Sizes, scales, paths, producers and consumers of tensors, as reasons record them."""
 
 from __future__ import annotations
 

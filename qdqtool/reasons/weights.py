@@ -239,7 +239,7 @@ _WEIGHT_SCALE_ADVICE = {
 
 
 class WeightScales(Reason):
-    """Weight scales that do not fit the weights; the node is the layer with the worst fit.
+    """Weight scales that do not fit the weights; ``node`` is the layer with the worst fit.
 
     Attributes:
         cause: Likely cause.
@@ -282,7 +282,7 @@ class WeightScales(Reason):
 class WeightsPerTensor(Reason):
     """Weights with a single scale although the ranges of the output channels differ.
 
-    The node is the worst layer.
+    ``node`` is the worst layer.
 
     Attributes:
         layers: The layers.

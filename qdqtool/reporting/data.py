@@ -228,8 +228,8 @@ class ConversionEntry:
 class ScaleGroupEntry:
     """Quantized tensors that share a scale.
 
-    ``tied`` is the reason: operators such as Concat require one scale, or the scales are equal by
-    chance.
+    ``tied`` is a text on whether operators such as Concat require one scale, and whether the scales
+    are equal.
     """
 
     scale: float | None

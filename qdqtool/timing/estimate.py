@@ -81,8 +81,8 @@ def estimate_time(
         float_type: Type of floats: FP16 (``--fp16`` given to the builder) or FP32.
         batch: Batch size to estimate for. None for the batch size of the model.
         calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
-        compare: Whether to estimate also the network without Q/DQ, and the network with the Q/DQ
-            that ``insert`` would write.
+        compare: Whether to estimate two more networks: the network without Q/DQ, and the network
+            with the Q/DQ that ``insert`` would write.
         cuda_graph: Whether the engine runs as a CUDA graph, which has no gaps between kernels.
 
     Raises:

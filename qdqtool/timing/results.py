@@ -240,9 +240,10 @@ class TimeEstimate:
 
     @property
     def gain(self) -> float | None:
-        """Speed gain: time of the float network over this time.
+        """Speedup: time of the float network divided by the time of this network.
 
-        None if this is a float network, or if the float network was not simulated.
+        None if this is a float network, if the float network was not simulated, or if the time of
+        this network is 0.
         """
         if self.float_time is None or self.is_float or not self.total_ms:
             return None

@@ -71,7 +71,7 @@ def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -
 
 LARGEST_SCALE = 1024.0  # largest plausible scale: about twice the largest FP16 number over 127
 _INT8_MAX = 127.0
-# A scale is too small if the largest weight is more than this many times 127 times the scale.
+# A scale is too small if the largest weight exceeds 127 times the scale by more than this factor.
 _MAX_WEIGHT_RATIO = 1000.0
 _MIN_WEIGHT_RATIO = 30.0  # limit for all channels if one channel exceeds _MAX_WEIGHT_RATIO
 # A channel is dead if its largest weight is below this fraction of the median over all channels.

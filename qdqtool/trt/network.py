@@ -30,8 +30,8 @@ class Network:
         outputs: Network output tensors.
         was_relisted: Whether Myelin has removed layers. TensorRT then lists the layers in a new
             order.
-        counts: Number of layers after each stage after which TensorRT logs this number
-            (``Original``, ``After ...``).
+        counts: Number of layers after a stage, by name of the stage, for the stages whose number
+            TensorRT logs (``Original``, ``After ...``).
         adds_after_activation: ONNX nodes of the Adds whose fusion the target's
             ``residual_through_activation`` decided.
         regions: Regions of Myelin, on targets whose regions affect Q and DQ.

@@ -164,7 +164,8 @@ def tune(
         head: Outputs of a detection head that remain float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         attention: Type of the products of attention, as for :func:`qdqtool.insert`.
-        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize connect share one scale.
+        unify: Whether tensors share one scale if Concat, Split, Slice, MaxPool or Resize connect
+            them.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize although a preset leaves them
             float.

@@ -33,7 +33,8 @@ class ImageSets:
         measured: Samples of the search and held-out samples.
         chosen_on: Positions in `measured` of the samples on which the search compares placements.
         judged_on: Positions in `measured` of the held-out samples on which results are evaluated.
-        swept_on: Positions in `measured` of the samples for single sites, a subset of `chosen_on`.
+        swept_on: Positions in `measured` of the samples for the sensitivity of single sites, a
+            subset of `chosen_on`.
     """
 
     calibration: Dataset
@@ -77,7 +78,8 @@ def open_sets(
         max_images: Maximum number of images for ranges.
         chosen_on: Maximum number of samples for the search.
         judged_on: Maximum number of samples for the final evaluation.
-        swept_on: Maximum number of samples for single sites; None for `SWEPT_ON`.
+        swept_on: Maximum number of samples for the sensitivity of single sites; None for
+            `SWEPT_ON`.
 
     Raises:
         DataError: The data has too few usable images, or can be read only once.
@@ -171,7 +173,8 @@ def _make_sets(
         complete: Samples for the ranges of the result.
         to_choose: Indices of the images for the search.
         to_judge: Indices of the held-out images.
-        swept_on: Maximum number of samples for single sites; None for `SWEPT_ON`.
+        swept_on: Maximum number of samples for the sensitivity of single sites; None for
+            `SWEPT_ON`.
     """
     batch = dataset.batch
     to_choose = to_choose[: len(to_choose) // batch * batch]

@@ -164,7 +164,7 @@ class Planner:
         rules: Placement rules of the user.
         target: TensorRT version to predict for.
         methods: Calibration methods of the user.
-        unify: Whether tensors that Concat and similar operators connect share one scale.
+        unify: Whether tensors share one scale if Concat or a similar operator connects them.
         gpu: GPU to predict times for. Without a GPU, the cost counts float convolutions and
             conversions.
         fp16: Whether layers that are not quantized will be FP16.

@@ -43,7 +43,7 @@ _REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by 
 _REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
 _POINTS_OVER_BUDGET = 4  # number of placements above the budget that are reduced until they fit
 _STEPS_IN_BUDGET = 3  # number of last steps within the budget that are measured
-_LEAST_GAIN = 1e-9  # minimum gain of a choice in a chain, divided by the squared error
+_LEAST_GAIN = 1e-9  # smallest assumed gain of a choice, divided by the start's squared error
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
 _SWEPT_TOGETHER = 8  # number of choices that share a sweep if there is a time limit
 _TIME_LIMIT = "time limit"
@@ -425,7 +425,7 @@ class PlacementSearch:
                 chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
-        """For each placement in the pool, measure the last step that costs at most as much."""
+        """For each placement in the pool, measure the last step of a chain that costs no more."""
         last_steps = []
         for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST

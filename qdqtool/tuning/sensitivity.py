@@ -47,7 +47,9 @@ class SensitivitySweep:
         return self._isolated[candidate]
 
     def measure(self, candidates: Iterable[Candidate], title: str, until: float | None) -> bool:
-        """Measure each choice alone on the samples for single sites.
+        """Measure the output errors of the two recipes of :meth:`isolate_choice` for each choice.
+
+        The samples are those in `sets.swept_on` of the evaluator, which stores the errors.
 
         Args:
             candidates: Choices to measure.

@@ -112,7 +112,7 @@ def check_seconds(seconds: float | None, name: str) -> float:
 
 
 def max_unpacked_size(size: int, ratio: int = UNPACKED_RATIO) -> int:
-    """Return the maximum size after unpacking of a compressed file, in bytes.
+    """Return the maximum unpacked size of a compressed file, in bytes.
 
     Args:
         size: Size of the compressed file in bytes.

@@ -48,8 +48,8 @@ _MIN_UNIFORM = 4  # minimum number of quantizers of activations, and also of wei
 _MAX_OUTLIER_RATIO = (
     100.0  # largest value / typical value; measured ratios are in docs/scales-results.md
 )
-# Distance from the mean to each end of a channel's range, in standard deviations, for some thousand
-# values.
+# Distance from the mean to each end of a channel's range, in standard deviations, for a few
+# thousand values.
 _CHANNEL_DEVIATIONS = 4.0
 _MIN_CHANNEL_VALUES = 100  # with fewer values, the range of a channel is unknown
 # Maximum ratio if it is computed from the gains of normalizations. Trained networks have at most
@@ -316,7 +316,7 @@ def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
 
 
 def _limit_used_steps(fits: list[ActivationFit]) -> tuple[float, float]:
-    """Return the lowest and highest fraction of steps in use that are normal in this model."""
+    """Return the lowest and highest fraction of used steps that is normal in this model."""
     median = float(np.median([f.used for f in fits])) if fits else 1.0
     if median > _MAX_MEDIAN_FACTOR:
         return 0.0, _MAX_MEDIAN_FACTOR

@@ -88,7 +88,7 @@ def _check_pairs(view: View, report: FindingReport) -> None:
 
 
 def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
-    """Return whether the scales of a pair differ by the pixel factor of a uint8 input."""
+    """Return whether the scales of a pair differ by the preprocessing factor of a uint8 input."""
     model = view.model
     cast = model.producer(q.input(0))
     if cast is None or cast.op != "Cast" or cast.input(0) not in model.inputs:
@@ -104,7 +104,7 @@ def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
 
 
 def _read_pixel_factor(model: Model) -> float:
-    """Return the pixel factor that `insert` recorded in a model; 1/255 if there is no record."""
+    """Return the preprocessing factor that `insert` recorded; 1/255 without a record."""
     try:
         return float(model.metadata[qdq.PIXEL_FACTOR])
     except (KeyError, ValueError):

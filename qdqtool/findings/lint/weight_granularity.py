@@ -1,8 +1,8 @@
 """Check for weights with one scale for all output channels.
 
 If all channels have one scale, channels with a small range lose precision. A channel loses two bits
-if its largest weight is a quarter of the largest weight of the tensor. With one scale for each
-output channel, no channel loses bits, and the engine is equally fast.
+if its largest weight is at most a quarter of the largest weight of the tensor. With one scale for
+each output channel, no channel loses bits, and the engine is equally fast.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from qdqtool.trt.targets import target_named
 MAX_VALUES = 64_000_000  # maximum number of weights that are read from a network
 MAX_LAYER_VALUES = 8_000_000  # a layer with more weights is not read
 MAX_LOSSY_RANGE = 0.25  # a channel with at most this fraction of the range loses two bits
-MIN_LOSSY_SHARE = 0.25  # minimum fraction of channels of a lossy layer that lose two bits
+MIN_LOSSY_SHARE = 0.25  # minimum fraction of channels that lose two bits in a lossy layer
 MIN_SPREAD = 1.05  # minimum `spread` for which one scale for each channel is an improvement
-MAX_COMPARED = 100_000  # maximum number of weights of a layer that are compared with multiples
+MAX_COMPARED = 100_000  # weights of a layer that are checked to be multiples of the scale
 _MAX_STEP_ERROR = 1e-3  # maximum distance of a weight from a multiple of the scale, in steps
 
 

@@ -52,9 +52,11 @@ _MAX_LEARNED_RATIO = 1.5  # maximum ratio of a learned scale to the initial scal
 _MIN_LEARNED_SHARE = 0.9  # minimum fraction of channels with a learned scale
 _MIN_LAYERS = 3  # with fewer layers, a fraction of the layers means little
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
-_MIN_EXACT_SHARE = 0.8  # minimum mean fraction of exact channels to report exceptions
-# A channel is an exception if its ratio of largest weight to scale differs from the median ratio by
-# more than this factor. Quantization tools cause differences of at most 1.001.
+# Single channels are reported if at least this mean fraction of the channels of a layer has the
+# usual ratio of largest weight to scale.
+_MIN_EXACT_SHARE = 0.8
+# A single channel is reported if its ratio differs from the usual (median) ratio by more than this
+# factor. Quantization tools cause differences of at most 1.001.
 _MAX_EXACT_RATIO = 1.25
 # Maximum range of a dead channel, divided by the median range of the layer's channels. Quantization
 # tools set their minimum scale for a dead channel.
@@ -194,7 +196,7 @@ def _largest_deviation(ratios: npt.NDArray[np.float64]) -> float:
 
 
 def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of one factor for all channels of nearly all layers."""
+    """Return the fault of scales that are wrong by one factor in nearly all layers."""
     factor = _median(np.array([_median(f.channels.ratios) for f in fits]))
     if abs(math.log(factor)) <= _ROUNDING_TOLERANCE:
         return None
@@ -211,7 +213,7 @@ def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers with one factor for all channels of a layer."""
+    """Return the fault of layers in which all scales are wrong by one factor."""
     for fit in fits:
         fault = _check_common_factor([fit]) if fit.ratios.size >= _MIN_CHANNELS else None
         if fault is not None and not _MIN_RATIO <= fault.factor <= _MAX_RATIO:
@@ -291,7 +293,7 @@ _GENERAL_CHECKS = (
 
 
 def _check_exceptional_channels(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of single channels that do not match, if nearly all others are exact."""
+    """Return the fault of single channels that do not match, if nearly all others match."""
     if not fits:
         return None
     usual = _median(np.concatenate([f.channels.logs for f in fits]))

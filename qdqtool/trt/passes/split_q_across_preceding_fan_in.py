@@ -31,7 +31,7 @@ NESTED = documented(
 
 
 class SplitQAcrossPrecedingFanIn(Pass):
-    """Moves the Q after a Concat before each of the Concat's inputs.
+    """Moves the Q after a Concat to each of the Concat's inputs.
 
     TensorRT logs a single line for each such Q. The pass refuses if the Concat has other consumers.
     """

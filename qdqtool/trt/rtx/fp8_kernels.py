@@ -108,7 +108,10 @@ def _find_producer(model: Model, q: Node) -> Node | None:
 
 
 def _is_reduced(model: Model, node: Node, dq: Node) -> bool:
-    """Return whether a reduction is between a DQ and a node, at most 8 nodes upstream."""
+    """Return whether a reduction is between a DQ and a node.
+
+    Only the 8 nearest nodes upstream of the node are searched.
+    """
     before = model.producer(node.input(0))
     for _ in range(_COLUMNS_IN_A_ROW):
         if before is None or before is dq:
@@ -126,7 +129,8 @@ def _is_reduction(node: Node) -> bool:
 def _fuses_following_q(model: Model, reduction: Node) -> bool:
     """Return whether the kernel of a reduction contains the Q after it.
 
-    This holds for a float32 reduction of a network input, and for a maximum of FP8 data.
+    This holds for a float32 reduction of a network input, and for a maximum or minimum of the
+    output of a DQ.
     """
     source = reduction.input(0)
     if source in model.inputs:

@@ -207,7 +207,7 @@ class ConsumerIndex:
 
     @functools.cached_property
     def quantized_downstream(self) -> set[str]:
-        """Tensors to which a downstream Q moves up, past every operator between."""
+        """Tensors up to which the compiler moves a downstream Q, past all operators in between."""
         tensors: set[str] = set()
         for node in reversed(self.model.ordered):
             if node.index in self.live and self._is_passed_by_q(node, tensors):
