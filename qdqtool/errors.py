@@ -1,4 +1,4 @@
-"""Errors that the user can correct. The command line prints one line, and exits with code 2."""
+"""Errors that the user can correct. The command line prints a line and exits with code 2."""
 
 import re
 

@@ -97,7 +97,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def connect(cluster: Any, mixed_cpus: bool = False) -> Iterator[Cluster]:
-    """Yield a connection to a Dask scheduler; then close the connection, and end started workers.
+    """Yield a connection to a Dask scheduler; at the end, close it and stop started workers.
 
     A client that the user gives remains open.
 

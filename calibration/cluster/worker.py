@@ -83,7 +83,7 @@ def _deterministic_numbers(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 
 def probe_network() -> Any:
-    """Return a network whose outputs differ if onnxruntime's kernels differ between processors.
+    """Return a network whose outputs differ if processors use different onnxruntime kernels.
 
     Kernels for other vector widths, and kernels with fused multiply-add, sum in another order, so
     that the last bits of long sums differ. The input `x` is float32 [1, 3, 48, 48].

@@ -1,4 +1,4 @@
-"""Run a compiler in a child process with a time limit. A crash ends only the child process."""
+"""Run a compiler in a child process, with a time limit and protection from crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child process that runs TensorRT. It reads requests from stdin, and writes answers to stdout.
+"""Child process that runs TensorRT: reads requests from stdin, writes answers to stdout.
 
 Each request and each answer is one line of JSON. The process runs this file directly (``worker.py
 tensorrt_rtx`` or ``worker.py tensorrt``), so it imports nothing of qdqtool, onnx or numpy. A crash

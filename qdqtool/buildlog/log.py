@@ -155,7 +155,7 @@ class LogPrefixStripper:
 
 
 def _move_level(prefix: bytes, text: bytes) -> bytes:
-    """Return a text with the severity level of the prefix, unless the text already has a level."""
+    """Return a text with the severity level of the prefix, unless the text has a level."""
     level, head = _LEVEL_WORD.search(prefix), _PREFIX.match(text)
     if level is None or not text or (head is not None and head.lastgroup is not None):
         return text

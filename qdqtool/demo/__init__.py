@@ -1,1 +1,1 @@
-"""``qdqtool demo``: insert, verify and report with a generated YOLOv8n and generated images."""
+"""``qdqtool demo``: insert, verify and report with a generated YOLOv8n and images."""

@@ -384,7 +384,7 @@ def _decode_boxes(net: YoloBuilder, name: str, boxes: str, size: int) -> str:
 
 
 def _average_bins(net: YoloBuilder, name: str, boxes: str) -> str:
-    """Add the DFL: the mean distance of each box side, from [1, 64, anchors] to [1, 4, anchors]."""
+    """Add the DFL, the mean distance of each box side: [1, 64, anchors] to [1, 4, anchors]."""
     bins = net.add_reshape(f"{name}/Reshape", boxes, 1, 4, REG_MAX, -1)
     transposed = net.add_node("Transpose", f"{name}/Transpose", bins, perm=[0, 2, 1, 3])
     probabilities = net.add_node("Softmax", f"{name}/Softmax", transposed, axis=1)

@@ -47,7 +47,7 @@ _Rename = Callable[[str], str]
 
 
 class ExtractionJob:
-    """An extraction: the methods are its steps, the attributes are the state between the steps.
+    """An extraction. Its methods are the steps, its attributes the state between the steps.
 
     Args:
         model: The whole model.

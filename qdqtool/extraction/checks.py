@@ -218,7 +218,7 @@ def _find_compiler_differences(
 
 
 class CommandCheck:
-    """Check that a command of the user has the same exit code and output as for the whole model.
+    """Check that a user's command has the same exit code and output as for the whole model.
 
     The command is split into words as by a shell, but runs without a shell. The path of the model
     replaces ``{}``, or is added as the last argument.

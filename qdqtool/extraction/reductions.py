@@ -102,7 +102,7 @@ def reduce_outputs(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 
 def remove_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield models without half of the nodes, then without a quarter, finally without single nodes.
+    """Yield models without half of the nodes, then without a quarter, ..., then without one.
 
     Outputs of the removed nodes become network inputs. These must be float tensors that no DQ
     produces, so that no Q/DQ pair is split.

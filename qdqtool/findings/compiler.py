@@ -84,14 +84,14 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
 
 
 def _locate_fault(reason: Reason, quantizer: Node | None) -> str:
-    """Return the node that loses the integers, else the quantizer, else the node of the reason."""
+    """Return the node that loses the integers, else the quantizer, else the reason's node."""
     if isinstance(reason, IntegersLost) and reason.step is not None and reason.why in _NODE_CAUSES:
         return reason.step.node
     return reason.node if quantizer is None else quantizer.name
 
 
 def _find_quantizer(view: View, name: str) -> Node | None:
-    """Return the quantizer with a name, or the first quantizer that reads a tensor of this name.
+    """Return the quantizer with a name, else the first quantizer that reads this tensor.
 
     If it is a DQ after a Q, the Q is returned. None if there is no such quantizer.
     """

@@ -1,4 +1,4 @@
-"""Comparison of predictions before and after changes, for the whole model and near each change."""
+"""Comparison of predictions before and after changes, for the model and near each change."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def _describe_growth(
     part: tuple[str, str] | None = None,
     current: OutputNoise | None = None,
 ) -> Note:
-    """Return a note on the error of `part`; without a part, of the output that grew worst.
+    """Return a note on the error of `part`; if None, of the output whose error grew most.
 
     Args:
         before: Errors to which the permitted growth refers.
@@ -306,7 +306,7 @@ def _describe_growth(
 
 
 def _describe_error_growth(before: float, after: float, kept: float | None) -> str:
-    """Return ``grow from 2% to 5%``, and the present error if changes were kept since `before`."""
+    """Return ``grow from 2% to 5%``, with the present error if `kept` is given."""
     if kept is None:
         return f"grow from {before:.2%} to {after:.2%}"
     return f"be {after:.2%} (now {kept:.2%}; before this kind of fix {before:.2%})"

@@ -182,7 +182,7 @@ def _copy_constants(model: Model, tensors: Iterable[str]) -> list[onnx.TensorPro
 def _label_elements(
     model: Model, output: str, parts: list[str], inputs: Arrays, run: Run
 ) -> npt.NDArray[Any]:
-    """Return, for each element of an output, the index in `parts` of the tensor that it comes from.
+    """Return the index in `parts` of the tensor that each element of an output comes from.
 
     Raises:
         RunError: A model cannot be run, or a tensor has no value.
@@ -259,7 +259,7 @@ def _find_channel_range(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | 
 def read_samples(
     model: Model, data: object, images: ImageOptions
 ) -> tuple[list[Arrays], list[Note]]:
-    """Return evenly spread samples of the data as inputs of a model, and notes on preprocessing.
+    """Return evenly spread samples as inputs of a model, and notes on the preprocessing.
 
     Both lists are empty if `data` is None.
 

@@ -293,7 +293,7 @@ def _positive_scale_site(view: View, nodes: list[Node], old: FloatArray) -> FixS
 
 
 def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> None:
-    """Multiply stored integers by the signs of their scales, because the scales become positive."""
+    """Multiply stored integers by the signs of their scales, which become positive."""
     stored = view.model.constant(dq.input(0))
     if stored is None:
         return

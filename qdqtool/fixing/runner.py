@@ -1,4 +1,4 @@
-"""Runs of models in onnxruntime within limits of memory and work, and the inputs of these runs."""
+"""Runs of models in onnxruntime within limits of memory and work, and inputs of the runs."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _list_node_names(model: Model, indices: set[int]) -> list[str]:
 
 
 def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
-    """Return the model without some nodes. The tensors that these nodes consume become outputs."""
+    """Return the model without some nodes. Tensors that these nodes consume become outputs."""
     nodes = [n for n in model.nodes if n.index in removed]
     produced = {o for n in nodes for o in n.outputs}
     read = dict.fromkeys(t for n in nodes for t in n.inputs)

@@ -1,4 +1,4 @@
-"""Trials of fixes on a model. Each fix is predicted, run in onnxruntime, and kept or refused."""
+"""Trials of fixes: each fix is predicted, run in onnxruntime, and kept or refused."""
 
 from __future__ import annotations
 

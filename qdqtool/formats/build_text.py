@@ -298,7 +298,7 @@ def add_engines(page: TextPage, comparison: EngineComparison) -> None:
 
 
 def _format_types(cost: LayerCost | None) -> str | None:
-    """Return the types of a layer's inputs and output; empty if unknown, None if `cost` is None."""
+    """Return the types of a layer's inputs and output; empty if unknown, None without `cost`."""
     if cost is None:
         return None
     if not cost.layer.type:

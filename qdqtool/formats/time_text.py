@@ -61,7 +61,7 @@ def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
 
 
 def list_times(time: TimeEstimate) -> dict[str, float]:
-    """Return milliseconds by label: of the model, the float network, and results of ``insert``."""
+    """Return milliseconds by label: model, float network, and results of ``insert``."""
     float_time, times = time.float_time, {}
     if not time.is_float:
         times[str(time.quantized)] = time.total_ms

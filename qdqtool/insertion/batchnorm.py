@@ -141,7 +141,7 @@ def _count_output_channels(conv: Node, weight: _Array) -> int | None:
 def _fold_into_consumers(
     model: Model, norm: Node, convs: Sequence[Node]
 ) -> list[tuple[_Array, _Array]] | None:
-    """Return the weights and bias of each convolution after the BatchNormalization is folded in.
+    """Return the weights and bias of each convolution with the BatchNormalization folded in.
 
     None if the BatchNormalization cannot be folded exactly into all of the convolutions.
     """

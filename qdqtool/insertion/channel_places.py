@@ -167,7 +167,7 @@ class NetworkShapes:
 
 
 def has_axes_of_places(shape: tuple[int | None, ...], places: Places) -> bool:
-    """Return whether `places` broadcasts to a shape; a dynamic size fits only an axis of size 1."""
+    """Return whether `places` broadcasts to a shape. A dynamic size fits only a size of 1."""
     if len(shape) < places.ndim:
         return False
     axes = zip(reversed(places.shape), reversed(shape), strict=False)

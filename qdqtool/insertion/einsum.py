@@ -52,9 +52,10 @@ class MatMulForm(NamedTuple):
 def find_equivalent_matmul(
     view: View, node: Node, product: Contraction
 ) -> MatMulForm | EinsumObstacle:
-    """Return the MatMul with the fewest Transposes and Reshapes, or why no MatMul is equivalent.
+    """Return the simplest equivalent MatMul, or the reason why no MatMul is equivalent.
 
-    The result of the MatMul equals that of the Einsum, unless a tensor is empty.
+    The simplest MatMul has the fewest Transposes and Reshapes. Its result equals that of the
+    Einsum, unless a tensor is empty.
     """
     sizes: dict[str, int | None] = {}
     summed_sizes: list[list[int | None]] = []
@@ -143,7 +144,7 @@ def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | 
 
 
 def replace_einsums(model: Model) -> int:
-    """Replace Einsums by equivalent MatMuls, in place, and return the number of replaced Einsums.
+    """Replace Einsums by equivalent MatMuls, in place, and return how many were replaced.
 
     The node of the Einsum becomes the last node of its replacement. Weights become the second
     operand, with two dimensions unless the Einsum has batch axes. Einsums that have only constant

@@ -241,7 +241,7 @@ def find_wide_tensors(
     images: ImageOptions = DEFAULT_IMAGES,
     number_format: NumberFormat = INT8,
 ) -> dict[str, float]:
-    """Return the largest magnitudes of the tensors that may exceed the range of FP16, by tensor.
+    """Return the largest magnitude of each tensor that may exceed the range of FP16.
 
     A magnitude is the largest of three: the calibration's (`maxima`), the range of the tensor's
     scale, and that of a run of a few samples. Without data, the model is not run. If onnxruntime

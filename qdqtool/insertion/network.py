@@ -169,7 +169,7 @@ def _warn_float_subgraphs(model: Model) -> list[Note]:
 
 
 def _widen_floats(model: Model, target: Target) -> list[Note]:
-    """Convert bfloat16 to float32 in place. Convert float16 too if the target lacks FP16 scales."""
+    """Convert bfloat16 to float32 in place; float16 too if the target lacks FP16 scales."""
     notes = []
     if find_bfloat16(model):
         fp16.widen_bfloat16(model)

@@ -161,7 +161,7 @@ class QuantizedInput:
 
 @dataclass(frozen=True)
 class WeightSite:
-    """Constant weights to quantize, with one scale for each index of `axis`; None for one scale."""
+    """Constant weights to quantize, with a scale for each index of `axis`; None for one scale."""
 
     node: Node
     tensor: str

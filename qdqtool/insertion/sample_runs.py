@@ -67,7 +67,7 @@ def measure_channel_maxima(
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int = FP16_SAMPLES,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the largest magnitudes of the channels (last axis), of shape [channels], by tensor.
+    """Return the largest magnitude of each channel (last axis), [channels], by tensor.
 
     `channels` maps the names of the tensors to the lengths of their last axes.
 
@@ -108,7 +108,7 @@ def _measure_maxima(
     samples: int,
     channels: Mapping[str, int] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the largest magnitudes by tensor; if `channels` is given, of each channel (last axis).
+    """Return the largest magnitude by tensor; with `channels`, of each channel (last axis).
 
     The magnitude is NaN if a value is NaN.
     """

@@ -32,7 +32,7 @@ def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
 
 
 def branch_lengths(model: Model, left: str, right: str) -> tuple[int, int]:
-    """Return the number of nodes on the longest path from each tensor up to their common nodes."""
+    """Return the length in nodes of the longest path from each tensor to their common nodes."""
     left_nodes, right_nodes = _upstream_nodes(model, left), _upstream_nodes(model, right)
     lengths: dict[str, int] = {}
     for node in model.ordered:

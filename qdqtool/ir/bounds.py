@@ -1,4 +1,4 @@
-"""Bounds of tensors that follow from the operators alone, so they hold for every network input.
+"""Bounds of tensors that follow from operators alone, and hold for every network input.
 
 A Sigmoid produces values from 0 to 1, and a DequantizeLinear only multiples of the scale.
 Operators that only move values keep the bounds. The module neither runs the network nor reads

@@ -345,7 +345,7 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
 
 
 def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Write a model as :func:`save` does, but do not check whether `path` is the original model.
+    """Write a model as :func:`save` does, even if `path` is that of the original model.
 
     Args:
         proto: The model. It is not changed.

@@ -1,1 +1,1 @@
-"""Recognition of structures in a graph, such as heads and attention, and rewrites of graphs."""
+"""Recognition of structures in graphs (heads, attention ...), and rewrites of graphs."""

@@ -251,7 +251,7 @@ class _QuantizerFinder:
         return self.build_stored(form, (clip, dq), source, scale, zero)
 
     def read_dq(self, dq: Node) -> tuple[_FloatArray | None, _FloatArray | None]:
-        """Return the scales and the zero points of a DQ; None for parameters that are not constant.
+        """Return scales and zero points of a DQ; None for parameters that are not constant.
 
         The scales broadcast with the input of the DQ.
         """

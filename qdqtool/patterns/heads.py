@@ -418,7 +418,7 @@ def _find_score_product(model: Model, softmax: Node) -> Node | None:
 
 
 def _find_value_product(model: Model, softmax: Node) -> tuple[Node, str] | None:
-    """Return the matrix product that reads the result of a Softmax, and the tensor that it reads.
+    """Return the matrix product that reads the result of a Softmax, and the tensor it reads.
 
     None if no matrix product is found.
     """
@@ -564,7 +564,7 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
 def _find_combined_producers(
     model: Model, operands: tuple[str, ...], coordinates: set[str]
 ) -> set[int]:
-    """Return the indices of the layers with weights from which the other operands are computed.
+    """Return the indices of the layers with weights that produce the other operands.
 
     Operands in `coordinates` are left out, and operands that do not depend on such layers alone.
     """

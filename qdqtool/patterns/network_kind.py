@@ -338,7 +338,7 @@ def _is_dense_map(sides: tuple[int, int], shape: _Shape) -> bool:
 
 
 def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return a warning if the preprocessing of a run does not fit the network, else an empty list.
+    """Return a list with a warning if the preprocessing of a run does not fit the network.
 
     Args:
         model: The network, with or without Q/DQ.

@@ -24,7 +24,7 @@ HISTOGRAM_BINS = 512
 
 
 class DeviceStatistics:
-    """Collects :class:`calibration.TensorStatistics`, and copies only sampled values to the CPU.
+    """Collects :class:`calibration.TensorStatistics` from values sampled on the device.
 
     Attributes:
         result: Statistics of all activations added so far. The number of NaN and infinities is

@@ -264,7 +264,7 @@ def _with_path(error: ModelError, reason: str, path: str | os.PathLike[str]) -> 
 
 
 class _NetworkCopy:
-    """Copy of a prepared network on the CPU, for the export and for the comparison with a model.
+    """Copy of a prepared network on the CPU, for the export and the comparison with a model.
 
     Attributes:
         reference: Outputs and quantizer calls of a run of the network.

@@ -87,7 +87,7 @@ def _run_quantizer(module: Any, attribute: str, value: Tensor, *, is_weight: boo
 
 
 class QuantizedModule:
-    """Mixin for the class of a module with quantizers; see :func:`convert_to_quantized_module`.
+    """Mixin for classes of modules with quantizers, see :func:`convert_to_quantized_module`.
 
     Attributes:
         qdq_input: Attribute that holds the quantizer of the data input; None without a quantizer.

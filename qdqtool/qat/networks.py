@@ -185,7 +185,7 @@ def copy_network(model: nn.Module) -> nn.Module:
 
 
 def _find_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors in the attributes of all modules, also in nested containers and objects."""
+    """Yield the tensors in attributes of all modules, also in nested containers and objects."""
     visited: set[int] = set()
     pending: list[Any] = [vars(m) for m in model.modules()]
     while pending:

@@ -56,7 +56,7 @@ class Calibration:
 
 @dataclass
 class DataStatistics:
-    """Statistics of activations by name of the quantizer, and the number of batches and images."""
+    """Statistics of activations by name of the quantizer, and numbers of batches and images."""
 
     tensors: dict[str, TensorStatistics] = field(default_factory=dict)
     batches: int = 0

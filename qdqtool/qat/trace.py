@@ -133,7 +133,7 @@ def trace_network(model: nn.Module, sample: Any) -> NetworkTrace:
 
 
 class _SiteRecorder:
-    """Inserts marks at the sites of a network while the network runs, and counts runs and calls.
+    """Inserts marks at the sites of a network while it runs, and counts runs and calls.
 
     Attributes:
         sites: Site of each mark, by the number of the mark.

@@ -59,7 +59,7 @@ RECIPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Options(QatOptions):
-    """Options of the trainer: those of :func:`qdqtool.qat.prepare`, and those of the calibration.
+    """Options of the trainer: those of :func:`qdqtool.qat.prepare` and of the calibration.
 
     Attributes:
         method: Method that chooses ranges, as for :func:`qdqtool.qat.calibrate`.

@@ -117,7 +117,7 @@ class QuantizerAfterPad(Reason, key="behind-pad"):
 
 
 class StemBeforePool(Reason, key="stem-before-pool"):
-    """A stem convolution fuses a Relu that has Q/DQ on both sides, and the MaxPool after the Relu.
+    """A stem convolution fuses a Relu that has Q/DQ on both sides, and the MaxPool after it.
 
     Attributes:
         relu: The Relu.

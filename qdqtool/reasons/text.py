@@ -82,7 +82,7 @@ def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
 
 
 def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " the result") -> str:
-    """Return a clause such as ``/add (Add) reads the result as float`` about a tensor's consumers.
+    """Return a clause on a tensor's consumers: ``/add (Add) reads the result as float``.
 
     If only Qs read the tensor, the clause names them. ``it`` is the object of the verb. For a
     clause that begins with ``which``, ``it`` is empty.

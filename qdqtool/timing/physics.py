@@ -329,7 +329,7 @@ def kernel_seconds(
 
 
 def product_seconds(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
-    """Return the seconds that each layer's products take at the fitted rate; 0 without products."""
+    """Return the seconds of each layer's products at the fitted rate; 0 without products."""
     computing = np.isin(f.kind, work.COMPUTING)
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path]
     seconds: Array = f.rows * f.columns * f.depth * f.groups / (f.clocks * rate)

@@ -448,7 +448,7 @@ _TRANSPARENT = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
 def is_constant_upstream(model: Model, tensor: str) -> bool:
-    """Return whether a tensor is a constant, or a constant after Q, DQ, shuffles and casts only."""
+    """Return whether a tensor is a constant, possibly after Q, DQ, shuffles and casts."""
     cache: dict[str, bool] = model.cache.setdefault("constants upstream", {})
     path: list[str] = []
     while tensor not in cache:

@@ -12,7 +12,7 @@ _NAMES = "_names"  # key of the cached names in a record's dictionary
 
 
 class SharedTuple(tuple[T, ...]):
-    """Tuple that many records share, with a cache for results that are computed from its items.
+    """Tuple that many records share, with a cache for results computed from its items.
 
     Attributes:
         more: Name of the node at which the search for items stopped; empty if the items are

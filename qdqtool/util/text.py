@@ -140,7 +140,7 @@ def cut_middle(name: str, width: int) -> str:
 
 
 def format_layer_counts(convolutions: int, products: int) -> str:
-    """Return text such as ``9 layers (1 convolution, 8 matrix products)`` or ``6 convolutions``."""
+    """Return ``9 layers (1 convolution, 8 matrix products)``, ``6 convolutions`` or similar."""
     of_convolutions = format_count(convolutions, "convolution")
     of_products = format_count(products, "matrix product")
     if convolutions and products:

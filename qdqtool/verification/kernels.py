@@ -60,7 +60,7 @@ def none_if_unknown(precision: Precision) -> Precision | None:
 
 
 def output_precision(layer: BuiltLayer) -> Precision:
-    """Return the type that the product of a layer writes; UNKNOWN if later steps hide the type."""
+    """Return the type that a layer's product writes; UNKNOWN if later steps hide the type."""
     if layer.type == "kgen" or _has_cast_after_product(layer):
         return Precision.UNKNOWN
     return layer.output_precision

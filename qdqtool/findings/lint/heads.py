@@ -36,14 +36,14 @@ def find_last_convolutions(view: View) -> list[Node]:
 
 
 def find_coordinate_nodes(view: View) -> set[int]:
-    """Return the nodes of the boxes and sampling points of a DETR, which insertion leaves float."""
+    """Return the nodes for boxes and sampling points of a DETR, which insertion leaves float."""
     if not any(n.op == "GridSample" for n in view.model.nodes) and not find_attentions(view.model):
         return set()
     return _find_float_head(view)[1]()
 
 
 def _find_float_head(view: View) -> tuple[Head, Callable[[], set[int]]]:
-    """Return the head of the float network, and a function that searches for coordinate layers.
+    """Return the head of the float network, and a function that finds coordinate layers.
 
     The head and the result of the function contain node indices of the Q/DQ model.
     """

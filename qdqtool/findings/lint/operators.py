@@ -209,7 +209,7 @@ def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, Co
 
 
 def _head_size(model: Model, product: Node) -> int | None:
-    """Return the head size of a quantized product of queries and keys; None for other products."""
+    """Return the head size of a quantized product of queries and keys; None for others."""
     shape, consumers = model.shape(product.input(0)), model.consumers(product.output)
     is_quantized = all(is_dq(model.producer(tensor)) for tensor in product.inputs)
     is_score = any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers)

@@ -171,7 +171,7 @@ def _select_layers(
 
 
 def _check_swapped_axis(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that match along the other axis, but not along their own axis."""
+    """Return the fault of scales that match along the other axis, but not along their own."""
     bad = [
         f
         for f in fits
@@ -270,7 +270,7 @@ def _are_learned_scales(view: View, fits: list[_LayerFit]) -> bool:
 
 
 def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that are equal in all channels and too small for some of them."""
+    """Return the fault of scales that are equal in all channels, and too small for some."""
     bad = [
         f
         for f in fits
