@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from calibration.presets import note_preprocess
+from qdqtool.findings.report import title_of
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import name_float_type, verdict
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
+    from qdqtool.trt.result import Prediction
 
 # Maximum lengths of lists if --all is not given.
 _MAX_NAMES, _MAX_GROUPS = 3, 3
@@ -58,6 +60,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         _add_agreement(page, insertion, f"{_format_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
         page.add_row("In TensorRT", verdict(insertion.prediction))
+        _add_findings(page, insertion.prediction)
         nodes = insertion.prediction.conversion_nodes
         if nodes and everything:
             page.add_row("Q/DQ layers", format_list(nodes, len(nodes)))
@@ -71,6 +74,18 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
             group = "" if row.group is None else f"  group {row.group}"
             page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
     return page
+
+
+def _add_findings(page: TextPage, prediction: Prediction) -> None:
+    """Add the errors and warnings that `predict` will report on the written model."""
+    serious = [f for f in prediction.findings if f.severity != Severity.INFO]
+    counts = Counter(finding.code for finding in serious)
+    severities = {finding.code: finding.severity for finding in reversed(serious)}
+    label = "Findings"
+    for code, count in counts.items():
+        places = f" ({format_count(count, 'place')})" if count > 1 else ""
+        page.add_row(label, f"{severities[code].word} {code}: {title_of(code)}{places}")
+        label = ""
 
 
 def _render_float_choice(page: TextPage, insertion: Insertion) -> TextPage:

@@ -35,6 +35,7 @@ from qdqtool.timing.alternatives import estimate_variant
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
+from tests.findings.graphs import GRAPHS
 from tests.insertion.nets import (
     Array,
     Net,
@@ -443,6 +444,18 @@ def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
         assert loss.conversions == after["conversions"] - before["conversions"]
     worst = yolov8.losses.tensors[0].tensor
     assert yolov8.as_json()["losses"]["tensors"][0]["tensor"] == worst
+
+
+def test_text_names_the_warnings_of_the_prediction(yolov8: Insertion) -> None:
+    prediction = qdqtool.predict(GRAPHS["residual-float"]())
+    serious = {f.code for f in prediction.findings if f.severity != "info"}
+    assert "SKIP-FLOAT" in serious
+    text = str(render(replace(yolov8, prediction=prediction), 200))
+    lines = [line.strip() for line in text.splitlines()]
+    listed = [line.removeprefix("Findings").strip() for line in lines]
+    assert all(any(line.startswith(f"warning {code}: ") for line in listed) for code in serious)
+    notes = {f.code for f in prediction.findings} - serious
+    assert notes and not any(code in text for code in notes)
 
 
 def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
