@@ -118,6 +118,7 @@ def _agreement_rows(result: Verification) -> list[list[str]]:
 
 # The Pareto front of ``qdqtool tune``; the contents of the file are untrusted ---------------------
 
+_GZIP = b"\x1f\x8b"  # start of the files NAME.tuning that tune continues from
 _EXPECTED_FILE = "give the output of 'qdqtool tune --format json'"
 MAX_POINTS, MAX_SITES, MAX_NOTES = 2_000, 5_000, 50
 
@@ -149,8 +150,16 @@ def _read_tuning_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     from qdqtool.tuning.result import SCHEMA
 
     name = os.fspath(path)
+    content = read_input(path, limits.JSON_FILE, error=DataError)
+    if content.startswith(_GZIP):
+        raise DataError(
+            f"has the measurements of tune, but not its result; {_EXPECTED_FILE}",
+            name,
+            code="wrong-format",
+            parameter="tuning",
+        )
     try:
-        result = parse_json(read_input(path, limits.JSON_FILE, error=DataError))
+        result = parse_json(content)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"is not JSON ({str(error)[:80]}); {_EXPECTED_FILE}",

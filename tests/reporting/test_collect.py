@@ -1,6 +1,7 @@
 import base64
 import dataclasses
 import functools
+import gzip
 import json
 import re
 import zlib
@@ -527,6 +528,14 @@ def test_tuning_file_of_another_format_is_refused(tmp_path: Path, text: str) -> 
     expected = has("wrong-format", path=str(tmp_path / "tuning.json"), parameter="tuning")
     with pytest.raises(DataError, check=expected):
         read(tmp_path, text)
+
+
+def test_measurements_of_tune_are_not_its_result(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx.tuning"
+    path.write_bytes(gzip.compress(b"{}"))
+    expected = has("wrong-format", path=str(path), parameter="tuning")
+    with pytest.raises(DataError, match="measurements of tune", check=expected):
+        read_tuning(path, Model(relus(["/a"])))
 
 
 @pytest.mark.parametrize(
