@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqtool.fixing.detections import DetectionJudge, DetectionVerdict, find_detection_judge
 from qdqtool.fixing.outputs import (
     OutputError,
     OutputNoise,
@@ -32,6 +32,9 @@ from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
 from qdqtool.util.notes import Note
+
+if TYPE_CHECKING:
+    from qdqtool.fixing.detections import DetectionJudge, DetectionVerdict
 
 _WEAK = 0.5  # if the output error of the unchanged model is larger, a comparison is of little use
 
@@ -220,6 +223,8 @@ class OutputJudge:
         self.noise = self.first_noise = self._limit = self._compare_outputs(outputs, reference)
         self._reference = reference
         if self.has_samples and not cut:
+            from qdqtool.fixing.detections import find_detection_judge
+
             self._detections = find_detection_judge(floats, outputs)
         if self.noise.relative > _WEAK:
             advice = "give images with `data`, because random inputs do not fit the scales"
