@@ -1,4 +1,4 @@
-"""Measure how well quantized YOLOv8-style detectors agree with the float model's detections.
+"""Measure the agreement of quantized YOLOv8-style detectors with the float model.
 
     python benchmarks/accuracy.py SPLITS.toml [--methods focus,mse,max] [--modelopt PYTHON]
                                   [--onnxruntime] [--work FOLDER] [--limit N] [--json FILE]
@@ -194,7 +194,7 @@ def result(
 
 
 def across(splits: Sequence[Split], judge: bool) -> list[Result]:
-    """Return the mean results over the splits, for the methods that were measured on all splits."""
+    """Return mean results over the splits, for methods that were measured on all splits."""
     if not splits:
         return []
     methods = [m for m in splits[0].matches if all(m in s.matches for s in splits)]

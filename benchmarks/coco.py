@@ -1,4 +1,4 @@
-"""Measure mAP on COCO val2017: the float model, `qdqtool insert`, and Q/DQ models of other tools.
+"""Measure mAP on COCO val2017: float model, `qdqtool insert`, Q/DQ models of other tools.
 
 usage:
     yolo export model=yolov8n.pt format=onnx opset=17

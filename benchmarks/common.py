@@ -27,7 +27,7 @@ Images = npt.NDArray[np.float32]
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser that prints a script's docstring unchanged, and has the option ``--page``."""
+    """Return a parser that prints a script's docstring unchanged, with the option ``--page``."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -164,7 +164,7 @@ def unpack(x: Array, architectures: Sequence[str]) -> Fitted:
 
 
 def fit(data: Data, rounds: int = 25, first: Fitted | None = None) -> Fitted:
-    """Return the constants and the factors of architectures, by damped and robust least squares.
+    """Return the constants and the architecture factors, by damped, robust least squares.
 
     The search starts at `first`, or at the priors if `first` is None. Fewer rounds are needed if
     `first` is the fit of all measurements.

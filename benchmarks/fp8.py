@@ -40,7 +40,7 @@ FORMATS = {
 
 
 def output_error(floats: onnx.ModelProto, model: onnx.ModelProto) -> float:
-    """Return the root mean square difference of the outputs, divided by their standard deviation.
+    """Return the root mean square difference of outputs, divided by their standard deviation.
 
     The images were not used for the training.
     """

@@ -1,4 +1,4 @@
-"""Compare published builds of TensorRT 10 and 11 with predicted layers, conversions and times.
+"""Compare published TensorRT 10 and 11 builds with predicted layers, conversions, times.
 
 usage: python -m benchmarks.pairs SHARED FOLDER [--only TEXT] [--page docs/timing.md] [--store]
 

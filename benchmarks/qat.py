@@ -1,4 +1,4 @@
-"""Compare QAT tools on a trained detector: box error, INT8 layers, conversions, lines of code.
+"""Compare QAT tools on a detector: box error, INT8 layers, conversions, lines of code.
 
     pip install 'qdqtool[qat]' ultralytics   # AGPL-3.0: measured here, not a part of qdqtool
     python benchmarks/qat.py --weights best.pt --images photographs/ --page docs/qat-results.md

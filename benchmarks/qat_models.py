@@ -1,4 +1,4 @@
-"""Prepare, calibrate, train and export networks of Ultralytics and torchvision with qdqtool.qat.
+"""Calibrate, train and export networks of Ultralytics and torchvision with qdqtool.qat.
 
     pip install 'qdqtool[qat]' ultralytics   # AGPL-3.0: measured here, not a part of qdqtool
     python benchmarks/qat_models.py --keep FILE.json --page docs/qat-models.md

@@ -1,4 +1,4 @@
-"""Measurement for `benchmarks/run.py --compare`: processes of two versions in turns, and inference.
+"""Measurement for `benchmarks/run.py --compare`: two versions in turns, and inference.
 
 Both versions get the same files, which the present sources make: the demo model (YOLOv8n, random
 weights) and generated PNG images of its size. `--model` and `--photos` name other files. The

@@ -284,7 +284,7 @@ def totals() -> list[Measurement]:
 
 
 def _blind_kind(source: str) -> str:
-    """Return the kind of a time that is never fitted. A CUDA graph has no gaps between kernels."""
+    """Return the kind of a time that is never fitted; a CUDA graph has no kernel gaps."""
     return "blind-graph" if "with a CUDA graph" in source else "blind"
 
 

@@ -1,11 +1,11 @@
-"""Print the table of docs/evidence.md: predictions compared with the builds of tests/data/evidence.
+"""Print the table of docs/evidence.md: predictions compared with recorded builds.
 
     python -m benchmarks.trust
 
-A convolution is right if prediction and build agree on the types of inputs, residual and output,
-and on the fused Add and MaxPool. Lines are compared as a multiset of pass, event, subject and
-object. If a log contains only the number of the lines of ConstQDQInitializersFusion, these lines
-are left out.
+The builds are in tests/data/evidence. A convolution is right if prediction and build agree on the
+types of inputs, residual and output, and on the fused Add and MaxPool. Lines are compared as a
+multiset of pass, event, subject and object. If a log contains only the number of the lines of
+ConstQDQInitializersFusion, these lines are left out.
 """
 
 from collections import Counter

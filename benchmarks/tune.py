@@ -1,4 +1,4 @@
-"""Compare the front of `qdqtool tune` with simple placements, on images that tune does not use.
+"""Compare the front of `qdqtool tune` with simple placements, on images unknown to tune.
 
     python benchmarks/tune.py SPLITS.toml [--gpu NAME] [--work FOLDER] [--only REGEX]
                               [--chosen-on N] [--judge N] [--json FILE]

@@ -1,4 +1,4 @@
-"""Update the generated parts of README.md: the sample output of `predict`, and the figures.
+"""Update the generated parts of README.md: the sample output of `predict`, and figures.
 
 usage: python -m tools.readme [--figures]
 

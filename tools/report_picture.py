@@ -20,7 +20,7 @@ NODE = "/model.22/cv3.1/cv3.1.1/conv/Conv"  # at the border between INT8 and flo
 
 
 def main() -> None:
-    """Write a screenshot with few colors. It shows the verdict, and below a node of the network."""
+    """Write a screenshot with few colors: the verdict, and below it a node of the network."""
     if reason := missing():
         raise SystemExit(reason)
     with tempfile.TemporaryDirectory() as name, browser() as page:

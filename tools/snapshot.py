@@ -18,7 +18,7 @@ from tools.snapshots import comparing, recording  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command, and return 0, or 1 if not only texts differ."""
+    """Run a command; return 1 if more than texts differ, else 0."""
     parser = argparse.ArgumentParser(prog="tools/snapshot.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record", help="run all scenarios and write their hashes")

@@ -1,4 +1,4 @@
-"""Naive placement: a quantizer on the input, the weights and the output of every convolution.
+"""Naive placement: quantizers on input, weights and output of every convolution.
 
 The last convolutions of the head and the DFL are quantized too. The quantizer of an output is
 between the convolution and its BatchNormalization. Skip connections remain float, and no tensors

@@ -28,7 +28,7 @@ def as_targets(objects: list[np.ndarray]) -> Tensor:
 
 
 def iou(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return intersection over union and generalized intersection over union of boxes [..., 4]."""
+    """Return IoU and generalized IoU (intersection over union) of boxes [..., 4]."""
     low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
     inner = (high - low).clamp_min(0).prod(-1)
     union = (

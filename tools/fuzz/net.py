@@ -1,4 +1,4 @@
-"""Builder of small Q/DQ graphs. Each call adds a node and infers the shapes of its outputs."""
+"""Builder of small Q/DQ graphs. Each call adds a node and infers its output shapes."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -17,7 +17,7 @@ Disagrees = Callable[[onnx.ModelProto], bool]
 
 
 def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> onnx.ModelProto:
-    """Return the smallest network that was found for which prediction and build still disagree.
+    """Return the smallest network found for which prediction and build still disagree.
 
     Args:
         proto: A network for which prediction and build disagree.

@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, str]:
-    """Run a command, and return its exit code, seconds since the start of ``main``, and stderr.
+    """Run a command; return its exit code, seconds since the start of ``main``, and stderr.
 
     Args:
         command: One of :data:`COMMANDS`.

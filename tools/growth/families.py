@@ -141,7 +141,7 @@ def where(net: Net, tensor: str) -> str:
 
 
 def reshape_by_shape(net: Net, tensor: str) -> str:
-    """Join all but the first two dimensions and restore them, in the form that exporters write."""
+    """Join all but the first two dimensions and restore them, in the form of exporters."""
     shape = net.add("Shape", tensor)
     kept = net.add("Slice", shape, *(net._constant(f"{i}", np.array([i])) for i in (0, 2)))
     joined = net.add(

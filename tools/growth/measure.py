@@ -353,7 +353,7 @@ def _describe_excess(
 
 
 def _bytes_to_run(model: onnx.ModelProto) -> int:
-    """Return the size of the file and of its tensors at run time, because ``fix`` compares outputs.
+    """Return the size of the file and of its tensors at run time: ``fix`` compares outputs.
 
     The outputs of rolling Concats have n^2 numbers. Models above the limit of the package do not
     run.
