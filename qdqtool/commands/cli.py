@@ -25,8 +25,8 @@ from qdqtool.version import TOOL_VERSION
 _LONG_WORD = re.compile(r"\S{500,}")  # longer than the usual names of files and nodes
 _MAX_WORD = 200  # maximum number of printed characters of a long word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
-# Texts in other errors for a lack of memory: of Python for threads, of onnxruntime, and of
-# protobuf.
+# Texts in errors other than MemoryError that show a lack of memory: of Python's threads, of
+# onnxruntime, and of protobuf.
 _OUT_OF_MEMORY_TEXTS = ("start new thread", "Arena alloc failed", "bad_alloc")
 
 

@@ -11,7 +11,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def _make_completer(list_words: Callable[[], Iterable[str]]) -> Completer:
-    """Return a completer that ignores case. It calls `list_words` only when it completes a word."""
+    """Return a completer that ignores case, and calls `list_words` only to complete a word."""
 
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str

@@ -54,10 +54,12 @@ def command(
     svg: str | None,
     answer: options.AnswerWriter,
 ) -> int:
-    """Show precision, memory, MACs and time of each layer of the engine in FILES: a layer JSON or a build log.
+    """Show precision, memory, MACs and time of each layer of a built engine.
+
+    FILES are a layer JSON or a build log of the engine.
 
     Exit codes: 0 done, 2 bad input.
-    """  # noqa: E501  (the summary is the help text)
+    """
     from qdqtool.util.files import reserve_output
 
     for path, option in ((dot, "--dot"), (svg, "--svg")):

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 def command(
     what: tuple[str, ...], listing: bool, way: str | None, answer: options.AnswerWriter
 ) -> int:
-    """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.
+    """Explain a finding code, a TensorRT error, or a line of the optimizer's log.
 
-    For a finding code or an error, print the cause, the behavior of TensorRT, the trace in a log,
-    the fix and the versions. For a line of a log, a pass or one of its cases, print the meaning,
-    the builds that show it, the rule and its test.
-    """  # noqa: E501  (the summary is the help text)
+    WHAT is a code such as SKIP-FLOAT, an error message, or a line of a log. For a finding code or
+    an error, print the cause, the behavior of TensorRT, the trace in a log, the fix and the
+    versions. For a line of a log, a pass or one of its cases, print the meaning, the builds that
+    show it, the rule and its test.
+    """
     from qdqtool.findings import codes
     from qdqtool.findings.build_methods import find_build_method
     from qdqtool.formats.log_text import (

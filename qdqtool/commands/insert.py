@@ -230,7 +230,7 @@ def _write_table(result: Insertion, path: str | None) -> CacheReport | None:
 def _estimate_times(
     model: str, result: Insertion, options: TimingOptions, target: Target, built: Target
 ) -> tuple[TimeEstimate | None, TimeEstimate | None]:
-    """Return the times of the Q/DQ model on the GPU, and those of the float model and all formats.
+    """Return the times of the Q/DQ model, and those of the float model and all formats.
 
     Args:
         model: Path of the float model.
@@ -270,7 +270,8 @@ def _use_compared_times(
     """Make the times of a type equal in all outputs of the command, in place.
 
     If there are two estimates of the float time, the lower one counts. If ``--precision auto``
-    estimated times, the text on its choice shows INT8 and FP8, and they are removed from `time`.
+    estimated times, the text on its choice shows those of INT8 and FP8, so that they are removed
+    from `time`.
     """
     from qdqtool.insertion.format_choice import FLOAT
 

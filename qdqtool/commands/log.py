@@ -23,12 +23,13 @@ def command(
     to_onnx: str | None,
     answer: options.AnswerWriter,
 ) -> int:
-    """Summarize a TensorRT build from FILES: a verbose log, a layer JSON, a profile JSON, or several of one build.
+    """Summarize a TensorRT build from its log, layer JSON or profile JSON.
 
-    A log may be compressed (gzip, xz), incomplete, or come from standard input (-).
+    FILES are one of these, or several of one build. A log may be compressed (gzip, xz), incomplete,
+    or come from standard input (-).
 
     Exit codes: 0 done, 2 bad input.
-    """  # noqa: E501  (the summary is the help text)
+    """
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import find_pass_lines, summarize
     from qdqtool.errors import BuildLogError

@@ -35,7 +35,7 @@ DEFAULT_TARGET = "trt10"
 
 
 class HelpCommand(click.Command):
-    """Command whose help has sections, and at the end examples from ``commands/examples.toml``."""
+    """Command whose help has sections, and ends with examples of ``commands/examples.toml``."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""

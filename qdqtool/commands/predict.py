@@ -114,13 +114,14 @@ def command(
     answer: options.AnswerWriter,
     **timing: Any,
 ) -> int:
-    """Predict in which type TensorRT runs each convolution of each Q/DQ MODEL, what prevents INT8, and what to change.
+    """Predict in which type TensorRT runs each convolution of each Q/DQ MODEL.
 
-    No TensorRT and no GPU are needed; weights in external files may be missing.
+    The findings state what prevents INT8, and what to change. No TensorRT and no GPU are needed;
+    weights in external files may be missing.
 
     Exit codes: 0 done, 1 a condition of --require, --require-gain or --fail-on is not met, 2 bad
     input (other models are still predicted).
-    """  # noqa: E501  (the summary is the help text)
+    """
     started = perf_counter()
     paths = list(dict.fromkeys(model))
     patterns = list(map(_compile_pattern, required))

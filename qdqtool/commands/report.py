@@ -53,14 +53,14 @@ def command(
     answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
-    """Write one HTML page about MODEL that opens anywhere: the verdict, the network as a graph, tables and plots.
+    """Write one HTML page about MODEL: the verdict, graphs, tables and plots.
 
     A second model (--float or OTHER.onnx) is shown next to MODEL, as the state before. With a BUILD
     of MODEL (log, layer JSON or profile), the page compares the prediction with the build and shows
     measured times. The page is a single file and loads nothing from the internet.
 
     Exit codes: 0 done, 2 bad input.
-    """  # noqa: E501  (the summary is the help text)
+    """
     from qdqtool.formats.output import Style, TextPage
     from qdqtool.reporting.api import report
     from qdqtool.reporting.page import require_packages

@@ -1,4 +1,4 @@
-"""``qdqtool tune``: search for the fastest choice of quantized layers that keeps the accuracy."""
+"""``qdqtool tune``: find the fastest choice of INT8 layers that keeps the accuracy."""
 
 import contextlib
 import shlex
