@@ -127,7 +127,7 @@ def _require_gpu(options: TimingOptions) -> None:
 
 
 def _check_gpu_list(names: Sequence[object], options: TimingOptions) -> None:
-    """Check a list of GPUs, and that no option is for a single GPU if it names several.
+    """Check a list of GPUs. For several GPUs, no option may be set that is for a single GPU.
 
     Raises:
         QdqtoolError: The list is empty or has other items than names, or an option does not fit.

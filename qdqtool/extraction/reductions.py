@@ -261,8 +261,8 @@ def reduce_channels(
 ) -> Iterator[onnx.ModelProto]:
     """Yield models with fewer channels.
 
-    For the first models, all numbers of channels that a factor divides are divided by this factor.
-    In the other models, 1 replaces one number of channels.
+    Each of the first models divides the numbers of channels by one factor, if there is no
+    remainder. Each of the other models replaces one number of channels by 1.
     """
     sizes = _list_channel_counts(proto)
     factors = [f for f in _list_factors(sizes) if any(size % f == 0 for size in sizes)]
@@ -332,9 +332,9 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models with equal values in all weights, then with equal values in single weights.
+    """Yield models with one value in each weight tensor, then models with one such tensor.
 
-    The value is that with the largest magnitude in the weights.
+    The value of a tensor is its element with the largest magnitude.
     """
     graph = proto.graph
     large = [i for i, t in enumerate(graph.initializer) if _can_be_flattened(t, find_constant)]

@@ -43,7 +43,7 @@ class Extraction:
         shown: Findings and convolutions that both models have. For a private model, they have its
             new names.
         nodes: Numbers of nodes of the small model and of the whole model.
-        kept: Description of the part in one line.
+        kept: One line that describes which part of the whole model was kept.
         notes: Further notes for the user.
         checked: Outcome of the builder or command, which is the same for both models; empty without
             a check.
@@ -218,9 +218,10 @@ def _format_table(rows: list[ConvOutcome]) -> list[str]:
 
 
 def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> list[str]:
-    """Return a table of the mismatches at nodes of the small model.
+    """Return the lines of a table of the mismatches at nodes of the small model.
 
-    If there are none, the table has all mismatches, unless the model is private.
+    If there are none, the table has the mismatches of the whole model, unless the small model is
+    private.
     """
     private = extraction.private
     nodes = {n.name for n in extraction.proto.graph.node}

@@ -54,10 +54,10 @@ def grow_part(
 
 
 class TrimBudget:
-    """Limit of trimming: the total number of nodes in all predicted parts.
+    """Limit of the work of trimming: the total number of nodes in all predicted parts.
 
-    Without a limit, the time for wide parts would grow with the square of their size. If a part has
-    more findings than nodes, the number of findings counts.
+    Without a limit, the time for wide parts would grow with the square of their size. For a part
+    that has more findings than nodes, its number of findings is subtracted.
 
     Attributes:
         nodes_left: Remaining number of nodes. Trimming ends if the number is negative.

@@ -99,7 +99,7 @@ def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> Non
 def report_regions(prediction: Prediction, report: FindingReport) -> None:
     """Report regions of Myelin with attention or normalizations.
 
-    Regions with other matrix products count in the prediction, but get no finding.
+    Other regions are in the prediction too, but they get no finding.
     """
     for region in prediction.regions:
         if region.norms or (region.softmaxes and region.products):

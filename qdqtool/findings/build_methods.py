@@ -1,6 +1,6 @@
 """Build methods: how each method allows INT8 and FP16, and how it prints a verbose log.
 
-The table ``qdqtool/findings/build_methods.toml`` has all flags of other tools. Findings,
+The table ``qdqtool/findings/build_methods.toml`` has the settings of each method. Findings,
 ``explain``, ``predict --for`` and the README use this table.
 """
 

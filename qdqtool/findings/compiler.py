@@ -84,14 +84,18 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
 
 
 def _locate_fault(reason: Reason, quantizer: Node | None) -> str:
-    """Return the node that loses the integers, else the quantizer, else the reason's node."""
+    """Return the node to name in the finding of a reason.
+
+    This is the node that prevents the use of the DQ's integers, if such a node is the cause, else
+    the quantizer, else the reason's node.
+    """
     if isinstance(reason, IntegersLost) and reason.step is not None and reason.why in _NODE_CAUSES:
         return reason.step.node
     return reason.node if quantizer is None else quantizer.name
 
 
 def _find_quantizer(view: View, name: str) -> Node | None:
-    """Return the quantizer with a name, else the first quantizer that reads this tensor.
+    """Return the quantizer with a node name, else the first one that reads the tensor `name`.
 
     If it is a DQ after a Q, the Q is returned. None if there is no such quantizer.
     """

@@ -212,7 +212,10 @@ _TOPICS = {  # by words in the condition or function of an error; the first matc
 
 
 def explain_unlisted_error(text: str) -> KnownError | None:
-    """Explain an error that is not in the table by the form of its text; None for other texts."""
+    """Return an entry for an error that is missing in the table, by the form of its text.
+
+    A line with the log prefix of a warning or error is explained too. None for other texts.
+    """
     error = parse_error(text)
     if not error.is_error:
         return _explain_marked_line(text)
@@ -351,7 +354,7 @@ class NamedNode:
 
 
 def parse_missing_kernel(text: str) -> NamedNode | None:
-    """Return the node that a text names as a node without implementation; None if none."""
+    """Return the node for which an error text reports no implementation, else None."""
     start = text.find(_NO_IMPLEMENTATION)
     if start < 0:
         return None
@@ -382,7 +385,7 @@ def parse_node_name(name: str) -> NamedNode:
 
 
 def _choose_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
-    """Return the kind that is first in the table; if there are no kinds, plugin or other."""
+    """Return the given kind that is first in the table; without kinds, plugin or other."""
     for kind in NODE_KINDS.values():
         if kind.id in kinds:
             return kind

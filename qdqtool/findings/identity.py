@@ -146,9 +146,10 @@ def _output_key(finding: Finding, cause: Cause, r: OutputNotQuantized) -> Identi
 
 
 def _average_key(reason: Reason) -> IdentityKey:
-    """Return the key of the reason at a pooling, which is the first Q after the pooling.
+    """Return the key of a reason at an averaging node.
 
-    For another class of reasons, it is the usual key of the reason.
+    At a pooling, it is the name of the first Q after the pooling. For another class of reasons, it
+    is the usual key of the reason.
     """
     if not isinstance(reason, PoolingQuantizedOnOneSide):
         return _reason_key(reason)

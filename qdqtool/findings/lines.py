@@ -77,7 +77,7 @@ class LineExplanation:
         event: The line as data; None for a heading, or if the text is the name of a pass or case.
         rules: Passes that may have printed the line, the most likely first; empty for a heading.
         note: Meaning of a heading, or a remark on an unknown or ambiguous pass.
-        counted: Number of layers in a heading; None for other lines.
+        counted: Number of layers that a heading states; None for other lines.
     """
 
     line: str

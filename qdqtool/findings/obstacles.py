@@ -46,7 +46,7 @@ def is_built(error: Finding) -> bool:
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:
-    """Describe the quantization formats in findings that TensorRT rejects; empty if none."""
+    """Describe the rejected quantization formats that findings report; empty if none."""
     reasons: dict[FindingCode, list[Reason]] = defaultdict(list)
     for finding in findings:
         if finding.code in _REJECTED_FORMS:

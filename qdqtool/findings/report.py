@@ -93,8 +93,8 @@ class FindingReport:
             values: Number of elements of the tensor that is converted or remains float.
             joined: Whether to add the cause to a finding that already has the same code and node.
                 For example, both inputs of an Add may be a cause.
-            evidence: Evidence at this node. It counts if it is weaker than the evidence of the
-                code.
+            evidence: Evidence at this node. The finding has the weaker of this evidence and that
+                of the code.
             fatal: Whether the fault makes the build fail; None if the code decides this.
             gains: Whether the fix improves the engine. If not, the finding is a note without an
                 automatic fix.
@@ -208,7 +208,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def needs_coarse_scale(self) -> bool:
-        """Whether the fix is one scale for several tensors that would cost too much precision."""
+        """Whether the fix is a common scale of several tensors, which costs too much precision."""
         return needs_coarse_common_scale(self.cause)
 
 
@@ -288,7 +288,7 @@ class RecordedReasons:
         return applies
 
     def explain_by_codes(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
-        """Record that the first finding of one of these codes explains a convolution."""
+        """Record as explanation of a convolution the finding of the first code that affects it."""
         for code in codes:
             node = self.report.find_node(code, convolution)
             if node is not None:

@@ -116,10 +116,10 @@ class Fixed:
     def fixed_places(self) -> Counter[str]:
         """Return the number of findings that the fixes removed, by code.
 
-        Only codes with an automatic fix count. One change may remove several findings, and one
-        finding may need several changes. If the model had no finding of a code before fixing, for
-        example because an error prevented the check, the number of changes is returned for this
-        code.
+        Only codes with an automatic fix are included. One change may remove several findings, and
+        one finding may need several changes. If the model had no finding of a code before fixing,
+        for example because an error prevented the check, the number of changes is returned for
+        this code.
         """
         fixable = {f.code for f in self.before.findings if f.automatic}
         before = Counter(f.code for f in self.before.findings if f.code in fixable)
@@ -128,7 +128,7 @@ class Fixed:
         return +before + hidden
 
     def summary(self) -> Json:
-        """Return the number of kept and refused fixes, and the counts of both predictions."""
+        """Return the numbers of kept and refused fixes, and both predictions' summaries."""
         return {
             "applied": len(self.applied),
             "refused": len(self.refused),

@@ -53,7 +53,7 @@ class DetectionVerdict:
         return self.is_meaningful and self.high >= 0 and self.after >= self.before - _MAX_LOSS
 
     def describe(self) -> str:
-        """Return the two values with the interval of their difference and the images."""
+        """Describe the agreement before and after the change, and the number of images."""
         return (
             f"agreement mAP {self.before:.3f} -> {self.after:.3f} (difference "
             f"{self.low:+.3f} to {self.high:+.3f}) on {self.images} images with {self.count} "

@@ -216,7 +216,7 @@ def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
     """Return the symmetric INT8 scale of each quantized activation, by tensor name.
 
     The names are those of the input of a Q and of the outputs of its DQs. If a tensor has several
-    Qs, the largest scale counts, and a note is added.
+    Qs, their largest scale is returned, and a note is added.
     """
     scales: dict[str, float] = {}
     several: set[str] = set()
@@ -304,7 +304,8 @@ def _quantized_weights(view: View) -> Iterator[tuple[Node, Node, npt.NDArray[Any
 def _has_custom_scales(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
     """Return whether the scales of weights differ from max|w| / 127.
 
-    Weights are first clipped to the range, unless max|w| is more than four times the range.
+    Weights are first clipped to the range of the Q, unless max|w| is more than four times this
+    range.
     """
     scale, largest = view.params(q).scale, compute_channel_maxima(value, view.axis(q))
     if scale is None or largest.size != scale.size:
@@ -334,9 +335,9 @@ def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
 
 
 def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
-    """Return the weights that their Q clips, as clipped copies, by the output of the DQ.
+    """Return clipped copies of the weights that their Q clips, by the output of the DQ.
 
-    Weights are not clipped if max|w| is more than four times the range.
+    Weights are not clipped if max|w| is more than four times the range of the Q.
     """
     constants = {}
     for node, q, value in _quantized_weights(view):

@@ -61,7 +61,7 @@ def find_worsening_changes(
 ) -> dict[int, Note]:
     """Return the changes near which the prediction gets worse, with the reasons.
 
-    The outcome of a node counts for the change that is nearest to the node.
+    The outcome of each node is attributed to the change that is nearest to the node.
 
     Args:
         model: Model without the changes.

@@ -84,7 +84,7 @@ class OutputJudge:
         return list_output_errors(self._parts, self.first_noise, self.noise)
 
     def start_step(self) -> None:
-        """Start a step. The permitted growth of the errors is that of all its changes together."""
+        """Start a step: the growth of errors is limited for all its changes together."""
         self._limit = self.noise
         if self._detections is not None:
             self._detections.start_step()
@@ -99,8 +99,8 @@ class OutputJudge:
         of a detector, are compared only if the inputs are not random and the change does not remove
         an error.
 
-        The error counts boxes without objects as well. So if a detector was given images, a change
-        whose error grows too much is accepted if the detections do not get worse.
+        The error of a detector includes boxes without objects. With images as samples, a change
+        whose error grows too much is therefore accepted if the detections do not get worse.
 
         Args:
             current: Model before the change.
@@ -282,7 +282,9 @@ def _describe_growth(
     part: tuple[str, str] | None = None,
     current: OutputNoise | None = None,
 ) -> Note:
-    """Return a note on the error of `part`; if None, of the output whose error grew most.
+    """Return a note on the growth of an error, for a change that is refused.
+
+    This is the error of `part`, or if `part` is None, of the output whose error grew most.
 
     Args:
         before: Errors to which the permitted growth refers.

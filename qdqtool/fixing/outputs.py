@@ -40,7 +40,7 @@ Run = Callable[[onnx.ModelProto, Arrays], Arrays]
 
 @dataclass(frozen=True)
 class OutputNoise:
-    """Errors of the outputs against those of the float network.
+    """Errors of a model's outputs, compared with the outputs of the float network.
 
     Attributes:
         each: For each output, the root mean square of the difference divided by the root mean
@@ -182,7 +182,7 @@ def _copy_constants(model: Model, tensors: Iterable[str]) -> list[onnx.TensorPro
 def _label_elements(
     model: Model, output: str, parts: list[str], inputs: Arrays, run: Run
 ) -> npt.NDArray[Any]:
-    """Return the index in `parts` of the tensor that each element of an output comes from.
+    """Return, for each element of an output, the index in `parts` of its source tensor.
 
     Raises:
         RunError: A model cannot be run, or a tensor has no value.
@@ -294,7 +294,8 @@ def measure_noise(
 ) -> OutputNoise:
     """Return the errors of outputs against the float network's outputs, over all samples.
 
-    If an output is missing or has another shape, its error is infinite and no other output counts.
+    If an output is missing or has another shape, its error is infinite, and the errors of the other
+    outputs are left out.
 
     Args:
         samples: For each sample, the outputs and the outputs of the float network. Outputs that are
@@ -325,7 +326,10 @@ def measure_noise(
 
 
 class ErrorSums:
-    """Sums over the values of an output, or of a part of an output, in all samples."""
+    """Sums from which the error of an output, or of a part of an output, is computed.
+
+    The sums are over all values in all samples.
+    """
 
     def __init__(self) -> None:
         self._difference = self._level = 0.0  # sums of squares
@@ -390,6 +394,9 @@ def is_growth_permitted(
     parts: bool = False,
 ) -> bool:
     """Return whether the error of every output is at most ``before * factor + rounding``.
+
+    NaN or infinite outputs of the changed model are not permitted. If only the model without the
+    change has such outputs, all errors are permitted.
 
     Args:
         before: Errors of the model without the change.

@@ -213,8 +213,7 @@ def _find_quantizers_of_inputs(
     """Return the positions of float inputs of an Add, and the Q that already reads each input.
 
     Empty if a float input has no Q, because its scale would have to be calibrated. If `residual` is
-    not None, only this input counts, because the other input comes from the convolution that fuses
-    the Add.
+    not None, the other input is ignored, because it comes from the convolution that fuses the Add.
     """
     quantizers: list[tuple[int, Node]] = []
     for position, tensor in enumerate(add.inputs):
@@ -262,8 +261,8 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that makes a convolution of the detection head float.
 
-    None if its input or its weights are not quantized. The reasons name the convolutions of the
-    boxes and the DFL. If the head has no DFL, they name all last convolutions.
+    None if its input or its weights are not quantized. Sites are sought for the convolutions of the
+    boxes and the DFL, or if the head has no DFL, for all last convolutions.
     """
     pair, weights = qdq.find_pair(view.model, conv.input(0)), view.weights(conv)
     if pair is None or pair[1] is None or weights.dq is None or weights.after:
@@ -322,7 +321,7 @@ def _head_tail_site(view: View, pairs: list[Node]) -> FixSite:
 def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set[int]:
     """Return the indices of `start` and of all nodes that are connected to it.
 
-    Connections through nodes with weights do not count, except through those of a DFL (`dfl`).
+    A node with weights ends a connection, unless it belongs to a DFL (`dfl`).
     """
     indices = {start.index}
     stack = [start]

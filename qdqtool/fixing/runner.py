@@ -210,9 +210,11 @@ def _can_run_operator(op: str, domain: str, opset: int) -> bool:
 
 
 def draw_random_inputs(model: Model) -> Arrays:
-    """Return a random array for every graph input, within the range of its first Q.
+    """Return a random array for every graph input.
 
-    An input of rank 4 gets images of smooth areas and noise. An unknown size is 1 (batch) or 256.
+    Float values are within the range of the input's first Q, and integers are between -100 and 100.
+    Float inputs of rank 4 are images of smooth areas and noise. An unknown size is 1 (batch) or
+    256.
     """
     generator = np.random.default_rng(0)
     view = View(model)
@@ -273,9 +275,9 @@ def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArra
 
 
 def _input_maximum(view: View, name: str) -> float:
-    """Return the largest value that the first Q of an input can represent.
+    """Return the largest value that a Q of an input can represent.
 
-    The result is 1 if no Q of the input has a single plausible scale.
+    The first Q that has a single plausible scale is used. Without such a Q, the result is 1.
     """
     for node in view.model.consumers(name):
         if qdq.is_q(node):

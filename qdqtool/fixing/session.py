@@ -109,8 +109,8 @@ class FixSession:
     def is_tried_by_default(self, step: FixStep | ModelStep) -> bool:
         """Return whether to try a step that the user did not request.
 
-        Some codes are fixed only on request, except for certain findings. A step that has only such
-        codes is tried if the model has one of these findings.
+        Some codes are usually fixed only on request. A step that has only such codes is tried if
+        one of the findings needs no request, for example because it is an error.
         """
         return not ON_REQUEST_CODES.issuperset(step.codes) or any(
             f.code in step.codes and not needs_request(f) for f in self.prediction.findings
@@ -154,10 +154,10 @@ class FixSession:
             self._refused_steps.append((step, codes, self.model))
 
     def retry_steps(self) -> None:
-        """Try the places that were refused because of the outputs once more, if the model changed.
+        """Try again the places that were refused because of output errors, if the model changed.
 
-        Fixes of other kinds change the errors of the outputs. The places of a step are tried
-        together only.
+        Fixes of other kinds, which were kept later, change these errors. The places of a step are
+        only tried together.
         """
         for step, codes, model in self._refused_steps:
             refused = {(a.code, a.node) for a in self.refused if _is_refused_by_outputs(a)}
@@ -189,7 +189,10 @@ class FixSession:
     def _choose_refused_sites(
         self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]
     ) -> dict[int, Note]:
-        """Return reasons for the sites to refuse, by index. If empty, halves are tried."""
+        """Return the indices of the sites to refuse, with reasons.
+
+        If the result is empty, the caller tries the sites in halves.
+        """
         if self.judge.failure is not None:
             return dict.fromkeys(range(len(sites)), reason)
         if len(sites) == 1:

@@ -164,8 +164,8 @@ class FixStep(FixCriteria):
     ) -> list[FixSite]:
         """Return the sites that can remove findings with one of the codes.
 
-        A reason without a finding counts too, with the first code of its class. Its finding may be
-        missing because another reason at the node costs more.
+        A reason without a finding is treated as a finding with the first code of its class. Its
+        finding may be missing because another reason at the node costs more.
         """
         reports = self._collect_reports(prediction)
         reasons = list(dict.fromkeys(r for report in reports for r in report.reasons))
@@ -204,7 +204,10 @@ class FixStep(FixCriteria):
         return reports
 
     def _attach_reports(self, site: FixSite, reports: Sequence[_ReasonReport]) -> FixSite:
-        """Return a copy of the site, with the report of the highest priority and all findings."""
+        """Return a copy of a site with the code and node of its most important report.
+
+        The copy also lists the findings of all reports.
+        """
         places = {site.node, *site.names}
 
         def rank(report: _ReasonReport) -> tuple[int, bool, int, bool]:
@@ -218,9 +221,10 @@ class FixStep(FixCriteria):
 
 
 def _find_matching_reports(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) -> set[int]:
-    """Return the numbers of the reports that contain a name of the site.
+    """Return the indices of the reports that contain a name of the site.
 
-    A name in more than 100 reports counts only if no other name of the site is in a report.
+    Names in more than 100 reports are used only if all names of the site that are in reports are
+    so frequent.
     """
     groups = [numbers_by_name.get(name, ()) for name in {site.node, *site.names}]
     few = {n for group in groups if len(group) <= MAX_REPORTS_OF_NAME for n in group}

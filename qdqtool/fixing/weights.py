@@ -365,9 +365,9 @@ def _batchnorm_parameters_site(
 def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that folds a BatchNormalization into the weights of a ConvTranspose.
 
-    For each output channel, float weights and their scale are multiplied by the same factor. The
-    quantized integers stay the same. Of weights that are stored as integers, at most the sign
-    changes.
+    For each output channel, the weights are multiplied by the factor of the BatchNormalization, and
+    their scale by its magnitude. The quantized integers therefore stay the same, except that a
+    negative factor changes their signs.
     """
     consumers = view.model.consumers(conv.output)
     if len(consumers) != 1 or consumers[0].op != "BatchNormalization":

@@ -332,7 +332,7 @@ _STATUS = {
 
 
 def verdict(result: Verification) -> str:
-    """Return in one line how layers, Q/DQ layers, optimizer lines and time agree."""
+    """Return one line on how layers, Q/DQ layers, log lines and time agree with a prediction."""
     trace, counts = result.trace, _list_counts(result)
     parts = [text if label == "Layers" else f"{label} {text}" for label, text in counts.items()]
     if trace.built:

@@ -1,4 +1,4 @@
-"""Output of commands: text and JSON, colors, width, and options in place of parameters."""
+"""Output of commands: text, JSON, colors, line width, and parameters written as options."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _add_trace(page: TextPage, prediction: Prediction) -> None:
 
 
 def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], target: Target) -> str:
-    """Return names such as ``a.onnx on L4 (2040 MHz), TensorRT 10``."""
+    """Return model, GPU and target as a text: ``a.onnx on L4 (2040 MHz), TensorRT 10``."""
     text = prediction.model.path or "Model"
     if len(times) == 1:
         gpu = times[0].gpu

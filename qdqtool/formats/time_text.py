@@ -101,8 +101,8 @@ def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
     """Describe the fastest type: that of the written model, its float type, or another format.
 
     Args:
-        formats: Times of the float model, and of its INT8 and FP8 models by ``insert`` with
-            defaults.
+        formats: Times of the float model, and of the INT8 and FP8 models that ``insert`` makes of
+            it with its defaults.
         time: Time of the written model.
     """
     gain, rival = time.gain_range, formats.faster_range

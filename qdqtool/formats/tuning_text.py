@@ -127,7 +127,10 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
 
 
 def _describe_conversions(point: PlacementResult, tuning: Tuning) -> str:
-    """Return the number of remaining Q/DQ layers; for the chosen placement, that of `predict`."""
+    """Return a text with the number of remaining Q/DQ layers of a placement.
+
+    For the chosen placement, it is worded as in the text of `predict`.
+    """
     if tuning.prediction.conversions is None:
         return ""  # the target quantizes inside its kernels
     if point is not tuning.chosen:

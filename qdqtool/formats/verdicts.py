@@ -230,7 +230,10 @@ def open_assumptions(prediction: Prediction) -> list[Assumption]:
 
 
 def describe_uncovered_types(prediction: Prediction, float_type: Precision) -> str:
-    """Return the start of a verdict on INT4 or FP4, which are not predicted; else empty."""
+    """Return the start of the verdict if a model has INT4 or FP4, else an empty text.
+
+    These types are not predicted.
+    """
     types = sorted(
         {str(r.precision) for r in prediction.refusals if isinstance(r, UncoveredOperandType)}
     )
@@ -284,7 +287,8 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
 def describe_confidence(prediction: Prediction) -> str:
     """Describe how many results are confirmed by real builds or documents.
 
-    Float products of two activations have no result, although they count as matrix products.
+    Float products of two activations have no result, although they are matrix products. The text
+    says so.
     """
     total = len(prediction.convolutions)
     products = sum(c.is_product for c in prediction.convolutions)
@@ -327,8 +331,8 @@ def build_verdict(prediction: Prediction) -> Verdict | None:
 def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) -> str:
     """Return a sentence with the first error, and the codes of further errors.
 
-    If `builds` is set, only errors with which TensorRT builds the model count, else only errors
-    with which it does not. The sentence is empty if there are no such errors.
+    If `builds` is set, the sentence names only errors in spite of which TensorRT builds the model,
+    else only errors that make the build fail. It is empty if there are no such errors.
     """
     from qdqtool.findings import codes
     from qdqtool.findings.obstacles import is_built

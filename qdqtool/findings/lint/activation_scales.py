@@ -182,9 +182,10 @@ def check_outliers_by_gains(
 
 
 def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
-    """Return the normalization output from which moves, Q, DQ and Casts compute a tensor.
+    """Return the output of the normalization from which a tensor comes.
 
-    The normalization is over the last axis. Empty if the tensor has another origin.
+    The normalization is over the last axis. Only Q, DQ, Casts and operators that move values may be
+    between its output and the tensor. Empty if the tensor has another origin.
     """
     while tensor not in gains:
         node, above = model.producer(tensor), last_axis_sources(model, tensor)
@@ -209,7 +210,7 @@ def check_outliers(
         model: The Q/DQ model.
         candidates: Name, input tensor and scale of each Q, and statistics of the input. If the
             input is the output of a Concat, these are the statistics of the Concat's inputs, and
-            the smallest outlier ratio counts.
+            the smallest of their outlier ratios is used.
         samples: Number of samples from which the statistics were computed.
     """
     gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)
@@ -269,12 +270,12 @@ def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
 def _measure_outlier_ratio(
     tensor_statistics: TensorStatistics, scale: float, by_channel: bool
 ) -> float:
-    """Return the largest magnitude within the range, divided by the typical magnitude.
+    """Return the largest magnitude within the scale's range, divided by the typical magnitude.
 
     Two thirds of the magnitudes above 0 are below the typical magnitude, so up to a third may be
-    outliers. If `by_channel` is set, the typical magnitude is at most an eighth of the range of the
-    median channel. This is needed after a LayerNormalization, where outliers of one sign move the
-    other channels away from 0, but these channels have a small range. Set `by_channel` only for
+    outliers. If `by_channel` is set, the typical magnitude is at most an eighth of the median of
+    the channels' ranges. This is needed after a LayerNormalization, where outliers of one sign move
+    the other channels away from 0, but these channels have a small range. Set `by_channel` only for
     normalizations without smoothing.
     """
     held = min(tensor_statistics.absmax, _INT8_MAX * scale)
@@ -294,8 +295,8 @@ def _measure_outlier_ratio(
 def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
     """Return the quantizers whose scale does not match the data.
 
-    If several quantizers have the same scale, such as those of a Concat's inputs, only one of them
-    must use enough integer steps.
+    If several quantizers have the same scale, such as those of a Concat's inputs, it is sufficient
+    that one of them uses enough integer steps.
     """
     shares_by_scale: dict[float, list[float]] = defaultdict(list)
     for fit in fits:

@@ -96,7 +96,7 @@ def _check_constants(view: View, report: FindingReport) -> None:
 
 
 def _find_fp16_problem(node: Node, sizes: npt.NDArray[np.float32], is_scalar: bool) -> str:
-    """Return ``large``, ``small`` or ``denormal``; empty if FP16 can represent an operand.
+    """Return the problem of an operand in FP16: ``large``, ``small``, ``denormal``, or empty.
 
     `sizes` are the magnitudes of the finite values other than 0. A large bound of a Clip, Min or
     Max is no problem. A small value is a problem only if it is a scalar, such as an epsilon.

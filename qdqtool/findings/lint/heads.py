@@ -20,10 +20,10 @@ from qdqtool.reasons.heads import ConcatAfterHead, QuantizedHead
 
 
 def find_last_convolutions(view: View) -> list[Node]:
-    """Return the last convolutions of a head. No convolution is downstream of them.
+    """Return the last convolutions of a detector's head, which have no convolution downstream.
 
-    The convolution of a DFL does not count. Empty if there are fewer than two, because a detector
-    has at least two. Insertion uses the same definition of a head.
+    Only the convolution of a DFL may be downstream. Empty if there are fewer than two last
+    convolutions, because a detector has at least two. Insertion uses the same definition of a head.
     """
     if (
         sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.nodes_with_weights)
@@ -138,7 +138,7 @@ def _read_single_scale(view: View, q: Node) -> float | None:
 
 
 def _is_fatal(fault: ConcatAfterHead) -> bool:
-    """Return whether the scale destroys scores of objects that a detector would report."""
+    """Return whether a Concat's scale destroys scores of objects that a detector would report."""
     if fault.scores:
         return fault.zero_limit >= CONFIDENCE
     return fault.raw and fault.scale is not None and fault.scale >= COARSE_LOGITS

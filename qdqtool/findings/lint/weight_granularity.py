@@ -32,7 +32,7 @@ _MAX_STEP_ERROR = 1e-3  # maximum distance of a weight from a multiple of the sc
 
 
 class ChannelRanges(NamedTuple):
-    """Ranges of the channels of weights that have one scale.
+    """Ranges of the channels of a layer whose weights have one scale in total.
 
     Attributes:
         node: The layer.
@@ -57,7 +57,10 @@ class ChannelRanges(NamedTuple):
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add one finding, which is a warning if many channels of a layer lose two bits."""
+    """Add one finding on all layers with one weight scale.
+
+    It is a warning if many channels of a layer lose two bits.
+    """
     layers, total = find_scales_per_tensor(view, report.target)
     if not layers:
         return
@@ -125,7 +128,7 @@ def read_int8_weights(view: View, node: Node) -> npt.NDArray[Any] | None:
 
 
 def _read_inner_constant(view: View, tensor: str) -> npt.NDArray[Any] | None:
-    """Return a constant; None for external data, which a prediction does not read."""
+    """Return a constant of the model file; None for external data, which is not read."""
     proto = view.model.constant_proto(tensor)
     if proto is None or proto.external_data:
         return None

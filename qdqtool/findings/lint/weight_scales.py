@@ -171,7 +171,7 @@ def _select_layers(
 
 
 def _check_swapped_axis(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that match along the other axis, but not along their own."""
+    """Return the fault of scales that match the weights only along the other channel axis."""
     bad = [
         f
         for f in fits
@@ -293,7 +293,7 @@ _GENERAL_CHECKS = (
 
 
 def _check_exceptional_channels(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of single channels that do not match, if nearly all others match."""
+    """Return the fault of single channels with a wrong scale, if nearly all others are exact."""
     if not fits:
         return None
     usual = _median(np.concatenate([f.channels.logs for f in fits]))
@@ -454,9 +454,10 @@ def _fits_other_axis(node: Node, shape: tuple[int, ...], axis: int) -> bool:
 def _measure_channels(
     values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
 ) -> _ChannelRatios:
-    """Measure the channels whose largest weight is finite and not 0.
+    """Compare the weights of each channel with its scale.
 
-    `stored` means that the weights are stored as integers.
+    Channels whose largest weight is 0 or not finite are left out. `stored` means that the weights
+    are stored as integers.
     """
     # The reduction is in the type of the weights. Only its results are converted to float64.
     values = values.reshape(len(values), -1) if axis == 0 else values
