@@ -267,7 +267,9 @@ class LayerPrecisions:
 
 
 def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> LayerPrecisions:
-    """Choose precisions with which a build with a cache quantizes as the Q/DQ model does.
+    """Choose the layer precisions for a build with a cache, without Q/DQ.
+
+    With these precisions, the build quantizes the same layers as a build of the Q/DQ model.
 
     Args:
         model: The network without Q/DQ.

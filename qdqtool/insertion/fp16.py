@@ -193,9 +193,9 @@ class _Fp16Converter:
 def update_recorded_scales(
     model: Model, quantized: Sequence[QuantizedTensor], groups: Sequence[GroupScale]
 ) -> tuple[list[GroupScale], list[Note]]:
-    """Set the recorded scales to the scales of the nodes of an FP16 model.
+    """Replace the scales in `quantized` and `groups` by those of the Qs in an FP16 model.
 
-    The entries of `quantized` change in place.
+    The entries of `quantized` change in place. `groups` does not change.
 
     Returns:
         The groups with their new scales, and a note if scales were raised.

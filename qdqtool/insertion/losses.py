@@ -7,9 +7,9 @@ are measured again on other samples, because the largest of eight gains on two s
 chance.
 
 The error of an output is the root mean square of its difference to the output with float
-activations, divided by the standard deviation of the latter. Only the positions of objects count,
-or all positions if the positions of objects are unknown. The reported error is the mean over the
-outputs. The outputs are those of the last convolutions, before any decoding.
+activations, divided by the standard deviation of the latter. The error includes only the positions
+of objects, or all positions if the positions of objects are unknown. The reported error is the mean
+over the outputs. The outputs are those of the last convolutions, before any decoding.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class TensorLoss:
             predicted.
         conversions: Number of conversions that the float activation adds; None if not predicted.
         ms: Milliseconds that the float activation adds on a GPU; None if not estimated.
-        confirmed_gain: Gain on the confirming samples; None if there are too few of these samples,
-            or if the activation was not measured on them.
+        confirmed_gain: Gain measured again on confirming samples, if possible other ones than the
+            trial samples. None if there are too few of them, or if the activation was not measured
+            on them.
         confirmed_on: Number of confirming samples.
         confirmed: Whether the confirmed gain is at least 0.1 and more than two standard errors.
     """
@@ -149,7 +150,7 @@ def rank_activations(
         quantized: Quantized activations.
         statistics: Statistics of the tensors in `sources`.
         sources: For each activation, the tensors whose values it contains. The tensor with the
-            largest error counts.
+            largest error determines the rank.
         count: Maximum number of activations to return, worst first.
         number_format: Format of the quantized numbers.
     """
@@ -505,7 +506,10 @@ class ReferenceOutputs:
         return sum(values.nbytes for values in self._values.values())
 
     def error(self, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
-        """Return the error of other outputs, as defined by the module; 0 if no output varies."""
+        """Return the error of `outputs` as the module's docstring defines it.
+
+        It is 0 if no output of the reference varies.
+        """
         errors = []
         for name, values in self._values.items():
             variance = self._variances[name]
@@ -539,11 +543,11 @@ def predict_count_changes(
     before: Prediction,
     predict: Callable[[Model], Prediction],
 ) -> ActivationLosses:
-    """Predict how many convolutions and conversions change if each activation is left float.
+    """Predict the effect on convolutions and conversions of leaving a single activation float.
 
-    `before` is the prediction of the finished Q/DQ model. `predict` predicts models in which an
-    activation is float. The counts of a loss are not set if the model no longer has the Q of the
-    activation.
+    The numbers are added to the losses of the activations, except those whose Q the model no longer
+    has. `before` is the prediction of the finished Q/DQ model. `predict` predicts models in which
+    an activation is float.
     """
     variants = _float_variants(losses.tensors, model, activations)
     summary = before.summary()
@@ -567,7 +571,7 @@ def add_times(
     total_ms: float,
     estimate_ms: Callable[[Model], float],
 ) -> ActivationLosses:
-    """Estimate how much slower the engine is if each confirmed activation is left float.
+    """Estimate how much slower the engine is if a single confirmed activation is left float.
 
     `total_ms` is the time of the finished Q/DQ model. `estimate_ms` estimates models in which an
     activation is float.
@@ -625,7 +629,7 @@ def compare_outputs(
 
     The compared tensors are the outputs of the last convolutions, before any decoding. If the float
     model has no tensors of these names, the network's outputs are compared. If the positions of
-    objects are known, only they count.
+    objects are known, only these positions are compared.
 
     Returns:
         The difference; None if no sample can be read, or if the data is an iterator.

@@ -161,7 +161,10 @@ class QuantizedInput:
 
 @dataclass(frozen=True)
 class WeightSite:
-    """Constant weights to quantize, with a scale for each index of `axis`; None for one scale."""
+    """Constant weights to quantize, with a scale for each index along `axis`.
+
+    If `axis` is None, the weights have one scale.
+    """
 
     node: Node
     tensor: str
@@ -619,7 +622,10 @@ class _Placer:
         return [0], None
 
     def _is_quantized_downstream(self, tensor: str) -> bool:
-        """Return whether a tensor, its activation or a moved copy of either gets a Q/DQ pair."""
+        """Return whether a tensor gets a Q/DQ pair, directly or downstream.
+
+        Only its activation and operators that move values may be before the pair.
+        """
         model = self._model
         downstream = walk_tensors(
             tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
@@ -629,7 +635,7 @@ class _Placer:
     def _has_quantized_producer(self, tensor: str) -> bool:
         """Return whether a quantized node is upstream of a tensor.
 
-        Between them are only nodes of kinds that are never quantized.
+        The search ends at nodes with weights and at average poolings.
         """
         model = self._model
 

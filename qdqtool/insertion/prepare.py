@@ -38,7 +38,7 @@ MIN_OPSET = 13
 
 
 def prepare_float_model(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
-    """Make the module's changes to a float model, in place.
+    """Make the changes that the module's docstring lists to a float model, in place.
 
     Args:
         model: The model, with all weights in memory.
@@ -85,7 +85,7 @@ def note_changes(code: str, count: int, subject: str, change: str) -> list[Note]
 
 
 def _normalize_nodes(model: Model) -> list[Note]:
-    """Make node names unique, Einsum equations lower case, and Sums of two inputs Adds."""
+    """Make node names unique, write Einsums in lower case, and replace binary Sums by Adds."""
     editor = Editor(model)
     renamed = _rename_duplicates(editor)
     sums = [n for n in model.nodes if n.op == "Sum" and n.domain in STANDARD and len(n.inputs) == 2]
@@ -163,7 +163,7 @@ def _restore_names_and_docs(proto: onnx.ModelProto, converted: onnx.ModelProto) 
 
 
 def fold_constant_weights(model: Model) -> int:
-    """Replace weights and other parameters that are computed from constants, in place.
+    """Store weights and other parameters that nodes compute from constants, in place.
 
     The other parameters are biases, and scale, bias, mean and variance of a BatchNormalization.
 

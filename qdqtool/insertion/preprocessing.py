@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def resolve_images(model: Model, images: ImageOptions) -> tuple[ImageOptions, str]:
-    """Return options without None, and the origin of the preprocessing.
+    """Return the preprocessing and size that a run uses, and the origin of the preprocessing.
 
     :class:`calibration.presets.PreprocessChoice` describes the origins.
 

@@ -116,7 +116,7 @@ class Insertion:
     def ok(self) -> bool:
         """Whether there are no warnings, and no findings more severe than a note.
 
-        Warnings about the images, such as too few images, do not count.
+        Warnings about the images, such as too few images, are ignored.
         """
         about_images = self.calibration.get("warnings", ())
         return all(w in about_images for w in self.warnings) and (

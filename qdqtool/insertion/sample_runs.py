@@ -67,9 +67,10 @@ def measure_channel_maxima(
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int = FP16_SAMPLES,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the largest magnitude of each channel (last axis), [channels], by tensor.
+    """Return the largest magnitude of each channel, by tensor. Shape: [channels].
 
-    `channels` maps the names of the tensors to the lengths of their last axes.
+    The channels are along the last axis. `channels` maps the names of the tensors to the lengths of
+    their last axes.
 
     Raises:
         ModelError: onnxruntime cannot run the model.

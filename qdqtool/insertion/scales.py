@@ -156,12 +156,12 @@ _RANGE_CANDIDATES = 48
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """Calibration methods of tensors: that of the first matching pattern, or the default.
+    """Calibration methods of tensors: by patterns on their names, else the default.
 
     Attributes:
         default: One of :data:`METHODS`.
         overrides: Pairs of a regular expression (``re.search`` on the tensor's name) and a method.
-            The first match counts.
+            The first pattern that matches is used.
         percentile: Percentile of the absolute values, in percent, for the method ``percentile``.
         number_format: Format of the quantized numbers.
     """
@@ -369,9 +369,9 @@ def _least_error_range(
     The error of a source is the p-th root of the mean of ``|error| ** p``, divided by the p-th root
     of the mean of ``|value| ** p`` (p is 2 for ``mse``). Of the sums that were tried on two trained
     models, this sum had the smallest box errors: 0.57 and 0.52 pixels. The sum of relative squared
-    errors had 0.62 and 0.57 pixels, the sum of their logarithms 0.59 and 0.55. In a sum of squared
-    errors that are not relative, only the sources with large values count. This sum reduced the
-    mAP50-95 of one model by 0.03.
+    errors had 0.62 and 0.57 pixels, the sum of their logarithms 0.59 and 0.55. A sum of squared
+    errors that are not relative depends mostly on the sources with large values. This sum reduced
+    the mAP50-95 of one model by 0.03.
     """
     from calibration.methods import (
         SEARCH_BITS,

@@ -1,4 +1,4 @@
-"""Searches in a float graph, for the placement."""
+"""Searches in a float graph, for the placement of Q/DQ pairs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Itera
 
 
 def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
-    """Yield the outputs of those consumers that only move values (Reshape, MaxPool ...)."""
+    """Yield the outputs of a tensor's consumers that only move values (Reshape, MaxPool ...)."""
     for consumer in model.consumers(tensor):
         if tensor in commuting_inputs(model, consumer):
             yield from consumer.outputs
 
 
 def branch_lengths(model: Model, left: str, right: str) -> tuple[int, int]:
-    """Return the length in nodes of the longest path from each tensor to their common nodes."""
+    """Return the lengths in nodes of the longest paths that lead to one of two tensors only.
+
+    The paths start where the branches of the two tensors separate.
+    """
     left_nodes, right_nodes = _upstream_nodes(model, left), _upstream_nodes(model, right)
     lengths: dict[str, int] = {}
     for node in model.ordered:
@@ -55,7 +58,7 @@ def has_only_quantized_consumers(
 ) -> bool:
     """Return whether every consumer of a tensor reads it dequantized.
 
-    If a consumer is the activation or only moves values, its own consumers count instead.
+    If a consumer is the activation or only moves values, its own consumers are checked instead.
     `quantized_consumers` returns the indices of the nodes that will read a tensor dequantized.
     """
     visited: set[str] = set()

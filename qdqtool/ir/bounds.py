@@ -29,7 +29,7 @@ _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
 class Bounds(NamedTuple):
-    """Least and greatest value of a tensor, and the node that bounds the values.
+    """Lower and upper bound of a tensor's values, and the node that bounds them.
 
     Attributes:
         low: No value is less.
@@ -120,7 +120,11 @@ def _find_bounds_before_pair(
 
 
 def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
-    """Return the rounded bounds of the quantized tensor, or the range of the integer type."""
+    """Return the bounds of the output of a DQ.
+
+    They are the rounded bounds of the tensor before the Q, or if these are unknown, the range of
+    the integer type.
+    """
     params = qdq.read_params(model, node)
     source = _find_bounds_before_pair(model, node, params, bounds)
     if source is None:

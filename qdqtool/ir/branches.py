@@ -1,4 +1,4 @@
-"""Branches of If, and bodies of Loop and Scan: count layers, fold, read as models.
+"""Branches of If, bodies of Loop and Scan: layer counts, folding, conversion to models.
 
 TensorRT's parser imports one branch of an If whose condition is constant. The other subgraphs
 become conditional layers and loops, which the simulation leaves out.

@@ -32,7 +32,7 @@ class Editor:
 
     Attributes:
         model: The model. To edit a copy, pass :meth:`qdqtool.ir.graph.Model.copy`.
-        proto: The model's message.
+        proto: The ModelProto of the model.
         edited: Indices of nodes that were changed or removed, or before which a node was inserted.
             The caller may empty the set.
     """
@@ -56,7 +56,7 @@ class Editor:
         self._aliases: dict[str, str] = {}
 
     def edit_proto(self, node: Node) -> onnx.NodeProto:
-        """Return the message of a node, so that the caller can edit it.
+        """Return the NodeProto of a node, so that the caller can edit it.
 
         The node is marked as edited. If the model is a copy, a node of the original model may be
         passed instead.

@@ -145,15 +145,15 @@ class Model:
     """An ONNX model with an index of its main graph.
 
     Args:
-        sha256: Hash of the file's bytes, or :data:`EDITED`. If empty, the message is hashed when
-            the hash is first needed.
+        sha256: Hash of the file's bytes, or :data:`EDITED`. If empty, `proto` is hashed when the
+            hash is first needed.
         base_dir: Folder of the external weights; empty if external weights cannot be read.
         types: Model of which this model is a part or a variant. Its types are used, because tensors
             of equal names have equal types.
         constants: Model with the data of initializers that have no data in this model.
 
     Attributes:
-        proto: The message; external weights are loaded lazily, see :meth:`constant`.
+        proto: The ModelProto. External weights are loaded lazily; see :meth:`constant`.
         path: Path of the file; empty for a model in memory.
         nodes: Nodes of the main graph, in file order.
         ordered: Nodes in topological order (the file's order if that is topological).
@@ -230,9 +230,9 @@ class Model:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the file's bytes, or of the message of a model in memory.
+        """SHA-256 of the file's bytes, or of the serialized ModelProto of a model in memory.
 
-        :data:`EDITED` after edits; empty if the message is too large to be hashed.
+        :data:`EDITED` after edits; empty if the ModelProto is too large to be hashed.
         """
         if self._sha256 is None:
             self._sha256 = hash_message(self.proto)
@@ -243,14 +243,14 @@ class Model:
         self._sha256 = value
 
     def copy(self) -> Model:
-        """Return a copy of the model and its message, for editing.
+        """Return a copy of the model and its ModelProto, for editing.
 
         The hash of the copy is :data:`EDITED`. The copy does not list inlined functions.
         """
         return Model(deepcopy(self.proto), self.path, EDITED, self.base_dir, self, self._constants)
 
     def reindex(self) -> None:
-        """Index the whole message again, after a change of opset or types."""
+        """Index the whole ModelProto again, after a change of opset or types."""
         self._sha256, self._types, self._variant_of = EDITED, None, None
         self.__dict__.pop("_nodes_by_name", None)
         self._read()
@@ -306,8 +306,8 @@ class Model:
         """Replace the graph's list of nodes and update the index.
 
         Args:
-            nodes: New list in file order: remaining nodes, and messages of new nodes.
-            touched: Indices of remaining nodes whose messages were changed.
+            nodes: New list in file order: remaining nodes, and the NodeProtos of new nodes.
+            touched: Indices of remaining nodes whose NodeProtos were changed.
 
         Raises:
             ModelError: Two nodes would produce one tensor, or there would be a cycle.
@@ -316,7 +316,7 @@ class Model:
         is_reordered = any(a > b for a, b in itertools.pairwise(remaining.values()))
         leaving = [n for n in self.nodes if n.index in touched or id(n) not in remaining]
         self._remove_from_index(leaving)
-        entering = self._replace_messages(nodes, frozenset(map(id, leaving)))
+        entering = self._replace_protos(nodes, frozenset(map(id, leaving)))
         for node in entering:
             self._add_to_index(node)
         for tensor in self.consumers_by_tensor if is_reordered else _input_tensors(entering):
@@ -327,7 +327,7 @@ class Model:
         self.cache.clear()
         self.__dict__.pop("_nodes_by_name", None)
 
-    def _replace_messages(
+    def _replace_protos(
         self, nodes: Sequence[Node | onnx.NodeProto], changed: Container[int]
     ) -> list[Node]:
         """Replace the list of nodes and renumber the nodes; return the new and changed nodes.
@@ -642,7 +642,7 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
 
 
 def hash_message(proto: onnx.ModelProto) -> str:
-    """Return the SHA-256 of a message; empty if the message is too large for a file."""
+    """Return the SHA-256 of a serialized ModelProto; empty if it is too large for a file."""
     parts = external.serialize_in_parts(proto)
     if parts is None or sum(map(len, parts)) > limits.MODEL_MESSAGE:
         return ""

@@ -27,7 +27,7 @@ def is_graphsurgeon(source: object) -> bool:
 
 
 def from_graphsurgeon(graph: onnx_graphsurgeon.Graph) -> onnx.ModelProto:
-    """Return the model of a graph.
+    """Convert an onnx-graphsurgeon graph to an ONNX model.
 
     Raises:
         ModelError: onnx-graphsurgeon cannot export the graph.
@@ -50,7 +50,7 @@ def from_graphsurgeon(graph: onnx_graphsurgeon.Graph) -> onnx.ModelProto:
 
 
 def to_graphsurgeon(proto: onnx.ModelProto) -> onnx_graphsurgeon.Graph:
-    """Return the graph of a model. Changes of the graph do not change the model.
+    """Convert a model to an onnx-graphsurgeon graph, which shares no data with the model.
 
     The graph has the model's metadata as the attribute ``metadata_props``. Copies of the graph
     lack this attribute.
