@@ -296,7 +296,7 @@ def pack_model(model: Model, names: Sequence[str]) -> bytes:
     """Serialize the part of a model that computes some tensors, with all weights.
 
     Raises:
-        ModelError: A weight file is missing, or the result is over 2 GB.
+        ModelError: A weight file is missing, or the result is larger than 2 GB.
     """
     folder = external_folder(model)
     partial = partial_model(model, names)
