@@ -304,7 +304,8 @@ def _quantized_weights(view: View) -> Iterator[tuple[Node, Node, npt.NDArray[Any
 def _has_custom_scales(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
     """Return whether the scales of weights differ from max|w| / 127.
 
-    Weights are first clipped to the range, unless max|w| is more than four times the range.
+    Weights are first clipped to the range, unless max|w| is more than four times the range. True if
+    the scales are unknown, or if their number is not that of the channels.
     """
     scale, largest = view.params(q).scale, compute_channel_maxima(value, view.axis(q))
     if scale is None or largest.size != scale.size:

@@ -391,6 +391,9 @@ def is_growth_permitted(
 ) -> bool:
     """Return whether the error of every output is at most ``before * factor + rounding``.
 
+    False if values of the changed model are not finite. Otherwise True if values of the model
+    without the change are not finite.
+
     Args:
         before: Errors of the model without the change.
         after: Errors of the changed model.
