@@ -147,11 +147,11 @@ class CalibrationProgress:
     """State of a finished or interrupted calibration.
 
     Attributes:
-        model: Text that identifies the model and its :class:`Focus`, independent of the tensors.
+        model: Text that identifies the model and the :class:`Focus`, but not the tensors.
         statistics: Statistics over the finished samples.
         done: Numbers of the finished samples.
         total: Number of all samples; None if unknown.
-        quality: Quality of the finished samples.
+        quality: Value range and numbers of unusual images of the finished samples, for warnings.
     """
 
     model: str
@@ -298,7 +298,7 @@ def _from_ranges(ranges: npt.NDArray[np.int64]) -> set[int]:
 
 
 def _pack_counts(parts: Sequence[TensorStatistics]) -> dict[str, Array]:
-    """Pack the numbers, ranges and histograms of all parts into three arrays.
+    """Pack the extremes and histograms of `parts` (statistics of tensors) into three arrays.
 
     ``numbers`` [parts, 5] holds the count, the number of nonfinite values, the top of the
     histogram's window, and the first and the end of the used bins. ``range`` [parts, 2] holds

@@ -74,7 +74,8 @@ class SamplePortion:
 class CountingEngine:
     """The onnxruntime session and the counter of one worker process.
 
-    The threads of a process take turns. Workers with one thread do not wait.
+    The threads of a process use the session and the counter in turn. A worker process with a
+    single thread never waits.
 
     Args:
         payload: Model and settings.
@@ -91,7 +92,7 @@ class CountingEngine:
 
 
 class VerifiedSource(SubsetSource):
-    """Samples on a worker. Each is checked to be equal to the client's sample.
+    """Samples on a worker. Loading a sample checks that the client has the same sample.
 
     Args:
         source: Samples as this worker reads them.
@@ -136,7 +137,7 @@ def share_dataset(dataset: Dataset) -> Dataset:
 
 @dataclass
 class CountedPortion:
-    """Counts of the samples of one portion.
+    """Result of one portion of the samples: statistics, data quality and broken images.
 
     Attributes:
         statistics: Statistics of the tensors.
@@ -155,7 +156,7 @@ def count_portion(
     """Count the activation values of a portion's samples on a worker.
 
     Args:
-        engine: Session and counters of this process.
+        engine: Session and counter of this process.
         portion: Samples to count.
         stopped: Event that is set when the client has ended the job.
 
@@ -271,7 +272,7 @@ class ClusterPass:
             yield SamplePortion(numbers, VerifiedSource(source.select_samples(indices), identities))
 
     def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
-        """Yield the number, indices and digests of each remaining sample.
+        """Yield the number of each remaining sample, and the indices and digests of its rows.
 
         At the end, the digests of all samples have been read, so the fingerprint is known.
         """

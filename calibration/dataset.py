@@ -261,7 +261,7 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: st
     """Select the array of each model input, and convert it to the input's type and rank.
 
     Args:
-        arrays: Arrays by input name; a single array fits a single input under any name.
+        arrays: Arrays by input name. If there is one array and one input, any name is accepted.
         inputs: Inputs of the model.
         label: Name of the sample for messages.
 
@@ -358,7 +358,7 @@ class SubsetSource(SampleSource):
         return self.whole.select_samples([self.indices[i] for i in indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle paths, so that another process reads the files; without paths, pickle samples."""
+        """Pickle a source of only these samples, or the whole source if it cannot be split."""
         try:
             return _unpickle_source, (self.whole.select_samples(self.indices),)
         except DataError:
@@ -516,7 +516,7 @@ class Dataset:
         return (self._join_rows(parts), len(parts)) if parts else None
 
     def _join_rows(self, parts: list[Sample]) -> Sample:
-        """Concatenate the rows of all parts, and repeat rows to fill a fixed batch."""
+        """Concatenate the rows of several samples, and repeat rows to fill a fixed batch."""
         result: Sample = {}
         for spec in self.inputs:
             rows = parts[0][spec.name]
@@ -536,7 +536,7 @@ class Dataset:
         return result
 
     def _record_quality(self, index: int, sample: Sample) -> None:
-        """Merge the value range of a sample's float images into `quality`, once for each index."""
+        """Add a sample, with the values of its float images, to `quality`, once for each index."""
         quality = DataQuality(total=1)
         for spec in self.inputs:
             if len(spec.shape) == 4 and spec.numpy_dtype.kind == "f":

@@ -46,8 +46,8 @@ class FocusMap:
         """Return the values of an activation [n, c, h, w] at the positions in focus.
 
         Returns:
-            Values [c, positions] for each row of the batch with positions in focus. Empty if the
-            activation does not have four dimensions or has another batch size.
+            Values [c, positions] for each row of the batch that has positions in focus. Empty if
+            the activation does not have four dimensions or has another batch size.
         """
         if array.ndim != 4 or len(array) != len(self.masks) or 0 in array.shape:
             return []

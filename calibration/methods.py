@@ -288,7 +288,7 @@ def focused_error(
     power: float = 2.0,
     bits: int | None = None,
 ) -> Floats:
-    """Return the mean of each error raised to a power, with more weight on values in focus.
+    """Return the mean of the errors raised to a power, with more weight on values in focus.
 
     Args:
         stats: Statistics of the tensor.

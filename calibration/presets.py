@@ -26,7 +26,7 @@ class PreprocessPreset:
 
     Attributes:
         preprocess: Conversion of an image to a network input.
-        networks: Networks that use the preprocessing, for the user.
+        networks: Text for the user that names the networks with this preprocessing.
         source: Code or page that documents the preprocessing.
     """
 
@@ -152,9 +152,9 @@ class PreprocessChoice:
     Attributes:
         preprocess: The preprocessing, or a function of the user.
         origin: ``option``: given by the user. ``model``: recorded in the model by qdqtool.
-            ``metadata``: chosen by the metadata of Ultralytics. ``default``: YOLO's preprocessing.
-            ``function``: also YOLO's, because the model was calibrated with a function of the user
-            and does not contain that function.
+            ``metadata``: stated by Ultralytics' metadata in the model. ``default``: YOLO's
+            preprocessing. ``function``: YOLO's preprocessing, because the model was calibrated with
+            a function of the user, which the model does not contain.
     """
 
     preprocess: Preprocess | ImageFunction
@@ -235,9 +235,9 @@ def _read_ultralytics_preprocess(metadata: Mapping[str, str]) -> Preprocess | No
 
 
 def name_preprocess(preprocess: object) -> str:
-    """Return the name of the preset with these settings, else ``custom``.
+    """Return the name of the preset that equals a preprocessing, ``custom`` if none does.
 
-    For a function, return the function's name.
+    For a function of the user, return the function's name.
     """
     if not isinstance(preprocess, Preprocess):
         kind = type(preprocess)

@@ -134,7 +134,7 @@ def _symmetric_scale(low: float, high: float) -> float:
 
 
 def _read_single_number(value: Any) -> float | None:
-    """Return the number in a value; None if the value holds several numbers.
+    """Return the only number in a value; None if a list does not have exactly one entry.
 
     Args:
         value: Number, list that may be nested, or JSON object with the numbers under ``data``.
@@ -196,7 +196,7 @@ def _read_text_table(text: str, name: str) -> RangeTable:
 
 
 def _parse_scale(numbers: str) -> float:
-    """Return the scale for the largest value, or for several limits separated by commas."""
+    """Return the scale for a text: the largest value, or several values separated by commas."""
     values = [float(v) for v in numbers.split(",")]
     if len(values) == 1:
         return values[0] / _MAX_INT8
@@ -288,7 +288,7 @@ def _is_ppq(content: Any) -> bool:
 
 
 def _ppq_entries(content: Any) -> Iterator[_Entry]:
-    """Yield the entries of PPQ's JSON for TensorRT, for PPL, and for all operations."""
+    """Yield the entries of PPQ's JSON: for TensorRT, for PPL, or with a part per operation."""
     if "act_quant_info" in content:
         for name, value in content["act_quant_info"].items():
             amax = _read_single_number(value)
@@ -377,7 +377,7 @@ def _is_plain_table(content: Any) -> bool:
 
 
 def _range_entries(content: Any) -> Iterator[_Entry]:
-    """Yield entries with the largest value, with min and max, with a scale or with an amax."""
+    """Yield the entries of JSON with the largest value, min and max, scale or amax of tensors."""
     for name, entry in _unwrap_entries(content).items():
         if not isinstance(entry, dict):
             value = _read_single_number(entry)

@@ -247,7 +247,7 @@ def worker_count(sample_bytes: int, available: int, histogram_bytes: int = 0) ->
 
 
 def sample_bytes(model: Model, names: Sequence[str]) -> int:
-    """Return the memory of tensors as float32 in bytes, with each dynamic dimension as 1."""
+    """Return how many bytes float32 tensors need if each dynamic dimension is 1."""
     total = 0
     for name in names:
         size = 4
@@ -296,7 +296,7 @@ def pack_model(model: Model, names: Sequence[str]) -> bytes:
     """Serialize the part of a model that computes some tensors, with all weights.
 
     Raises:
-        ModelError: A weight file is missing, or the result is over 2 GB.
+        ModelError: A weight file is missing, or the result is larger than 2 GB.
     """
     folder = external_folder(model)
     partial = partial_model(model, names)

@@ -297,7 +297,7 @@ _ALL_VALUES = 1 << 22
 
 
 def sampling_step(shape: Sequence[int], samples: int | None) -> int:
-    """Return n such that counting every n-th value of an activation is enough.
+    """Return n if every n-th value of an activation is enough to choose its range.
 
     docs/calibration-methods.md compares the resulting ranges with those from all values.
 
@@ -366,14 +366,14 @@ def rounding_errors(spots: Sequence[Spots], ranges: Floats, levels: int) -> tupl
 
     Args:
         spots: Spots of each image, [positions, channels].
-        ranges: [n], above zero, in units of the tensor.
-        levels: Positive integer levels.
+        ranges: Ranges [n], above zero, in units of the tensor.
+        levels: Number of positive integer levels.
 
     Returns:
         The biased error and the total squared error for each range, float64 [n], in squared units
-        of the tensor, summed over the channels, mean over the images. The biased error is the
-        square of a channel's mean error over an image, corrected for the noise of the few positions
-        (an unbiased estimate), and at least zero.
+        of the tensor, summed over the channels and averaged over the images. The biased error is
+        the square of a channel's mean error over an image, corrected for the noise of the few
+        positions (an unbiased estimate), and at least zero.
     """
     biased: list[Floats] = []
     total: list[Floats] = []
@@ -397,7 +397,7 @@ def rounding_errors(spots: Sequence[Spots], ranges: Floats, levels: int) -> tupl
 
 
 def _stack_spots(spots: Sequence[Spots], copies: int) -> Iterator[Spots]:
-    """Stack the spots of images of one shape, [images, 1, positions, channels].
+    """Stack consecutive spots of the same shape to [images, 1, positions, channels].
 
     Args:
         spots: Spots of each image.

@@ -100,22 +100,22 @@ def patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
 
 
 def matching_text(items: Any) -> str:
-    text = ""
-    for op, argument in items:
-        if op in (sre.LITERAL, sre.NOT_LITERAL):
-            text += chr(argument) if op is sre.LITERAL else "~"
-        elif op is sre.ANY:
-            text += "a"
-        elif op is sre.IN:
-            text += matching_character(argument)
-        elif op in REPEATS:
-            low, _, inner = argument
-            text += matching_text(inner) * max(1, low)
-        elif op is sre.SUBPATTERN:
-            text += matching_text(argument[-1])
-        elif op is sre.BRANCH:
-            text += matching_text(argument[1][0])
-    return text
+    return "".join(matching_part(op, argument) for op, argument in items)
+
+
+def matching_part(op: Any, argument: Any) -> str:
+    if op in REPEATS:
+        low, _, inner = argument
+        return matching_text(inner) * max(1, low)
+    parts: dict[Any, Any] = {
+        sre.LITERAL: chr,
+        sre.NOT_LITERAL: lambda _: "~",
+        sre.ANY: lambda _: "a",
+        sre.IN: matching_character,
+        sre.SUBPATTERN: lambda group: matching_text(group[-1]),
+        sre.BRANCH: lambda branches: matching_text(branches[1][0]),
+    }
+    return parts[op](argument) if op in parts else ""
 
 
 def matching_character(choices: Any) -> str:
@@ -137,11 +137,9 @@ def matching_character(choices: Any) -> str:
 
 def group_literals(items: Any) -> list[list[Any]]:
     groups: list[list[Any]] = []
-    for item in items:
-        if item[0] is sre.LITERAL and groups and groups[-1][-1][0] is sre.LITERAL:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
+    for is_literal, run in itertools.groupby(items, lambda item: item[0] is sre.LITERAL):
+        group = list(run)
+        groups += [group] if is_literal else [[item] for item in group]
     return groups
 
 
@@ -161,13 +159,10 @@ def provoking_texts(items: Any) -> Iterator[tuple[str, str, str]]:
             yield start, unit, "\x00"
             yield start, unit, ""
     for op, argument in items:
-        if op in REPEATS:
-            yield from provoking_texts(argument[2])
-        elif op is sre.SUBPATTERN:
-            yield from provoking_texts(argument[-1])
-        elif op is sre.BRANCH:
-            for branch in argument[1]:
-                yield from provoking_texts(branch)
+        is_group = op in REPEATS or op is sre.SUBPATTERN  # whose last part has the items
+        inner = argument[1] if op is sre.BRANCH else [argument[-1]] if is_group else []
+        for branch in inner:
+            yield from provoking_texts(branch)
 
 
 def apply_method(pattern: re.Pattern[Any], method: str, text: str) -> None:

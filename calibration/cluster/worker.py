@@ -1,6 +1,7 @@
 """Code that runs on a worker: its jobs, and a check of versions and computed numbers.
 
-Workers with equal versions and an equal hash compute equal statistics, bit for bit.
+If the package versions and the outputs of a test network are equal on two machines, both compute
+equal statistics, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PROBE = "test network"
 
 
 def worker_facts() -> dict[str, str]:
-    """Return the versions of this machine, and a hash of numbers that onnxruntime computes."""
+    """Return the package versions on this machine, and a hash of a test network's outputs."""
     import onnx
     import PIL
     from PIL import features

@@ -134,7 +134,7 @@ class Metric:
         raise NotImplementedError
 
     def value(self, evidence: Sequence[Evidence]) -> float:
-        """Return the metric over samples, from the evidence of each; NaN without samples."""
+        """Return the metric's value over samples from their evidence; NaN without samples."""
         return math.fsum(evidence) / len(evidence) if evidence else math.nan
 
 
@@ -181,7 +181,7 @@ class DetectionAgreementMetric(Metric):
         return [match_detections(truth, detections).as_json() for truth, detections in pairs]
 
     def value(self, evidence: Sequence[Evidence]) -> float:
-        """Return the metric over samples."""
+        """Return the average precision over the detections of all samples."""
         matches = [DetectionMatches.from_json(row) for rows in evidence for row in rows]
         return float(compute_average_precision(matches, pooled=True).mean())
 
@@ -225,7 +225,7 @@ class TopClassMetric(Metric):
 
 @dataclass(frozen=True)
 class OutputAgreementMetric(Metric):
-    """One minus the output error relative to the float outputs' standard deviation."""
+    """One minus the error of the outputs, divided by the float outputs' standard deviation."""
 
     tensors: tuple[str, ...]
     name: str = "output-agreement"
@@ -246,7 +246,7 @@ class OutputAgreementMetric(Metric):
 
 @dataclass(frozen=True)
 class UserMetric(Metric):
-    """Mean over the samples of a user's function that is called once for each sample.
+    """Mean result of a user's function, which is called once for each sample.
 
     Attributes:
         name: Name ``package.module:function``. If `function` is None, the process that runs the
@@ -524,7 +524,7 @@ def _wilson_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def count_references(metric: Metric, evidence: Sequence[Evidence]) -> int:
-    """Return the number of the float network's detections; for other metrics, of samples."""
+    """Return the number of reference detections for a detection metric, else of samples."""
     if isinstance(metric, DetectionAgreementMetric):
         return sum(len(row["truth"]) for rows in evidence for row in rows)
     return len(evidence)

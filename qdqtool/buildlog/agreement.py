@@ -117,7 +117,7 @@ class ConvolutionCounts(_SubscriptableRecord):
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts(_SubscriptableRecord):
-    """Numbers of engine layers. None if the build lists no layers.
+    """Numbers of engine layers; the numbers are None if the build lists no layers.
 
     Attributes:
         total: Built layers.
@@ -135,7 +135,7 @@ class LayerCounts(_SubscriptableRecord):
 
 @dataclass(frozen=True, slots=True)
 class TraceCounts(_SubscriptableRecord):
-    """Numbers of optimizer lines. None if the build has none.
+    """Numbers of the optimizer's log lines; the numbers are None if the log has no such lines.
 
     Attributes:
         predicted: Predicted lines.
@@ -209,7 +209,8 @@ class Mismatch:
         differs: Difference between prediction and build, as the template of the message.
         values: Values of the template of `differs`.
         line: Line number in the log, None if there is none.
-        rule: Rule of the prediction: a pass, with the reason why it did not fire, or a layer.
+        rule: Origin of the prediction: ``by PASS``, ``by PASS: REASON`` (if the pass did not fire)
+            or ``as layer NAME``.
     """
 
     kind: MismatchKind

@@ -151,7 +151,8 @@ def _is_optimizer_finished(build: Build) -> bool:
 def _count_expected_layers(build: Build) -> int | None:
     """Return the number of layers that a log states for the complete listing.
 
-    None if the build is not a log, states no number, or has its listing from a JSON file.
+    None if the build was not read from a log, the log states no number, or the listing comes from
+    a JSON file.
     """
     if not build.source.is_log or build.listing == ListingSource.LAYER_JSON:
         return None

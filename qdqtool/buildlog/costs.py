@@ -40,7 +40,7 @@ class LayerCost:
         macs: Multiply-accumulates; None if weights or shapes are unknown, 0 for layers that are
             neither convolutions nor matrix products.
         ms: Average milliseconds, None without a profile.
-        share: Share of the profile's total, 0 to 1.
+        share: Share of the total time in the profile, 0 to 1; None without a profile.
         expected_ms: Estimated milliseconds on the GPU, None if unknown.
         best_ms: Time at the GPU's peak rates in milliseconds.
     """
@@ -148,7 +148,7 @@ class EngineReport:
 
     Attributes:
         unmatched: Names in the profile that no layer has.
-        gpu: GPU of the expected times, None without expected times.
+        gpu: GPU for which the layer times are estimated; None without estimates.
     """
 
     build: Build
@@ -374,7 +374,7 @@ def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -
 
 
 def layer_title(row: LayerCost) -> str:
-    """Return a short display name: a layer's main node, or the purpose of a copy or Q/DQ."""
+    """Return a short display name from a layer's main node, or the name of a copy or Q/DQ."""
     name = row.layer.parse_name()
     if name.kind.startswith("reformat"):
         return f"reformat {keep_end(name.subject, 26)}"

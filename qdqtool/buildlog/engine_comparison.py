@@ -105,8 +105,9 @@ class EngineComparison:
 def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparison:
     """Pair the layers of two engines.
 
-    Layers are paired by names, then in order by shapes, then convolutions whose kernel and shapes
-    are unique in both engines.
+    Layers are paired by name if enough layers have a partner of the same name. The remaining layers
+    are paired by shapes, in the order of the engines. At last, convolutions are paired whose kernel
+    and shapes are unique in both engines.
     """
     partners = _pair_by_names(first, second)
     if len(partners) < _MIN_SHARE_BY_NAME * min(len(first.rows), len(second.rows)):
@@ -282,8 +283,9 @@ def align_sequences(
     Uses dynamic programming. Returns no pairs if the sequences are too long.
 
     Args:
-        left: Items, each with the value that decides its similarity.
-        right: Items of the other side.
+        left: Items of the first sequence, each with the value from which `rate` computes
+            similarities.
+        right: Items of the second sequence, with such values.
         rate: Function that returns the similarity of two values, 0 if they must not be paired.
             The function is called once for each pair of distinct values.
     """

@@ -38,8 +38,8 @@ class LayoutEdge:
     """Edge of a graph.
 
     Attributes:
-        source: Position of the box at which the edge begins.
-        target: Position of the box at which the edge ends.
+        source: Index of the box at which the edge begins.
+        target: Index of the box at which the edge ends.
         points: Points of the curve in pixels, which the layout sets.
     """
 
@@ -152,7 +152,7 @@ def lay_out(
 
 
 def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
-    """Spread the ends of edges along the sides of boxes, in the order of their other ends."""
+    """Spread the ends of edges along the sides of boxes, from left to right by the next point."""
     for end, other, position in (("source", "target", 0), ("target", "source", -1)):
         groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
         for edge in edges:

@@ -1,4 +1,7 @@
-"""Readers of single log lines: memory, performance, profile, parser, messages, filler."""
+"""Readers of single log lines: memory, performance, profile, parser, messages.
+
+The module also recognizes lines without information.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ class ProfileReader:
 
     Args:
         build: Build to fill.
-        keep: Function that returns whether the limits allow storing a record with a text.
+        keep: Function that takes a record's text, and returns whether the limits allow storing it.
     """
 
     def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:
@@ -178,7 +181,7 @@ class ParseReader:
 
     Args:
         section: Section to fill.
-        keep: Function that returns whether the limits allow storing a record with a text.
+        keep: Function that takes a record's text, and returns whether the limits allow storing it.
     """
 
     def __init__(self, section: ParseSection, keep: Callable[[str], bool]) -> None:
@@ -377,7 +380,7 @@ class MessageCollector:
 
     Args:
         build: Build to fill.
-        keep: Function that returns whether the limits allow storing a record with a text.
+        keep: Function that takes a record's text, and returns whether the limits allow storing it.
     """
 
     def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:

@@ -371,7 +371,7 @@ class LogReader:
             self.build.tactics.costed.add(name)
 
     def _read_skipped_tactic(self, line: bytes, _end: int) -> None:
-        """Count a skipped tactic by reason, or a missing tactic by runner and layer.
+        """Count a skipped tactic by reason, or a runner without valid tactics by layer.
 
         A line without a layer name is about the layer that is being timed.
         """

@@ -199,7 +199,10 @@ class SectionReader:
         return match is not None
 
     def _read_in_block(self, level: str, text: str) -> bool:
-        """Read a line of the open block. The first line of another kind closes the block."""
+        """Read a line of the open block; return False if the line does not belong to the block.
+
+        Most blocks end at their first foreign line.
+        """
         block = self.block
         if block in ("profile", "device") and text.startswith("==="):
             return False
@@ -395,7 +398,7 @@ class SectionReader:
         return True
 
     def keep(self, text: str) -> bool:
-        """Count a record with a text, and return whether the limit on records allows storing it.
+        """Count a record by its text, and return whether the limits allow storing the record.
 
         The first record beyond the limit adds a note and a gap to the build.
         """

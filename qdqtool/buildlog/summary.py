@@ -130,7 +130,7 @@ def _summarize_message(message: LogMessage) -> Json:
 
 
 def describe_contents(build: Build) -> list[str]:
-    """Describe how many records of each kind were read, as ``12 nodes of the parse section``."""
+    """Return the number of records of each kind, such as ``12 nodes of the parse section``."""
     tactics, parse, lines = build.tactics, build.parse, build.lines
     records = (
         (len(parse.nodes), "node", "of the parse section"),

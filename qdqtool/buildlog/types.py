@@ -251,7 +251,10 @@ class ProfileRow:
 
 @dataclass(slots=True)
 class MemoryUse:
-    """Memory use that the builder prints: bytes, or MiB if a name says so; None if missing."""
+    """Memory use that the builder prints, in bytes, or in MiB if a field ends in ``_mib``.
+
+    None if the log does not state a value.
+    """
 
     host_persistent: int | None = None
     device_persistent: int | None = None
@@ -269,8 +272,8 @@ class LineCounts:
 
     Attributes:
         timing: Lines that the autotuner and the timer repeat.
-        marked: Lines that name TensorRT as the program that wrote them; most timing lines do not
-            count.
+        marked: Lines that name TensorRT as the program that wrote them. Most timing lines are not
+            included.
         unexplained: Lines of no known form.
     """
 
@@ -627,5 +630,5 @@ class Build:
         return next((m.layers for m in reversed(self.milestones) if m.name == name), None)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the ``build`` object of a verification."""
+        """Return the ``build`` object in the JSON of a verification."""
         return self.facts.as_json()

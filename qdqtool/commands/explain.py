@@ -60,7 +60,9 @@ def command(
             page.add_page(render_build_method(build_method, page.width))
         return page
 
-    extra = {} if build_method is None else {"for": to_json_fields(build_method)}
+    extra = (
+        {} if build_method is None else {"for": to_json_fields(build_method, *build_method._fields)}
+    )
     text = " ".join(what).strip()
     if not text and build_method is not None:
         answer.write(lambda: extra, lambda width: with_method(TextPage(width)))

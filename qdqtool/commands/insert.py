@@ -308,7 +308,8 @@ def _estimate_formats(
 ) -> TimeEstimate | None:
     """Return the times of INT8, FP8 and the float type on the GPU.
 
-    None if the GPU or the target has no FP8, or if ``--precision auto`` chose the format.
+    None without a GPU, if the GPU or the target has no FP8, or if ``--precision auto`` chose the
+    format.
     """
     if result.choice is not None or not target.has_fp8:
         return None

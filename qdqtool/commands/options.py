@@ -11,9 +11,8 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
@@ -277,8 +276,7 @@ def invert_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool
 # Answers
 
 
-@dataclass(frozen=True)
-class AnswerWriter:
+class AnswerWriter(NamedTuple):
     """Format and destination of the answer of a command.
 
     Attributes:
@@ -513,8 +511,7 @@ PREPROCESS_NAMES = (
 IMAGE_PARAMETERS = ("preprocess", "resize", "bgr", "scale", "mean", "std", "size")
 
 
-@dataclass(frozen=True)
-class ImageArguments:
+class ImageArguments(NamedTuple):
     """Values of the options on images; None (False for `bgr`) if the user gave no value."""
 
     name: str | None

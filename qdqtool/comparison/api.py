@@ -366,7 +366,7 @@ class _ChangeExplainer:
     Args:
         prediction: Prediction of the model, or of the second of two models.
         fallback: Reason for a lost INT8 that the prediction does not explain; None if unknown.
-        verbs: Verbs for the outputs of A and B.
+        verbs: Verbs of the text about a changed output, for the type on A and the type on B.
     """
 
     def __init__(
@@ -586,9 +586,9 @@ def _choose_assumptions(
     realized: dict[int, NodeSide],
     conversions: int | None,
 ) -> tuple[Prediction, list[Note]]:
-    """Return the prediction whose assumed value fits the build best, and a list of notes.
+    """Return the prediction with the assumption that fits the build best, and a list of notes.
 
-    The list has a note if this value is not the default; otherwise the list is empty.
+    The list has one note if this assumption is not the default; otherwise the list is empty.
     """
     best, notes = prediction, []
     fewest = _count_differences(best, realized, conversions)

@@ -374,7 +374,8 @@ def _nodes_without_weights(graph: AnchorGraph) -> Sequence[Node]:
 def _neighbor_key(graph: AnchorGraph, node: Node, partners: Mapping[int, int] | None) -> Hashable:
     """Return a key of a node's operator and neighboring anchors.
 
-    `partners` translates indices of anchors to indices in the second graph; None for no change.
+    `partners` translates indices of anchors to indices in the second graph. If it is None, the
+    indices remain unchanged.
     """
     sides = (graph.upstream[node.index], graph.downstream[node.index])
     if partners is None:

@@ -71,10 +71,10 @@ class QuantizerScales:
     """The scales of a quantizer, in units of the tensor per integer step.
 
     Attributes:
-        values: Shape [channels], or [1] for one scale. Invalid values of the file (0, negative,
-            infinite, NaN) are kept.
-        axis: Axis of the channels; None for one scale, and for a Gemm or MatMul, whose operator
-            determines the axis.
+        values: Scales, [channels] or [1]. Invalid values of the file (0, negative, infinite, NaN)
+            are kept.
+        axis: Axis of the channels. None for one scale, and for the weights of a Gemm or MatMul,
+            because the operator determines their axis.
         type: Type of the quantized values.
         zero: Zero points; empty if all are 0.
     """
@@ -187,7 +187,7 @@ class NodeSide:
 
 @dataclass(slots=True)
 class NodeChange:
-    """A node of both sides, or of one side alone.
+    """Changes of a node from the first side to the second, or a node of only one side.
 
     Attributes:
         a: The node on the first side; None if missing there.

@@ -294,7 +294,8 @@ def _describe_all_scales(comparison: Comparison) -> list[str]:
 def _is_per_channel_on_one_side(node: NodeChange) -> bool:
     """Return whether only one side has a scale for each channel of the weights.
 
-    The factor then compares the largest scales, and other channels differ by more.
+    In this case, `weights_factor` compares the largest scales of the two sides, and the scales of
+    other channels differ by more.
     """
     counts = {side.weights_scale.count for side in (node.a, node.b) if side and side.weights_scale}
     return len(counts) > 1
@@ -341,7 +342,7 @@ def describe_changes(
     Args:
         node: The two sides of the node.
         finding: Message of the finding that explains a lost INT8.
-        verbs: Verbs for the outputs of A and B.
+        verbs: Verbs of the text about a changed output, for the type on A and the type on B.
     """
     parts = [_describe_change(node, kind, finding, verbs) for kind in node.changes]
     return "; ".join([*(p.removesuffix(".") for p in parts[:-1]), *parts[-1:]])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
@@ -19,8 +19,7 @@ from qdqtool.util.json_text import Json
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 
-@dataclass(frozen=True)
-class BuildMethod:
+class BuildMethod(NamedTuple):
     """Program or interface that builds engines, such as trtexec, with its settings.
 
     Attributes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdqtool.evidence import Evidence
 from qdqtool.reasons.finding import Severity
@@ -19,8 +18,7 @@ ALL_TARGETS = tuple(TARGETS)
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 
-@dataclass(frozen=True)
-class CodeScope:
+class CodeScope(NamedTuple):
     """Targets to which a code applies.
 
     Attributes:
@@ -48,8 +46,7 @@ class CodeScope:
         return scopes
 
 
-@dataclass(frozen=True)
-class FindingCodeEntry:
+class FindingCodeEntry(NamedTuple):
     """A finding code and its explanation.
 
     Attributes:
@@ -101,7 +98,7 @@ class FindingCodeEntry:
         scope = next((s for s in self.holds if not names.isdisjoint(s.targets)), None)
         if scope is None or listed == base:
             return scope
-        return replace(scope, evidence=scope.evidence.choose_weaker(TARGETS[base].evidence))
+        return scope._replace(evidence=scope.evidence.choose_weaker(TARGETS[base].evidence))
 
     def fix_on(self, has_fast_int8: bool | None) -> str:
         """Return the advice for a GPU.

@@ -78,16 +78,12 @@ def attempted_reasons(finding: Finding) -> list[Reason]:
     ]
 
 
-def _iterate_rules() -> Iterator[FindingRule]:
-    for kind in reason_classes():
-        yield from kind.rules
-
-
-PROMISED_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_promised)
+_RULES: tuple[FindingRule, ...] = tuple(rule for kind in reason_classes() for rule in kind.rules)
+PROMISED_CODES = frozenset(rule.code for rule in _RULES if rule.is_promised)
 """Codes of findings that ``qdqtool fix`` can fix without data."""
-ATTEMPTED_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_attempted)
+ATTEMPTED_CODES = frozenset(rule.code for rule in _RULES if rule.is_attempted)
 """Codes of findings that ``qdqtool fix`` tries to fix."""
-ON_REQUEST_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_on_request)
+ON_REQUEST_CODES = frozenset(rule.code for rule in _RULES if rule.is_on_request)
 """Codes of findings that ``qdqtool fix`` may fix only on request."""
 
 

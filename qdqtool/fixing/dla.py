@@ -305,7 +305,7 @@ def _has_custom_scales(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
     """Return whether the scales of weights differ from max|w| / 127.
 
     Weights are first clipped to the range of the Q, unless max|w| is more than four times this
-    range.
+    range. True if the scales are unknown, or if their number is not that of the channels.
     """
     scale, largest = view.params(q).scale, compute_channel_maxima(value, view.axis(q))
     if scale is None or largest.size != scale.size:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from qdqtool.findings import codes
@@ -32,8 +31,7 @@ _CELL = 300  # maximum number of characters of a message in a table
 _ROWS = 50  # maximum number of lines of a Markdown list; a job summary has at most 1 MiB
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReview:
+class ModelReview(NamedTuple):
     """Result for one model.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,7 @@ MIN_GAIN = 1.02  # the speedup must be greater to justify another format
 LEVELS = 127  # symmetric INT8, -127 to 127: the range amax has the scale amax / 127
 
 
-@dataclass(frozen=True)
-class NumberFormat:
+class NumberFormat(NamedTuple):
     """Format of the quantized numbers of Q/DQ pairs, with zero point 0.
 
     Attributes:

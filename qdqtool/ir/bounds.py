@@ -114,9 +114,12 @@ def _find_bounds_before_pair(
     unknown.
     """
     q = model.producer(dq.input(0))
-    if q is None or not qdq.is_q(q) or not qdq.read_params(model, q).same_as(params):
+    if q is None or not qdq.is_q(q):
         return None
-    return bounds.get(q.input(0))
+    source = bounds.get(q.input(0))
+    if source is None or not qdq.read_params(model, q).same_as(params):
+        return None
+    return source
 
 
 def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:

@@ -301,8 +301,8 @@ def fold_constants(model: Model) -> Model:
         model: The model. It is not changed.
 
     Returns:
-        The same model if there is nothing to fold. Else a variant without folded nodes, in which a
-        value of more than ``MAX_FOLDED_ELEMENTS`` elements has type and shape, but no data.
+        The same model if there is nothing to fold. Otherwise a variant without folded nodes, in
+        which a value of more than ``MAX_FOLDED_ELEMENTS`` elements has type and shape, but no data.
     """
     cache: dict[str, Model] = model.cache.setdefault("folded constants", {})
     if not cache:

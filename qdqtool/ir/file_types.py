@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from qdqtool.errors import QdqtoolError
 
@@ -14,8 +13,7 @@ _Error = TypeVar("_Error", bound=QdqtoolError)
 HEAD = 64  # bytes at the start of a file that identify its type
 
 
-@dataclass(frozen=True, slots=True)
-class FileType:
+class FileType(NamedTuple):
     """A type of file that users pass in place of a model.
 
     Attributes:

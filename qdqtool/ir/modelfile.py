@@ -327,7 +327,7 @@ def _missing_weights_error(model: Model, tensor: onnx.TensorProto) -> ModelError
 
 
 def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:
-    """Write a model atomically; weights of a model over 2 GB go to ``<name>.data`` next to it.
+    """Write a model atomically; large weights of a model above 2 GB go to ``<name>.data``.
 
     Args:
         proto: The model. It is not changed.

@@ -56,7 +56,7 @@ def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
     Returns:
         Positions of the inputs. None if the operator cannot compute in float16: the type of a used
         output is float32 for any inputs, is stated in an attribute, or comes from a body (If, Loop,
-        Scan).
+        Scan); or all float inputs have to be float32.
     """
     try:
         schema = onnx.defs.get_schema(op, opset)

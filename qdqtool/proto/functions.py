@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -23,8 +22,7 @@ _MAX_REASON = 120  # maximum number of characters of onnx's error text in a mess
 _Key = tuple[str, str, str]  # domain, name and overload of a function
 
 
-@dataclass(frozen=True, slots=True)
-class _FunctionSize:
+class _FunctionSize(NamedTuple):
     """Size of a function after all calls in it are inlined.
 
     Attributes:
@@ -254,8 +252,7 @@ def _convert_nodes(
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _FunctionBody:
+class _FunctionBody(NamedTuple):
     """A function after all calls in it are inlined.
 
     Attributes:

@@ -785,7 +785,7 @@ def _note_finding(finding: Finding, addition: str) -> Note:
 
 
 def _note_errors(prediction: Prediction) -> list[Note]:
-    """Return a note for the first finding of each code that prevents a build."""
+    """Return a note for the first finding of each code that is an error."""
     first: dict[str, Finding] = {}
     for finding in prediction.findings:
         if finding.severity == Severity.ERROR:

@@ -1,4 +1,4 @@
-"""Findings, the reasons behind them, and the rules from reason to finding code."""
+"""Findings, their reasons, and the rules from reason to finding code."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _select_positive(scales: Sequence[Scale]) -> list[float]:
 
 
 def differ_by_over_two_bits(smallest: float, largest: float) -> bool:
-    """Return whether using the largest scale for the smallest range costs over two bits."""
+    """Return whether the largest scale would cost the smallest range more than two bits."""
     return smallest < largest * _MIN_SCALE_RATIO
 
 

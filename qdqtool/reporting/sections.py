@@ -552,7 +552,7 @@ def explain_time_parts(subject: ReportSubject, parts: list[data.TimePart]) -> st
 
 
 def collect_unlisted_rows(subject: ReportSubject) -> list[data.ProfileEntry]:
-    """Return the rows of a profile that match no predicted layer, the slowest first."""
+    """Return at most 50 rows of a profile that match no predicted layer, slowest first."""
     rows = sorted(
         (row for layer, row in _pair_profile_rows(subject) if layer is None and row.ms > 0),
         key=lambda row: -row.ms,

@@ -220,13 +220,13 @@ def open_proto(
 ) -> Any:
     """Open an onnxruntime session for a model in memory.
 
-    A model of which `weights` has the data, or a model over 2 GB, is written to a temporary file
+    A model of which `weights` has the data, or a model above 2 GB, is written to a temporary file
     first. From a file, onnxruntime reads one weight at a time. Of a serialized model, onnxruntime
     holds all weights twice.
 
     Args:
         proto: The model, which may be changed: initializers without data receive their data, and a
-            model over 2 GB is cleared.
+            model above 2 GB is cleared.
         threads: Number of threads for one operator.
         weights: Weights for initializers without data, by name.
         options: Options of :func:`open_session`.

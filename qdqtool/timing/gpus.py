@@ -124,7 +124,7 @@ def find_variants(name: str, gpu: str, names: list[str]) -> list[str]:
 
 
 def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
-    """Return the known names that are most similar to an unknown name, the most similar first.
+    """Return a few known names that are similar to an unknown name, the most similar first.
 
     Names with the same number come first, then names of the same series with near numbers, then
     names with a similar spelling.

@@ -106,8 +106,8 @@ def find_consumers(tensor: Tensor, *, through: bool = True) -> SharedTuple[Tenso
 
     Args:
         tensor: The tensor.
-        through: Whether to look past the operators that a Q could pass. Else only direct consumers
-            count.
+        through: Whether to look past the operators that a Q could pass. Otherwise only direct
+            consumers count.
 
     Returns:
         The consumers. If the list is not complete, its attribute ``more`` names the node or tensor

@@ -302,7 +302,7 @@ class Prediction(SavableResult):
         time: Estimated time on a GPU (see ``qdqtool.timing.estimate``); None without a GPU.
         counts: Number of layers after each stage (``Original``, ``After Myelin optimization``), for
             the stages after which TensorRT logs this number.
-        assumptions: Choices of TensorRT that the prediction cannot know.
+        assumptions: Choices of TensorRT that cannot be predicted.
         regions: Groups of layers that Myelin compiles on TensorRT 10 and later; their Q and DQ do
             not count as conversions. On TensorRT 8, attention and normalizations that Myelin may
             compile.

@@ -222,9 +222,8 @@ def write_unfinished(cache: Path) -> None:
     run(cache, FEEDS[:2], overwrite_cache=True)
     part = load_progress(cache)
     part.statistics.fingerprint = whole.statistics.fingerprint
-    save_progress(
-        CalibrationProgress(part.model, part.statistics, {0, 1}, None, part.quality), cache
-    )
+    progress = CalibrationProgress(part.model, part.statistics, {0, 1}, None, part.quality)
+    save_progress(progress, cache)
 
 
 def test_unfinished_cache_without_a_tensor_is_not_used(cache: Path) -> None:

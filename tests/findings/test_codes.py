@@ -73,8 +73,7 @@ def test_region_evidence_depends_on_its_certainty(
     report = FindingReport(target)
     report_regions(Prediction(ModelInfo("", "", 17, 2), target, regions=[region]), report)
     (finding,) = report.findings
-    assert (finding.code, finding.node) == ("MYELIN-REGION", "norm")
-    assert finding.evidence == evidence
+    assert (finding.code, finding.node, finding.evidence) == ("MYELIN-REGION", "norm", evidence)
 
 
 def test_similar_codes() -> None:
@@ -91,27 +90,17 @@ def test_code_severity_depends_on_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "text"),
+    ("target", "start", "text"),
     [
-        ("trt8.5", "zeroPt must be all"),
-        ("trt11", "kENABLE_UINT8"),
-        ("rtx1.7", "kENABLE_UINT8"),
+        ("trt8.5", "TensorRT says: ", "zeroPt must be all"),
+        ("trt10", "TensorRT 10.11 and later says: ", "kENABLE_UINT8"),  # the first with this text
+        ("trt11", "TensorRT says: ", "kENABLE_UINT8"),
+        ("rtx1.7", "TensorRT", "kENABLE_UINT8"),
     ],
 )
-def test_code_error_text_depends_on_target(target: str, text: str) -> None:
-    assert text in codes.get("ZP-NONZERO").error_text(target)
-
-
-@pytest.mark.parametrize(
-    ("target", "start"),
-    [
-        ("trt8.5", "TensorRT says: "),
-        ("trt10", "TensorRT 10.11 and later says: "),
-        ("trt11", "TensorRT says: "),
-    ],
-)
-def test_quoted_error_names_first_version_with_this_text(target: str, start: str) -> None:
-    assert codes.get("ZP-NONZERO").quote_error(target).startswith(start)
+def test_code_error_text_depends_on_target(target: str, start: str, text: str) -> None:
+    quote = codes.get("ZP-NONZERO").quote_error(target)
+    assert quote.startswith(start) and text in quote
 
 
 @pytest.mark.parametrize(
@@ -119,8 +108,7 @@ def test_quoted_error_names_first_version_with_this_text(target: str, start: str
     [("skip-float", "SKIP-FLOAT"), ("SKIP_FLOAT", "SKIP-FLOAT"), (" zp nonzero ", "ZP-NONZERO")],
 )
 def test_find_ignores_case_and_separators(text: str, code: str) -> None:
-    entry = codes.find(text)
-    assert entry is not None and entry.code == code
+    assert codes.find(text).code == code
 
 
 @pytest.mark.parametrize("case", slow_after(2, DIFFERENT))
@@ -142,8 +130,7 @@ def test_findings_of_recorded_yolo() -> None:
     assert (counts["SKIP-FLOAT"], counts["POOL-MIXED"], counts["BN-UNFOLDED"]) == (8, 1, 3)
     assert (counts["CONVERSION"], counts["INPUT-CONVERSION"]) == (11, 1)
     (pool,) = (f for f in prediction.findings if f.code == "POOL-MIXED")
-    assert pool.node == "/backbone/maxpool/MaxPool"
-    assert pool.convolutions == ["/backbone/conv1/Conv"]
+    assert (pool.node, *pool.convolutions) == ("/backbone/maxpool/MaxPool", "/backbone/conv1/Conv")
 
 
 def test_findings_of_recorded_resnet() -> None:
@@ -169,10 +156,6 @@ def test_build_method_has_source_and_no_int8_flag_if_strongly_typed(way: BuildMe
     assert way.source and way.log and "--int8" not in way.flags("trt11").partition(":")[0]
 
 
-def test_build_method_names_what_to_take_care_of() -> None:
-    assert "trt_int8_calibration_table_name" in BUILD_METHODS["onnxruntime"].care
-
-
 def test_strongly_typed_build_has_no_flag_finding() -> None:
     findings = qdqtool.predict(residual("own"), "trt11", way="python").findings_by_code()
     assert "FLAG-FP16" not in findings
@@ -182,9 +165,8 @@ def test_strongly_typed_build_has_no_flag_finding() -> None:
 def test_flag_finding_has_the_words_of_the_build_method(name: str) -> None:
     prediction = qdqtool.predict(residual("own"), way=name)
     (flag,) = (f for f in prediction.findings if f.code == "FLAG-FP16")
-    assert flag.way == name and [n for n in BUILD_METHODS if BUILD_METHODS[n].weak in flag.fix] == [
-        name
-    ]
+    named = [n for n in BUILD_METHODS if BUILD_METHODS[n].weak in flag.fix]
+    assert (flag.way, named) == (name, [name])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +178,8 @@ def test_unknown_build_method_is_an_error(name: str, hint: str) -> None:
 
 
 def test_build_method_has_other_names() -> None:
-    assert find_build_method("ORT").name == "onnxruntime"
+    method = find_build_method("ORT")
+    assert method.name == "onnxruntime" and "trt_int8_calibration_table_name" in method.care
 
 
 # Lines of a log -----------------------------------------------------------------------------------------------------
@@ -264,8 +247,7 @@ def test_line_that_counts_layers() -> None:
 
 @pytest.mark.parametrize("kind", passes())
 def test_pass_has_a_test(kind: type) -> None:
-    answer = explain_line(kind.__name__)
-    assert answer is not None and (ROOT / answer.rules[0].test).is_file()
+    assert (ROOT / explain_line(kind.__name__).rules[0].test).is_file()
 
 
 @pytest.mark.parametrize(

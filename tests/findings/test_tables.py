@@ -52,13 +52,12 @@ def test_codes_error_text_leads_back_to_the_code() -> None:
 
 
 def test_codes_evidence_is_at_most_that_of_the_target() -> None:
-    for code in (c for c in CODES.values() if c.passes):
-        for holds in code.holds:
-            for target in holds.targets:
-                limited = holds.evidence.choose_weaker(TARGETS[target].evidence)
-                assert limited == holds.evidence, (code.code, target)
-    assert CODES["SKIP-FLOAT"].scope_on("trt8.6").evidence == Evidence.SEEN
-    assert CODES["SKIP-FLOAT"].scope_on("trt10").evidence == Evidence.ASSUMED
+    scopes = [(code.code, holds) for code in CODES.values() if code.passes for holds in code.holds]
+    for code, holds in scopes:
+        limits = {holds.evidence.choose_weaker(TARGETS[t].evidence) for t in holds.targets}
+        assert limits == {holds.evidence}, code
+    evidence = [CODES["SKIP-FLOAT"].scope_on(target).evidence for target in ("trt8.6", "trt10")]
+    assert evidence == [Evidence.SEEN, Evidence.ASSUMED]
 
 
 def test_known_errors_have_bounded_patterns_and_codes() -> None:
@@ -94,17 +93,12 @@ def test_meanings_exist_for_every_pass() -> None:
 
 
 def test_entries_are_single_lines() -> None:
-    entries = [
-        *CODES.values(),
-        *KNOWN_ERRORS,
-        *NODE_KINDS.values(),
-        *BUILD_METHODS.values(),
-    ]  # made by the schema
+    # The schema makes these entries.
+    entries = [*CODES.values(), *KNOWN_ERRORS, *NODE_KINDS.values(), *BUILD_METHODS.values()]
     assert len(entries) > 150
     fields = [getattr(e, name) for e in entries for name in e.__match_args__ if name != "pattern"]
-    texts = [field for field in fields if isinstance(field, str)]
-    for text in (*texts, *MEANINGS.values(), *HEADINGS.values()):
-        assert text == " ".join(text.split())
+    texts = [*(f for f in fields if isinstance(f, str)), *MEANINGS.values(), *HEADINGS.values()]
+    assert [text for text in texts if text != " ".join(text.split())] == []
 
 
 def test_builds_have_every_field() -> None:
@@ -173,9 +167,8 @@ def test_code_evidence_depends_on_target() -> None:
 
 def test_error_pattern_keeps_its_spaces() -> None:
     fields = dict.fromkeys(("id", "title", "severity", "cause", "fix", "source"), "text")
-    error = make_entry(
-        KnownError, {**fields, "pattern": "two  spaces", "codes": ["ZP-NONZERO"]}, "x"
-    )
+    values = {**fields, "pattern": "two  spaces", "codes": ["ZP-NONZERO"]}
+    error = make_entry(KnownError, values, "x")
     assert error.pattern == "two  spaces" and error.codes == ("ZP-NONZERO",)
 
 
