@@ -161,7 +161,7 @@ def custom(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
 
 
 PT2E = partial(pt2e, "{}quantize_per_{}")
-DECOMPOSED = {
+DECOMPOSED: dict[str, MakeQuantizer] = {
     "dynamo": arithmetic("*inverse", "round", "+", "clip", "-", "*"),
     "no offsets": arithmetic("*inverse", "round", "clip", "*"),
     "division": arithmetic("/", "round", "+", "clip", "-", "*"),
@@ -205,7 +205,7 @@ OPERATORS: dict[str, tuple[MakeQuantizer, QuantizerForm]] = {
         QuantizerForm.MQBENCH,
     ),
 }
-INEXACT = {
+INEXACT: dict[str, MakeQuantizer] = {
     "4 bits": partial(qonnx, bits=4),
     "rounding": partial(qonnx, rounding_mode="FLOOR"),
     "bipolar": partial(qonnx, op="BipolarQuant"),
