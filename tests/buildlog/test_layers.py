@@ -118,15 +118,11 @@ def test_lines_of_other_kinds_are_not_layers(text: str) -> None:
 
 
 def engine_line(text: str) -> BuiltLayer:
-    layer = layers.parse_engine_line(text, 7)
-    assert layer is not None
-    return layer
+    return layers.parse_engine_line(text, 7)
 
 
 def info_line(text: str) -> BuiltLayer:
-    layer = layers.parse_info_line(text)
-    assert layer is not None
-    return layer
+    return layers.parse_info_line(text)
 
 
 def test_info_line_of_tensorrt_8_with_brackets_in_names() -> None:

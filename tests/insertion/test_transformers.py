@@ -63,7 +63,6 @@ def myelin_region(prediction: Prediction) -> MyelinCompiledRegion:
     (region,) = (
         c.reason for f in prediction.findings if f.code == "MYELIN-REGION" for c in f.causes
     )
-    assert isinstance(region, MyelinCompiledRegion)
     return region
 
 

@@ -87,7 +87,6 @@ def with_function() -> onnx.ModelProto:
 def test_joined_parts_are_the_message(build: Callable[[], onnx.ModelProto]) -> None:
     model = build()
     parts = serialize_in_parts(model)
-    assert parts is not None
     assert b"".join(parts) == model.SerializeToString(deterministic=True)
 
 

@@ -484,7 +484,6 @@ MOST_GAIN = 2.3  # ratio of the rates of INT8 and FP16, with bytes that INT8 sav
 )
 def test_gain_of_light_models_is_at_most_the_ratio_of_rates(name: str) -> None:
     _, time = predict_on_gpu(LIGHT / f"light_{name}.onnx", "trt10", TimingOptions("L4"))
-    assert time is not None and time.best is not None
     assert 1 / MOST_GAIN < time.best.gain < MOST_GAIN
 
 
@@ -567,7 +566,6 @@ def test_float_cnn_is_not_recommended_in_fp8(name: str) -> None:
     """FP8 halves its rate on GeForce, and its convolutions are slower than INT8's on Ada."""
     proto = convolution_chain(channels=128, size=80, quantized=False)
     _, time = predict_on_gpu(proto, "trt10", TimingOptions(gpu=name))
-    assert time is not None and time.best is not None and time.best_fp8 is not None
     assert time.best.total_ms < time.best_fp8.total_ms
     assert time.fastest != Precision.FP8
 
@@ -581,14 +579,11 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
     written = model_variants.quantized_variant(load(float_model), typed, "fp8")
     _, of_float = predict_on_gpu(float_model, target, options)
     _, of_fp8 = predict_on_gpu(written, typed, options)
-    assert of_float is not None and of_fp8 is not None
     assert of_fp8.quantized == Precision.FP8 and not of_fp8.is_float
-    assert of_fp8.float_time is not None and of_float.float_time is not None
     if of_fp8.float_time.precision == of_float.float_time.precision:
         assert of_fp8.float_time.total_ms == pytest.approx(of_float.float_time.total_ms, rel=1e-9)
     else:  # TensorRT 11 computes in the types of the file: a network this small is faster in FP32
         assert target == "trt11" and of_float.float_time.precision == Precision.FP32
-    assert of_fp8.best is not None and of_float.best is not None
     assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
 
 
@@ -596,7 +591,6 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
 def test_rtx_time_states_the_remaining_layers_of_the_engine_it_comes_from(quantized: bool) -> None:
     proto = convolution_chain(quantized=quantized)
     _, time = predict_on_gpu(proto, "rtx1.7", TimingOptions(gpu="RTX 4090"))
-    assert time is not None
     (note,) = (n for n in time.notes if n.code == "no-layers-named")
     remaining = predict(proto, "trt10-strongly-typed").summary()["conversions"]
     assert note.values["conversions"] == remaining == (1 if quantized else 0)
