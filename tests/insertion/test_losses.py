@@ -73,7 +73,7 @@ def mean_error(
 def test_losses_equal_error_of_models_without_pairs() -> None:
     data = images(2)
     result = qdqtool.insert(chain(), data, losses=2, predict=False)
-    assert result.losses is not None and result.losses.samples == 2
+    assert result.losses.samples == 2
     floats = remove_pairs(result.model, *result.activations)
     total = mean_error(floats, result.model, data)
     assert result.losses.error == pytest.approx(total, rel=2e-3)
@@ -121,7 +121,7 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(
         Model(model), result.activations, data, activations=result.activations, samples=2
     )
     total = mean_error(remove_pairs(model, *result.activations), model, data)
-    assert losses is not None and losses.error == pytest.approx(total, rel=2e-3)
+    assert losses.error == pytest.approx(total, rel=2e-3)
     assert type(losses.error) is float
 
 
@@ -250,7 +250,7 @@ def test_measure_does_not_confirm_gain_of_single_images() -> None:
     data[1:7] = [{"x": sample["x"] * np.float32(0.2)} for sample in data[1:7]]
     worst = measure_all(result, data, samples=None).tensors[0]
     assert (worst.tensor, worst.confirmed_on, worst.confirmed) == ("x", 6, False)
-    assert worst.confirmed_gain is not None and worst.confirmed_gain < 0.1 < worst.gain
+    assert worst.confirmed_gain < 0.1 < worst.gain
 
 
 def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
         for m in (remove_pairs(result.model, *result.activations), result.model)
     )
     focus = Focus(("heat.out",)).find({"heat.out": before})
-    assert focus is not None and not focus.masks[0].all()
+    assert not focus.masks[0].all()
     at = np.broadcast_to(focus.masks[0], before.shape)
     assert result.losses.error == pytest.approx(relative_error(before[at], after[at]), rel=2e-3)
     assert result.losses.error != pytest.approx(relative_error(before, after), rel=2e-2)
@@ -437,8 +437,7 @@ def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
         after = qdqtool.predict(other, advice=False).summary()
         assert loss.convolutions == before["int8"] - after["int8"]
         assert loss.conversions == after["conversions"] - before["conversions"]
-    worst = yolov8.losses.tensors[0].tensor
-    assert yolov8.as_json()["losses"]["tensors"][0]["tensor"] == worst
+    assert yolov8.as_json()["losses"]["tensors"][0]["tensor"] == yolov8.losses.tensors[0].tensor
 
 
 def test_text_names_the_warnings_of_the_prediction(yolov8: Insertion) -> None:

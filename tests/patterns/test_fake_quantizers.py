@@ -380,7 +380,7 @@ def test_verdict_of_integer_clips_names_wrong_results() -> None:
     """TensorRT-RTX builds integer Clips, with weights of zeros."""
     prediction = qdqtool.predict(network(partial(qcdq, -127, 127), per_channel=False), "rtx1.7")
     verdict = build_verdict(prediction)
-    assert verdict is not None and "builds this model" in verdict.text
+    assert "builds this model" in verdict.text
     assert "FAKE-QUANT" in verdict.text and not describe_rejection(prediction)
 
 

@@ -380,8 +380,8 @@ def test_nodes_that_share_a_scale_share_its_values(zeros: bool) -> None:
     assert len({id(q.scales) for q in quantizers}) == 1
     assert quantizers[0].key == quantizers[2].key
     for q in quantizers:
-        assert q.scale is not None and q.scale.tolist() == [0.5, 0.25]
-        assert q.zero_point is not None and q.zero_point.tolist() == [0, 0]
+        assert q.scale.tolist() == [0.5, 0.25]
+        assert q.zero_point.tolist() == [0, 0]
     assert quantizers[0].scales.summary is quantizers[0].scales.summary
 
 

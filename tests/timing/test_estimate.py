@@ -95,7 +95,7 @@ def test_times_of_quantized_and_float_model_agree() -> None:
     )
     assert quantized.float_time.total_ms == pytest.approx(plain.total_ms, rel=1e-6)
     assert quantized.gain > 1.2
-    assert plain.best is not None and plain.best.int8 == 3 and plain.gain is None
+    assert plain.best.int8 == 3 and plain.gain is None
     assert plain.best.gain == pytest.approx(plain.total_ms / plain.best.total_ms)
     assert plain.best.total_ms == pytest.approx(quantized.total_ms, rel=0.05)
 
@@ -344,8 +344,7 @@ def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
         for board, batch in ((gpu, None), (replace(gpu, clock=gpu.clock * factor), None), (gpu, 8))
     )
     assert faster.total_ms <= base.total_ms <= larger.total_ms
-    gain = estimate_time(*wide, gpu, TARGET).gain
-    assert gain is not None and gain >= 1
+    assert estimate_time(*wide, gpu, TARGET).gain >= 1
 
 
 @functools.cache
@@ -454,7 +453,7 @@ def test_weights_of_an_impossible_shape_have_no_estimate_or_are_an_error(
     next(t for t in proto.graph.initializer if t.name == "c.weight").dims[0] = channels
     with contextlib.suppress(QdqtoolError):
         prediction, time = predict_on_gpu(proto, "trt10", TimingOptions(gpu="T4"))
-        assert time is not None and time.best is None and prediction.convolutions
+        assert time.best is None and prediction.convolutions
 
 
 @pytest.mark.parametrize("rank", [1, 3, 6])
