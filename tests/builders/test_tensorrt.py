@@ -96,7 +96,7 @@ def test_build_with_tensorrt(model: str, tmp_path: Path) -> None:
     result = build_model(model, "tensorrt", tmp_path / "out", keep_engine=True)
     assert (result.status, result.version) == ("built", "8.5.3")
     assert {n.name: n.precision for n in result.nodes} == {"first": "INT8", "second": "FP16"}
-    assert result.engine_path is not None and result.engine_path.read_bytes() == b"plan"
+    assert result.engine_path.read_bytes() == b"plan"
 
 
 @pytest.mark.parametrize(("behavior", "status"), [("refuse", "refused"), ("crash", "crashed")])
@@ -334,8 +334,8 @@ def test_build_with_trtexec(write_trtexec: Callable[[str], None], tmp_path: Path
     result = build_model(saved(two_convolutions(), tmp_path), "trtexec", tmp_path / "out")
     assert (result.status, result.version) == ("built", "8.5.3")
     assert {n.name: str(n.precision) for n in result.nodes} == {"first": "INT8", "second": "FP32"}
-    assert result.log_path is not None and "RUNNING" in result.log_path.read_text()
-    assert result.layers_path is not None and result.layers_path.exists()
+    assert "RUNNING" in result.log_path.read_text()
+    assert result.layers_path.exists()
 
 
 ERROR = "[01/01/2026-00:00:00] [E] [TRT] Assertion failed: scaleAllPositive"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qdqtool.buildlog import layers
 from qdqtool.buildlog.names import base_name, parse_layer_name
-from qdqtool.buildlog.types import MAX_DIMENSION, BuiltLayer
+from qdqtool.buildlog.types import MAX_DIMENSION
 from qdqtool.ir.precision import Precision
 from tests.growth_factor import LINEAR, growth_factor
 
@@ -67,9 +67,10 @@ def test_onnx_names(metadata: str, names: list[str]) -> None:
 
 
 def test_engine_line_before_8_5() -> None:
-    layer = engine_line(
+    layer = layers.parse_engine_line(
         "Layer(CaskConvolution): layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42, Tactic: "
-        "4871133328510103657, 284[Int8(1,64,-21,-24)], 270[Float(1,64,-21,-24)] -> 305[Half(1,64,-21,-24)]"
+        "4871133328510103657, 284[Int8(1,64,-21,-24)], 270[Float(1,64,-21,-24)] -> 305[Half(1,64,-21,-24)]",
+        7,
     )
     assert (layer.type, layer.tactic, layer.line) == ("CaskConvolution", "4871133328510103657", 7)
     assert layer.name == "layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42"
@@ -80,7 +81,7 @@ def test_engine_line_before_8_5() -> None:
 
 
 def test_engine_line_with_brackets_in_names() -> None:
-    layer = engine_line(
+    layer = layers.parse_engine_line(
         "Layer(PointWiseV2): PWN((Unnamed Layer* 1) [Constant], b), Tactic: 0x1c, PWN(a, b)_out (Float[1,8:4,2,2]), "
         "(Unnamed Layer* 718) [NMS]_1_output (Int32[]) -> c[0] (Int8[1,8:32,2,2])"
     )
@@ -107,7 +108,7 @@ def test_engine_line_with_brackets_in_names() -> None:
     ],
 )
 def test_engine_line_tensors(text: str, name: str, inputs: list[str], outputs: list[str]) -> None:
-    layer = engine_line(text)
+    layer = layers.parse_engine_line(text)
     assert (layer.name, [t.tensor for t in layer.inputs]) == (name, inputs)
     assert [t.tensor for t in layer.outputs] == outputs
 
@@ -117,20 +118,8 @@ def test_lines_of_other_kinds_are_not_layers(text: str) -> None:
     assert layers.parse_engine_line(text) is None and layers.parse_info_line(text) is None
 
 
-def engine_line(text: str) -> BuiltLayer:
-    layer = layers.parse_engine_line(text, 7)
-    assert layer is not None
-    return layer
-
-
-def info_line(text: str) -> BuiltLayer:
-    layer = layers.parse_info_line(text)
-    assert layer is not None
-    return layer
-
-
 def test_info_line_of_tensorrt_8_with_brackets_in_names() -> None:
-    layer = info_line(
+    layer = layers.parse_info_line(
         "Name: fc + (Unnamed Layer* 355) [Shuffle], LayerType: CaskConvolution, Inputs: [ { Name: Reformatted Input "
         "Tensor 0 to fc + (Unnamed Layer* 355) [Shuffle], Location: Device, Dimensions: [1,512,1,1], Format/Datatype: "
         "Four wide channel vectorized row major Int8 format }, { Name: r, Location: Device, Dimensions: [1,5], "
@@ -149,7 +138,7 @@ def test_info_line_of_tensorrt_8_with_brackets_in_names() -> None:
 
 
 def test_info_line_of_rtx() -> None:
-    layer = info_line(
+    layer = layers.parse_info_line(
         "Name: cv1_myl0_1, LayerType: correlation, Inputs: [ { Name: a, Dimensions: [1,32,8,8], Strides: "
         "[2048,1,256,32], StrideOrder: [3,0,2,1], Datatype: Int8, Format: (NHWC) Channel major format }], Constants: "
         "[ { Name: w, Dimensions: [64,32,1,1], Strides: [32,1,32,32], StrideOrder: [3,0,2,1], Datatype: Int8, Format: "
@@ -164,7 +153,7 @@ def test_info_line_of_rtx() -> None:
 
 
 def test_info_line_without_tensors() -> None:
-    layer = info_line(
+    layer = layers.parse_info_line(
         "Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0"
     )
     assert (layer.inputs, layer.outputs, layer.tactic) == ([], [], "0x0")

@@ -338,8 +338,7 @@ def test_float_nodes_of_yolov8_head(choice: str, expected: set[str]) -> None:
 def head(order: str, product: str = "Conv") -> Model:
     net = Net()
     box, cls = net.conv("box", "x", 16, 32, 1), net.conv("cls", "x", 16, 4, 1)
-    parts = [box, cls] if order == "box first" else [cls, box]
-    joined = net.op("Concat", "cat", *parts, axis=1)
+    joined = net.op("Concat", "cat", *([box, cls] if order == "box first" else [cls, box]), axis=1)
     flat = net.op("Reshape", "flat", joined, net.const("flat_shape", [1, 36, 64], np.int64))
     sizes = net.const("sizes", [32, 4] if order == "box first" else [4, 32], np.int64)
     halves = net.op("Split", "split", flat, sizes, outputs=2, axis=1)

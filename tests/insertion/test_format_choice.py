@@ -60,8 +60,7 @@ def test_fp8_error_counts_clipped_values() -> None:
 
 
 def errors(int8: float, fp8: float, noise: float = 0.05) -> Floats:
-    rng = np.random.default_rng(1)
-    return np.array([int8, fp8]) * np.exp(noise * rng.standard_normal((8, 2)))
+    return np.array([int8, fp8]) * np.exp(noise * np.random.default_rng(1).standard_normal((8, 2)))
 
 
 INT8_FASTER = {"int8": 1.0, "fp8": 1.2, "fp16": 1.3}

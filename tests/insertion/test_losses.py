@@ -73,7 +73,7 @@ def mean_error(
 def test_losses_equal_error_of_models_without_pairs() -> None:
     data = images(2)
     result = qdqtool.insert(chain(), data, losses=2, predict=False)
-    assert result.losses is not None and result.losses.samples == 2
+    assert result.losses.samples == 2
     floats = remove_pairs(result.model, *result.activations)
     total = mean_error(floats, result.model, data)
     assert result.losses.error == pytest.approx(total, rel=2e-3)
@@ -91,7 +91,6 @@ def test_losses_equal_error_of_models_without_pairs() -> None:
 )
 def test_rating_fits_the_printed_error(error: float, printed: str, rating: str) -> None:
     result = qdqtool.insert(chain(), images(1), losses=1, predict=False)
-    assert result.losses is not None
     result.losses = replace(result.losses, error=error)
     text = " ".join(str(render(result)).split())
     assert f": {printed} of the outputs' standard deviation on 1 image ({rating})" in text
@@ -122,7 +121,7 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(
         Model(model), result.activations, data, activations=result.activations, samples=2
     )
     total = mean_error(remove_pairs(model, *result.activations), model, data)
-    assert losses is not None and losses.error == pytest.approx(total, rel=2e-3)
+    assert losses.error == pytest.approx(total, rel=2e-3)
     assert type(losses.error) is float
 
 
@@ -165,11 +164,9 @@ def chain_insertion() -> Insertion:
 
 
 def measure_all(result: Insertion, data: object, **options: Any) -> ActivationLosses:
-    losses = measure_losses(
+    return measure_losses(
         Model(result.model), result.activations, data, activations=result.activations, **options
     )
-    assert losses is not None
-    return losses
 
 
 def test_measure_gives_same_losses_on_one_and_two_threads(
@@ -253,7 +250,7 @@ def test_measure_does_not_confirm_gain_of_single_images() -> None:
     data[1:7] = [{"x": sample["x"] * np.float32(0.2)} for sample in data[1:7]]
     worst = measure_all(result, data, samples=None).tensors[0]
     assert (worst.tensor, worst.confirmed_on, worst.confirmed) == ("x", 6, False)
-    assert worst.confirmed_gain is not None and worst.confirmed_gain < 0.1 < worst.gain
+    assert worst.confirmed_gain < 0.1 < worst.gain
 
 
 def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:
@@ -381,13 +378,12 @@ def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
     model = net.output(net.op("Sigmoid", "s", heat)).model()
     (sample,) = data = images(1)
     result = qdqtool.insert(model, data, losses=1, predict=False, head="none", method="max")
-    assert result.losses is not None
     before, after = (
         run(add_output(m, "heat.out"), sample, ["heat.out"])[0]
         for m in (remove_pairs(result.model, *result.activations), result.model)
     )
     focus = Focus(("heat.out",)).find({"heat.out": before})
-    assert focus is not None and not focus.masks[0].all()
+    assert not focus.masks[0].all()
     at = np.broadcast_to(focus.masks[0], before.shape)
     assert result.losses.error == pytest.approx(relative_error(before[at], after[at]), rel=2e-3)
     assert result.losses.error != pytest.approx(relative_error(before, after), rel=2e-2)
@@ -433,7 +429,6 @@ def yolov8() -> Insertion:
 
 
 def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
-    assert yolov8.losses is not None
     assert 0 < len(yolov8.losses.tensors) <= 5 and yolov8.losses.tried == 8
     before = require_prediction(yolov8).summary()
     by_tensor = {entry.tensor: entry for entry in yolov8.activations}
@@ -442,8 +437,7 @@ def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
         after = qdqtool.predict(other, advice=False).summary()
         assert loss.convolutions == before["int8"] - after["int8"]
         assert loss.conversions == after["conversions"] - before["conversions"]
-    worst = yolov8.losses.tensors[0].tensor
-    assert yolov8.as_json()["losses"]["tensors"][0]["tensor"] == worst
+    assert yolov8.as_json()["losses"]["tensors"][0]["tensor"] == yolov8.losses.tensors[0].tensor
 
 
 def test_text_names_the_warnings_of_the_prediction(yolov8: Insertion) -> None:
@@ -459,7 +453,6 @@ def test_text_names_the_warnings_of_the_prediction(yolov8: Insertion) -> None:
 
 
 def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
-    assert yolov8.losses is not None
     text = str(render(yolov8, 80))
     assert "1 image" in text
     assert yolov8.losses.tensors[0].tensor in str(render(yolov8, 80, everything=True))
@@ -468,7 +461,6 @@ def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
 
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed: bool) -> None:
-    assert yolov8.losses is not None
     worst = replace(
         yolov8.losses.tensors[0],
         gain=0.4,
@@ -490,13 +482,11 @@ def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed
 
 def test_confirmed_losses_state_their_cost_in_time(yolov8: Insertion) -> None:
     """The cost equals the difference between the times of the two written models."""
-    assert yolov8.losses is not None
     first, *others = yolov8.losses.tensors
     confirmed = replace(first, confirmed_gain=0.4, confirmed_on=6, confirmed=True)
     losses = replace(yolov8.losses, tensors=[confirmed, *others])
     target = target_named("trt10")
     _, time = predict_on_gpu(yolov8.model, target, TimingOptions(gpu="Orin Nano 8GB"))
-    assert time is not None
     timed = add_times(
         losses,
         Model(yolov8.model),

@@ -105,8 +105,7 @@ def test_einsum_product_becomes_matmul(
     assert (len(matmuls), len(nodes_of(model.proto, "Einsum"))) == (products, 1 - products)
     if weights is not None:
         (product,) = matmuls
-        constant = model.constant(product.input[1])
-        assert constant is not None and constant.ndim == 2
+        assert model.constant(product.input[1]).ndim == 2
     feeds = {n: v for n, v in zip(names, values, strict=True) if n in ("x", "y")}
     (result,) = run(model.proto, feeds)
     np.testing.assert_allclose(result, np.einsum(equation, *values), rtol=1e-5, atol=1e-5)

@@ -129,8 +129,8 @@ def test_inserted_model_is_valid_and_runs(
     index = Model(result.model)
     for node in filter(is_q, index.nodes):
         params = read_params(index, node)
-        assert params.scale is not None and (params.scale > 0).all()
-        assert params.zero_point is not None and not params.zero_point.any()
+        assert (params.scale > 0).all()
+        assert not params.zero_point.any()
         assert params.is_per_channel == ("_weight_quantizer" in node.name)
     for group in result.groups if unify else ():
         scales = {q.scale for q in result.activations if q.tensor in group.group.quantized}
@@ -400,7 +400,7 @@ def test_detector_for_strongly_typed_target_is_fp16(
     convolutions = {n.name: index.elem_type(n.output[0]) for n in nodes_of(result.model, "Conv")}
     float_outputs = [n for n, kind in convolutions.items() if kind == onnx.TensorProto.FLOAT]
     assert float_outputs == ["/model.22/dfl/conv/Conv"]
-    assert result.agreement is not None and 0.0 < result.agreement.error < 0.2
+    assert 0.0 < result.agreement.error < 0.2
     codes = require_prediction(result).findings_by_code().keys()
     assert not codes & {"FLOAT-FP32", "ADD-BOTH", "HEAD-QUANT"}
 
@@ -417,7 +417,7 @@ def test_values_too_large_for_half_stay_float32(net: Net, largest: float, kept: 
     result = qdqtool.insert(model, images(2), target="trt11", method="max", losses=1)
     assert ("wide.out" in result.float32) == kept
     assert (Model(result.model).elem_type("wide.out") == onnx.TensorProto.FLOAT) == kept
-    assert result.agreement is not None and math.isfinite(result.agreement.error)
+    assert math.isfinite(result.agreement.error)
     assert "FLOAT-FP32" not in require_prediction(result).findings_by_code()
 
 
@@ -428,7 +428,7 @@ def test_error_of_fp16_is_a_warning(net: Net, offset: float, is_warned: bool) ->
     back = net.op("Sub", "back", moved, net.const("p", offset - 3))
     model = net.output(net.conv("b", back, kernel=1)).model(19, ir=9)
     result = qdqtool.insert(model, images(2), target="rtx1.7", method="max", losses=1)
-    assert result.losses is not None and result.losses.error < 0.1
+    assert result.losses.error < 0.1
     assert ("half-differs" in note_codes(result.warnings)) == is_warned
 
 
@@ -480,7 +480,6 @@ def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_ty
     reported = {q.node: q.scale for q in result.quantized}
     for q in (n for n in index.nodes if n.op == "QuantizeLinear"):
         scale = index.constant(q.input(1))
-        assert scale is not None
         np.testing.assert_array_equal(scale, np.asarray(reported[q.name], scale.dtype))
         for dq in index.consumers(q.output):
             other = index.constant(dq.input(1))

@@ -101,8 +101,7 @@ def test_focus_range_of_group_has_least_error(spread: float, power: float) -> No
         return float(sum((error / size) ** (1 / power) for error, size in errors))
 
     own = [m.amax / 127 for m in chosen.members]
-    best = min(total(s) for s in np.geomspace(min(own), max(own), 60))
-    assert total(chosen.scale) <= best * 1.02
+    assert total(chosen.scale) <= min(total(s) for s in np.geomspace(min(own), max(own), 60)) * 1.02
 
 
 @pytest.mark.parametrize("method", ["max", "mse", "percentile", "entropy"])

@@ -63,7 +63,6 @@ def myelin_region(prediction: Prediction) -> MyelinCompiledRegion:
     (region,) = (
         c.reason for f in prediction.findings if f.code == "MYELIN-REGION" for c in f.causes
     )
-    assert isinstance(region, MyelinCompiledRegion)
     return region
 
 
@@ -187,8 +186,7 @@ def test_int8_attention_quantizes_inputs_of_products() -> None:
     assert {t: q.scale for t, q in added.items() if t in before} == {
         t: q.scale for t, q in before.items()
     }
-    new = added.keys() - before.keys()
-    assert new == {
+    assert (added.keys() - before.keys()) == {
         f"b{i}.attn.{t}.out" for i in (0, 1) for t in ("q.heads", "k.heads", "v.heads", "soft")
     }
     for i in (0, 1):
@@ -297,8 +295,7 @@ def test_per_channel_scales_of_linear_input_run_float(target: str) -> None:
     q = next(
         n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "b0.ln2.out"
     )
-    dq = next(n for n in model.graph.node if n.input and n.input[0] == q.output[0])
-    for node in (q, dq):
+    for node in (q, next(n for n in model.graph.node if n.input and n.input[0] == q.output[0])):
         for position, value in (
             (1, np.linspace(0.01, 0.1, 16, dtype=np.float32)),
             (2, np.zeros(16, np.int8)),

@@ -14,12 +14,11 @@ class Tokens(Net):
     def linear(self, name: str, x: str, cin: int = WIDTH, cout: int = WIDTH) -> str:
         """Add MatMul and Add, as exporters write a Linear on three dimensions."""
         w = self.const(f"{name}.weight", self.rng.standard_normal((cin, cout)) / np.sqrt(cin))
-        out = self.op("MatMul", name, x, w)
         return self.op(
             "Add",
             f"{name}.add",
             self.const(f"{name}.bias", self.rng.standard_normal(cout) * 0.1),
-            out,
+            self.op("MatMul", name, x, w),
         )
 
     def layer_norm(

@@ -86,7 +86,6 @@ def edit(model: Model, draw: st.DrawFn) -> None:
         elif kind == "constant" and model.initializers:
             name = draw(st.sampled_from(sorted(model.initializers)))
             value = model.constant(name)
-            assert value is not None
             editor.set_constant(name, value[::-1] if value.ndim else value + value)
         elif kind == "parameters" and is_q(node):
             editor.set_quantizer(

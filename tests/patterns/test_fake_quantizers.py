@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,18 +72,22 @@ def floor(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 
 
 def qonnx(
-    domain: str = "qonnx.custom_op.general", op: str = "Quant", **changes: Any
-) -> MakeQuantizer:
-    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-        values = {"scale": scale, "zero": 0, "bits": changes.get("bits", 8)}
-        inputs = [g.const(f"{name}.{k}", np.asarray(v, np.float32)) for k, v in values.items()]
-        attributes = {"signed": 1, "narrow": 0, "rounding_mode": "ROUND"} | changes
-        attributes.pop("bits", None)
-        if op == "BipolarQuant":
-            return g.op(op, [x, inputs[0]], name, domain=domain)
-        return g.op(op, [x, *inputs], name, domain=domain, **attributes)
-
-    return make
+    g: Graph,
+    x: str,
+    name: str,
+    scale: np.ndarray,
+    *,
+    domain: str = "qonnx.custom_op.general",
+    op: str = "Quant",
+    bits: int = 8,
+    **changes: Any,
+) -> str:
+    values = {"scale": scale, "zero": 0, "bits": bits}
+    inputs = [g.const(f"{name}.{k}", np.asarray(v, np.float32)) for k, v in values.items()]
+    if op == "BipolarQuant":
+        return g.op(op, [x, inputs[0]], name, domain=domain)
+    attributes = {"signed": 1, "narrow": 0, "rounding_mode": "ROUND"} | changes
+    return g.op(op, [x, *inputs], name, domain=domain, **attributes)
 
 
 def openvino(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
@@ -93,36 +98,34 @@ def openvino(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 
 
 def affine(
-    domain: str, op: str, *, factor: float | None = None, **attributes: Any
-) -> MakeQuantizer:
-    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-        values: list[Any] = [np.asarray(scale.reshape(-1) if scale.size > 1 else scale, np.float32)]
-        values.append(np.zeros(values[0].shape, np.int64))
-        is_channel = scale.size > 1
-        values += [np.int64(0)] if is_channel else []
-        values += [np.int64(-128), np.int64(127)]
-        values += [] if factor is None else [np.float32(factor)]
-        inputs = [g.const(f"{name}.{i}", value) for i, value in enumerate(values)]
-        suffix = "channel" if is_channel else "tensor"
-        names = {k: v.format(suffix) for k, v in attributes.items()}
-        return g.op(op.format(suffix), [x, *inputs], name, domain=domain, **names)
-
-    return make
-
-
-def pt2e_named(names: str) -> MakeQuantizer:
-    """Return a maker of PT2E quantizers; `names` is a format string for the operator names."""
-
-    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-        domain, suffix = "quantized_decomposed", "channel" if scale.size > 1 else "tensor"
-        integers = affine(domain, names.format("", suffix))(g, x, f"{name}.q", scale)
-        inputs = [f"{name}.q.{i}" for i in range(5 if scale.size > 1 else 4)]
-        return g.op(names.format("de", suffix), [integers, *inputs], name, domain=domain)
-
-    return make
+    domain: str,
+    op: str,
+    g: Graph,
+    x: str,
+    name: str,
+    scale: np.ndarray,
+    *,
+    factor: float | None = None,
+    **attributes: Any,
+) -> str:
+    values: list[Any] = [np.asarray(scale.reshape(-1) if scale.size > 1 else scale, np.float32)]
+    values.append(np.zeros(values[0].shape, np.int64))
+    is_channel = scale.size > 1
+    values += [np.int64(0)] if is_channel else []
+    values += [np.int64(-128), np.int64(127)]
+    values += [] if factor is None else [np.float32(factor)]
+    inputs = [g.const(f"{name}.{i}", value) for i, value in enumerate(values)]
+    suffix = "channel" if is_channel else "tensor"
+    names = {k: v.format(suffix) for k, v in attributes.items()}
+    return g.op(op.format(suffix), [x, *inputs], name, domain=domain, **names)
 
 
-pt2e = pt2e_named("{}quantize_per_{}")
+def pt2e(names: str, g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    """Add a PT2E quantizer; `names` is a format string for the operator names."""
+    domain, suffix = "quantized_decomposed", "channel" if scale.size > 1 else "tensor"
+    integers = affine(domain, names.format("", suffix), g, x, f"{name}.q", scale)
+    inputs = [f"{name}.q.{i}" for i in range(5 if scale.size > 1 else 4)]
+    return g.op(names.format("de", suffix), [integers, *inputs], name, domain=domain)
 
 
 def reversed_operands(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
@@ -143,26 +146,22 @@ def dq_operator(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
     return g.op("DequantizeLinear", [x, flat, zero], f"{name}.4", axis=0)
 
 
-def qcdq(low: int, high: int) -> MakeQuantizer:
-    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-        flat = np.asarray(scale, np.float32).reshape(-1 if np.size(scale) > 1 else ())
-        pair = [g.const(f"{name}.s", flat), g.const(f"{name}.z", np.zeros(flat.shape, np.int8))]
-        bounds = [g.const(f"{name}.{k}", np.int8(b)) for k, b in (("l", low), ("h", high))]
-        x = g.op("QuantizeLinear", [x, *pair], f"{name}.q", axis=0)
-        x = g.op("Clip", [x, *bounds], f"{name}.c")
-        return g.op("DequantizeLinear", [x, *pair], f"{name}.dq", axis=0)
-
-    return make
+def qcdq(low: int, high: int, g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    flat = np.asarray(scale, np.float32).reshape(-1 if np.size(scale) > 1 else ())
+    pair = [g.const(f"{name}.s", flat), g.const(f"{name}.z", np.zeros(flat.shape, np.int8))]
+    bounds = [g.const(f"{name}.{k}", np.int8(b)) for k, b in (("l", low), ("h", high))]
+    x = g.op(
+        "Clip", [g.op("QuantizeLinear", [x, *pair], f"{name}.q", axis=0), *bounds], f"{name}.c"
+    )
+    return g.op("DequantizeLinear", [x, *pair], f"{name}.dq", axis=0)
 
 
 def custom(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
-    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-        return g.op(op, x, name, domain=domain, **attributes)
-
-    return make
+    return lambda g, x, name, scale: g.op(op, x, name, domain=domain, **attributes)
 
 
-DECOMPOSED = {
+PT2E = partial(pt2e, "{}quantize_per_{}")
+DECOMPOSED: dict[str, MakeQuantizer] = {
     "dynamo": arithmetic("*inverse", "round", "+", "clip", "-", "*"),
     "no offsets": arithmetic("*inverse", "round", "clip", "*"),
     "division": arithmetic("/", "round", "+", "clip", "-", "*"),
@@ -176,17 +175,18 @@ DECOMPOSED = {
     "casts": arithmetic("*inverse", "round", "+", "clip", "cast3", "cast1", "-", "*"),
 }
 OPERATORS: dict[str, tuple[MakeQuantizer, QuantizerForm]] = {
-    "QONNX": (qonnx(), QuantizerForm.QONNX),
-    "Brevitas": (qonnx("onnx.brevitas"), QuantizerForm.QONNX),
-    "IntQuant": (qonnx(op="IntQuant"), QuantizerForm.QONNX),
+    "QONNX": (qonnx, QuantizerForm.QONNX),
+    "Brevitas": (partial(qonnx, domain="onnx.brevitas"), QuantizerForm.QONNX),
+    "IntQuant": (partial(qonnx, op="IntQuant"), QuantizerForm.QONNX),
     "OpenVINO": (openvino, QuantizerForm.OPENVINO),
     "ATen": (
-        affine("org.pytorch.aten", "ATen", operator="fake_quantize_per_{}_affine"),
+        partial(affine, "org.pytorch.aten", "ATen", operator="fake_quantize_per_{}_affine"),
         QuantizerForm.ATEN,
     ),
-    "PT2E": (pt2e, QuantizerForm.PT2E),
+    "PT2E": (PT2E, QuantizerForm.PT2E),
     "ATen, learnable": (
-        affine(
+        partial(
+            affine,
             "org.pytorch.aten",
             "ATen",
             factor=1.0,
@@ -194,30 +194,30 @@ OPERATORS: dict[str, tuple[MakeQuantizer, QuantizerForm]] = {
         ),
         QuantizerForm.ATEN,
     ),
-    "PT2E, name with dots": (pt2e_named("{}quantize_per_{}.default"), QuantizerForm.PT2E),
+    "PT2E, name with dots": (partial(pt2e, "{}quantize_per_{}.default"), QuantizerForm.PT2E),
     "PT2E, whole name": (
-        pt2e_named("quantized_decomposed_{}quantize_per_{}_default"),
+        partial(pt2e, "quantized_decomposed_{}quantize_per_{}_default"),
         QuantizerForm.PT2E,
     ),
-    "QCDQ": (qcdq(-128, 127), QuantizerForm.QCDQ),
+    "QCDQ": (partial(qcdq, -128, 127), QuantizerForm.QCDQ),
     "MQBench": (
-        affine("", "FakeQuantizeLearnablePer{}Affine"),
+        partial(affine, "", "FakeQuantizeLearnablePer{}Affine"),
         QuantizerForm.MQBENCH,
     ),
 }
-INEXACT = {
-    "4 bits": qonnx(bits=4),
-    "rounding": qonnx(rounding_mode="FLOOR"),
-    "bipolar": qonnx(op="BipolarQuant"),
+INEXACT: dict[str, MakeQuantizer] = {
+    "4 bits": partial(qonnx, bits=4),
+    "rounding": partial(qonnx, rounding_mode="FLOOR"),
+    "bipolar": partial(qonnx, op="BipolarQuant"),
     "halves up": floor,
     "AIMET": lambda g, x, name, scale: g.op(
         "QcQuantizeOp", x, name, domain="aimet.customop.cpu", op_name=name
     ),
     "AIMET, blocks": custom("aimet.customop.cuda", "GroupedBlockQuantizeDequantize"),
     "no bounds": arithmetic("/", "round", "*"),
-    "unsigned and narrow": qonnx(signed=0, narrow=1),
-    "Trunc": qonnx(op="Trunc"),
-    "MultiThreshold": qonnx(op="MultiThreshold"),
+    "unsigned and narrow": partial(qonnx, signed=0, narrow=1),
+    "Trunc": partial(qonnx, op="Trunc"),
+    "MultiThreshold": partial(qonnx, op="MultiThreshold"),
     "ModelOpt": custom("tensorrt", "quantize_op"),
     "torchao": custom("torchao", "quantize_affine"),
     "ATen, observer": custom(
@@ -362,32 +362,34 @@ def test_arithmetic_of_stored_integers_becomes_a_dq(per_channel: bool) -> None:
 
 
 def test_clip_to_four_bits_is_named() -> None:
-    prediction = qdqtool.predict(network(qcdq(-8, 7), per_channel=False))
+    prediction = qdqtool.predict(network(partial(qcdq, -8, 7), per_channel=False))
     (finding,) = (f for f in prediction.findings if f.code == "FAKE-QUANT")
     assert (finding.severity, finding.automatic) == ("error", False)
 
 
 def test_bounds_of_an_integer_clip_are_the_only_fault() -> None:
     """The parser reads the bounds of a Clip, so that they do not count as integers without a DQ."""
-    codes = qdqtool.predict(network(qcdq(-127, 127), count=1, per_channel=False)).findings_by_code()
+    codes = qdqtool.predict(
+        network(partial(qcdq, -127, 127), count=1, per_channel=False)
+    ).findings_by_code()
     assert codes["FAKE-QUANT"] == 1
     assert codes["WEIGHT-INDIRECT"] == 1  # the Clip of the weights
 
 
 def test_verdict_of_integer_clips_names_wrong_results() -> None:
     """TensorRT-RTX builds integer Clips, with weights of zeros."""
-    prediction = qdqtool.predict(network(qcdq(-127, 127), per_channel=False), "rtx1.7")
+    prediction = qdqtool.predict(network(partial(qcdq, -127, 127), per_channel=False), "rtx1.7")
     verdict = build_verdict(prediction)
-    assert verdict is not None and "builds this model" in verdict.text
+    assert "builds this model" in verdict.text
     assert "FAKE-QUANT" in verdict.text and not describe_rejection(prediction)
 
 
-def to_half(proto: onnx.ModelProto) -> onnx.ModelProto:
+def with_type(proto: onnx.ModelProto, kind: int) -> onnx.ModelProto:
     for tensor in proto.graph.initializer:
-        array = onnx.numpy_helper.to_array(tensor)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float16), tensor.name))
+        values = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(helper.make_tensor(tensor.name, kind, values.shape, values.ravel()))
     for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+        value.type.tensor_type.elem_type = kind
     del proto.graph.value_info[:]
     return proto
 
@@ -396,8 +398,8 @@ def to_half(proto: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_fix_rewrites_float16_arithmetic(steps: tuple[str, ...], per_channel: bool) -> None:
     """Q and DQ have float16 scales; the reciprocal of a float16 scale is rounded."""
-    before = to_half(network(arithmetic(*steps), count=1, per_channel=per_channel, step=0.037))
-    fixed = qdqtool.fix(before, "10.3")
+    before = network(arithmetic(*steps), count=1, per_channel=per_channel, step=0.037)
+    fixed = qdqtool.fix(with_type(before, onnx.TensorProto.FLOAT16), "10.3")
     assert [a.code for a in fixed.applied] == ["FAKE-QUANT"] * 2
     assert fixed.after.summary()["int8"] == 1 and fixed.ok
     assert [n.values["count"] for n in fixed.notes if n.code == "rounding-differs"] == [2]
@@ -412,8 +414,8 @@ def test_fix_rewrites_float16_arithmetic(steps: tuple[str, ...], per_channel: bo
     [
         (arithmetic("/", "round", "clip", "*"), 0),
         (arithmetic("*inverse", "round", "clip", "*"), 4),
-        (pt2e, 4),
-        (qonnx(), 0),
+        (PT2E, 4),
+        (qonnx, 0),
     ],
 )
 def test_quantizers_that_round_differently_are_counted(make: MakeQuantizer, count: int) -> None:
@@ -423,24 +425,19 @@ def test_quantizers_that_round_differently_are_counted(make: MakeQuantizer, coun
     )
 
 
-@pytest.mark.parametrize("make", [qonnx(), openvino], ids=["QONNX", "OpenVINO"])
+@pytest.mark.parametrize("make", [qonnx, openvino], ids=["QONNX", "OpenVINO"])
 def test_fix_writes_float16_scales_for_operators_of_other_tools(make: MakeQuantizer) -> None:
     """onnx cannot infer the output types of QONNX and OpenVINO operators."""
-    fixed = qdqtool.fix(to_half(network(make, per_channel=False)), "10.3")
+    fixed = qdqtool.fix(
+        with_type(network(make, per_channel=False), onnx.TensorProto.FLOAT16), "10.3"
+    )
     assert fixed.after.summary()["int8"] == 2
     assert "FLOAT-MIXED" not in fixed.after.findings_by_code()
 
 
 def test_arithmetic_in_bfloat16_is_named() -> None:
     proto = network(arithmetic("*inverse", "round", "clip", "*"), per_channel=False, step=0.037)
-    for tensor in proto.graph.initializer:
-        values = onnx.numpy_helper.to_array(tensor)
-        tensor.CopyFrom(
-            helper.make_tensor(tensor.name, onnx.TensorProto.BFLOAT16, values.shape, values.ravel())
-        )
-    for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
-    del proto.graph.value_info[:]
+    proto = with_type(proto, onnx.TensorProto.BFLOAT16)
     findings = qdqtool.predict(proto).findings_by_code()
     assert findings["FAKE-QUANT"] == 1 and "NO-QDQ" not in findings
     with pytest.raises(ModelError, check=has("already-quantized")):

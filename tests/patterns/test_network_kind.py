@@ -171,8 +171,7 @@ def test_other_networks_get_a_warning_with_the_presets_of_their_kind(
     make: Build, kind: NetworkKind
 ) -> None:
     model = Model(build(make))
-    other = find_non_detector_kind(model)
-    assert other is not None and other.kind == kind
+    assert find_non_detector_kind(model).kind == kind
     (warning,) = warn_default_preprocess(model, "default")
     assert warning.code == "default-preprocess" and kind.value in warning
     assert warn_default_preprocess(model, "option") == []
@@ -186,8 +185,7 @@ def test_segmentation_network_of_any_size_is_a_map() -> None:
         proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = f"size{axis}"
     del proto.graph.value_info[:]
     proto.graph.output[0].type.tensor_type.ClearField("shape")
-    other = find_non_detector_kind(Model(proto))
-    assert other is not None and other.kind == NetworkKind.MAP
+    assert find_non_detector_kind(Model(proto)).kind == NetworkKind.MAP
 
 
 def set_metadata(model: onnx.ModelProto, **metadata: str) -> Model:

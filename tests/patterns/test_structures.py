@@ -249,9 +249,7 @@ def test_activation_is_function_of_convolution_output(
     tensor, nodes = out, 0
     while tensor != "c.out":
         node = model.producer(tensor)
-        assert node is not None
         source = pointwise.activation_input(model, node)
-        assert source is not None
         nodes += len(pointwise.pointwise_region(model, source, node))
         tensor = source
     assert nodes == count
@@ -382,9 +380,8 @@ def test_nodes_that_share_a_scale_share_its_values(zeros: bool) -> None:
     assert len({id(q.scales) for q in quantizers}) == 1
     assert quantizers[0].key == quantizers[2].key
     for q in quantizers:
-        assert q.scale is not None and q.scale.tolist() == [0.5, 0.25]
-        assert q.zero_point is not None and q.zero_point.tolist() == [0, 0]
-    assert quantizers[0].scales is not None
+        assert q.scale.tolist() == [0.5, 0.25]
+        assert q.zero_point.tolist() == [0, 0]
     assert quantizers[0].scales.summary is quantizers[0].scales.summary
 
 

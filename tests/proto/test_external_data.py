@@ -86,9 +86,7 @@ def with_function() -> onnx.ModelProto:
 )
 def test_joined_parts_are_the_message(build: Callable[[], onnx.ModelProto]) -> None:
     model = build()
-    parts = serialize_in_parts(model)
-    assert parts is not None
-    assert b"".join(parts) == model.SerializeToString(deterministic=True)
+    assert b"".join(serialize_in_parts(model)) == model.SerializeToString(deterministic=True)
 
 
 def test_sha256_is_that_of_the_message() -> None:

@@ -95,7 +95,7 @@ def test_times_of_quantized_and_float_model_agree() -> None:
     )
     assert quantized.float_time.total_ms == pytest.approx(plain.total_ms, rel=1e-6)
     assert quantized.gain > 1.2
-    assert plain.best is not None and plain.best.int8 == 3 and plain.gain is None
+    assert plain.best.int8 == 3 and plain.gain is None
     assert plain.best.gain == pytest.approx(plain.total_ms / plain.best.total_ms)
     assert plain.best.total_ms == pytest.approx(quantized.total_ms, rel=0.05)
 
@@ -344,8 +344,7 @@ def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
         for board, batch in ((gpu, None), (replace(gpu, clock=gpu.clock * factor), None), (gpu, 8))
     )
     assert faster.total_ms <= base.total_ms <= larger.total_ms
-    gain = estimate_time(*wide, gpu, TARGET).gain
-    assert gain is not None and gain >= 1
+    assert estimate_time(*wide, gpu, TARGET).gain >= 1
 
 
 @functools.cache
@@ -454,7 +453,7 @@ def test_weights_of_an_impossible_shape_have_no_estimate_or_are_an_error(
     next(t for t in proto.graph.initializer if t.name == "c.weight").dims[0] = channels
     with contextlib.suppress(QdqtoolError):
         prediction, time = predict_on_gpu(proto, "trt10", TimingOptions(gpu="T4"))
-        assert time is not None and time.best is None and prediction.convolutions
+        assert time.best is None and prediction.convolutions
 
 
 @pytest.mark.parametrize("rank", [1, 3, 6])
@@ -484,7 +483,6 @@ MOST_GAIN = 2.3  # ratio of the rates of INT8 and FP16, with bytes that INT8 sav
 )
 def test_gain_of_light_models_is_at_most_the_ratio_of_rates(name: str) -> None:
     _, time = predict_on_gpu(LIGHT / f"light_{name}.onnx", "trt10", TimingOptions("L4"))
-    assert time is not None and time.best is not None
     assert 1 / MOST_GAIN < time.best.gain < MOST_GAIN
 
 
@@ -567,7 +565,6 @@ def test_float_cnn_is_not_recommended_in_fp8(name: str) -> None:
     """FP8 halves its rate on GeForce, and its convolutions are slower than INT8's on Ada."""
     proto = convolution_chain(channels=128, size=80, quantized=False)
     _, time = predict_on_gpu(proto, "trt10", TimingOptions(gpu=name))
-    assert time is not None and time.best is not None and time.best_fp8 is not None
     assert time.best.total_ms < time.best_fp8.total_ms
     assert time.fastest != Precision.FP8
 
@@ -581,14 +578,11 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
     written = model_variants.quantized_variant(load(float_model), typed, "fp8")
     _, of_float = predict_on_gpu(float_model, target, options)
     _, of_fp8 = predict_on_gpu(written, typed, options)
-    assert of_float is not None and of_fp8 is not None
     assert of_fp8.quantized == Precision.FP8 and not of_fp8.is_float
-    assert of_fp8.float_time is not None and of_float.float_time is not None
     if of_fp8.float_time.precision == of_float.float_time.precision:
         assert of_fp8.float_time.total_ms == pytest.approx(of_float.float_time.total_ms, rel=1e-9)
     else:  # TensorRT 11 computes in the types of the file: a network this small is faster in FP32
         assert target == "trt11" and of_float.float_time.precision == Precision.FP32
-    assert of_fp8.best is not None and of_float.best is not None
     assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
 
 
@@ -596,7 +590,6 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
 def test_rtx_time_states_the_remaining_layers_of_the_engine_it_comes_from(quantized: bool) -> None:
     proto = convolution_chain(quantized=quantized)
     _, time = predict_on_gpu(proto, "rtx1.7", TimingOptions(gpu="RTX 4090"))
-    assert time is not None
     (note,) = (n for n in time.notes if n.code == "no-layers-named")
     remaining = predict(proto, "trt10-strongly-typed").summary()["conversions"]
     assert note.values["conversions"] == remaining == (1 if quantized else 0)

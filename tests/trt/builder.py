@@ -213,10 +213,9 @@ class Graph:
         return self.op("Pad", inputs, name, mode=mode)
 
     def resize(self, x: str, name: str, mode: str = "nearest", factor: float = 2.0) -> str:
-        scales = self.const(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))
         return self.op(
             "Resize",
-            [x, "", scales],
+            [x, "", self.const(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))],
             name,
             mode=mode,
             coordinate_transformation_mode="asymmetric",

@@ -92,7 +92,6 @@ class Exporter:
 
     def _copy(self, layer: Layer, inputs: list[str], outputs: list[str]) -> None:
         node = self._nodes[layer.id]
-        assert node is not None
         copy = onnx.NodeProto()
         copy.CopyFrom(node.proto)
         copy.name = ""
@@ -119,7 +118,6 @@ class Exporter:
 
     def _quantizer(self, layer: Layer, source: str, target: str) -> None:
         quant = layer.quant
-        assert quant is not None and quant.scale is not None and quant.zero_point is not None
         stem = f"{target}:{layer.name}"
         shape = quant.scale_shape
         scale = quant.scale.astype(np.float32).reshape(shape if shape is not None else (-1,))

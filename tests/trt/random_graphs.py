@@ -268,8 +268,7 @@ def models(draw: st.DrawFn, max_steps: int = 12, steps: Sequence[Step] = STEPS) 
         move(sketch, x, sketch.shapes[x])
     read = {i for node in graph.nodes for i in node.input}
     computed = [t for t in sketch.shapes if t not in ("x", "y")]
-    loose = [t for t in computed if t not in read]
-    outputs = dict.fromkeys([*loose[-3:], *sketch.ends[:2]])
+    outputs = dict.fromkeys([*[t for t in computed if t not in read][-3:], *sketch.ends[:2]])
     if computed and draw(st.booleans()):
         outputs[draw(st.sampled_from(computed))] = None
     if not outputs:

@@ -64,6 +64,5 @@ def test_scale_not_positive(
     if not expected:
         assert fault is None
         return
-    assert fault is not None
     assert (fault.channels, fault.bad, fault.count) == (tuple(expected), len(expected), len(scales))
     np.testing.assert_equal(fault.value, scales[expected[0]])

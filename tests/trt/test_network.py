@@ -252,8 +252,7 @@ def test_products_in_a_row_keep_int8_between_them(g: Graph) -> None:
         weights = g.pair(g.const(f"w{i}", np.ones((16, 16), np.float32)), f"w{i}p", 0.01)
         x = g.op("MatMul", [g.pair(x, f"q{i}"), weights], f"m{i}")
     layers = predict(g.model(g.pair(x, "out")), "trt10", advice=False).layers
-    types = [(x.type, *(str(t.precision) for t in (*x.inputs, *x.outputs))) for x in layers]
-    assert types == [
+    assert [(x.type, *(str(t.precision) for t in (*x.inputs, *x.outputs))) for x in layers] == [
         ("kgen", "FLOAT", "INT8"),
         *[("MatrixMultiply", "INT8", "INT8")] * 3,
         ("kgen", "INT8", "FLOAT"),
@@ -262,20 +261,26 @@ def test_products_in_a_row_keep_int8_between_them(g: Graph) -> None:
         assert consumer.inputs[0].tensor == producer.outputs[0].tensor
 
 
-def test_importer_uses_defaults_of_onnx() -> None:
-    spelled = {
-        "kernel_shape": [3, 3],
-        "strides": [1, 1],
-        "dilations": [1, 1],
-        "pads": [0] * 4,
-        "group": 1,
-        "auto_pad": "NOTSET",
-    }
-    for model in (plain_conv(), plain_conv(**spelled)):
-        weights = imported_weights(model, "c")
-        assert (weights.kernel, weights.strides, weights.pads) == ((3, 3), (1, 1), (0, 0, 0, 0))
-        assert (weights.dilations, weights.group, weights.auto_pad) == ((1, 1), 1, "NOTSET")
-        assert (weights.dims, weights.axis, weights.constant) == ((8, 8, 3, 3), 0, True)
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {
+            "kernel_shape": [3, 3],
+            "strides": [1, 1],
+            "dilations": [1, 1],
+            "pads": [0] * 4,
+            "group": 1,
+            "auto_pad": "NOTSET",
+        },
+    ],
+    ids=["absent", "defaults"],
+)
+def test_importer_uses_defaults_of_onnx(attributes: dict[str, object]) -> None:
+    weights = imported_weights(plain_conv(**attributes), "c")
+    assert (weights.kernel, weights.strides, weights.pads) == ((3, 3), (1, 1), (0, 0, 0, 0))
+    assert (weights.dilations, weights.group, weights.auto_pad) == ((1, 1), 1, "NOTSET")
+    assert (weights.dims, weights.axis, weights.constant) == ((8, 8, 3, 3), 0, True)
 
 
 # Import of a model: geometry with ONNX's defaults, and operators that the parser decomposes.
@@ -356,27 +361,20 @@ def test_importer_decomposes_batchnorm_with_computed_parameters(g: Graph) -> Non
             for p in producers
         ]
 
-    assert last.operation == "SUM"
-    assert sources(last) == ["computed", "abs_bias:0"]
     scaled = last.inputs[0].producer
-    assert (
-        scaled is not None
-        and scaled.operation == "PROD"
-        and sources(scaled) == ["abs_scale:0", "computed"]
-    )
     divided = scaled.inputs[1].producer
-    assert divided is not None and divided.operation == "DIV"
     centered = divided.inputs[0].producer
-    assert (
-        centered is not None
-        and centered.operation == "SUB"
-        and sources(centered) == ["computed", "abs_mean:0"]
-    )
+    assert divided.operation == "DIV"
+    assert [(x.operation, sources(x)) for x in (last, scaled, centered)] == [
+        ("SUM", ["computed", "abs_bias:0"]),
+        ("PROD", ["abs_scale:0", "computed"]),
+        ("SUB", ["computed", "abs_mean:0"]),
+    ]
     # The constant epsilon has no type: the layer that adds it has the type of var.
     for layer in network.layers_of_kind(LayerKind.ELEMENTWISE, LayerKind.UNARY):
         assert layer.out.elem_type == onnx.TensorProto.FLOAT, layer
     deviation = divided.inputs[1].producer
-    assert deviation is not None and (deviation.out.shape, centered.out.shape) == (
+    assert (deviation.out.shape, centered.out.shape) == (
         (4,),
         (1, 4, 8, 8),
     )

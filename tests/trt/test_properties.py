@@ -56,8 +56,7 @@ def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
     available.add("")
     order = []
     while waiting:
-        ready = [n for n in waiting if all(i in available for i in n.input)]
-        node = dice.choice(ready)
+        node = dice.choice([n for n in waiting if all(i in available for i in n.input)])
         waiting.remove(node)
         order.append(node)
         available.update(node.output)
@@ -103,9 +102,8 @@ def test_prediction_is_deterministic(model: onnx.ModelProto, target: str) -> Non
     operators = [n for n in model.graph.node if n.op_type in ("Conv", "ConvTranspose", "Gemm")]
     assert len(first.convolutions) <= len(operators)
     for conv in first.convolutions:
-        inside = any(conv.name in region.nodes for region in first.regions)
         assert conv.layer in {layer.name for layer in first.layers} or conv.layer == (
-            None if inside else ""
+            None if any(conv.name in region.nodes for region in first.regions) else ""
         )
 
 

@@ -146,13 +146,12 @@ def test_onnxruntime_without_bias_quantizers(tmp_path: Path) -> None:
 def test_missing_external_data(tmp_path: Path, keep: str) -> None:
     model = chain(Graph())
     path = tmp_path / "model.onnx"
-    limit = 1024 if keep == "scales" else 0
     onnx.save_model(
         model,
         path,
         save_as_external_data=True,
         location="weights.bin",
-        size_threshold=limit,
+        size_threshold=(1024 if keep == "scales" else 0),
         convert_attribute=True,
     )
     (tmp_path / "weights.bin").unlink()

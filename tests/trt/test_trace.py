@@ -141,5 +141,4 @@ def test_two_names_are_split_where_brackets_close(text: str) -> None:
     if " with " not in text:
         assert event is None
     else:
-        assert event is not None
         assert (event.subject, event.object) == by_counting(text, " with ")

@@ -83,8 +83,7 @@ def test_stem_reads_and_writes_int8() -> None:
 
 def test_residual_add_is_a_pointwise_layer() -> None:
     # EltwiseAddToPwn converts it, so that no convolution fused it.
-    layers = {layer.name: layer for layer in prediction().layers}
-    add = layers["/model/backbone2/m.0/addop/Add"]
+    add = {layer.name: layer for layer in prediction().layers}["/model/backbone2/m.0/addop/Add"]
     assert add.type == "PointWise"
     assert {str(t.precision) for t in (*add.inputs, *add.outputs)} == {"INT8"}
     assert not [c.layer for c in prediction().convolutions if "addop" in c.layer]

@@ -84,8 +84,7 @@ def test_verify_agreement(log: Path) -> None:
     assert result.convolutions.agree == result.convolutions.total == 21
     assert result.trace.predicted == result.trace.built == result.trace.agree == 607
     assert (result.conversions.as_json(), result.mismatches) == ({"predicted": 1, "built": 1}, [])
-    assert result.prediction is not None and result.prediction.target == "trt8.5"
-    assert exit_code(result) == 0
+    assert (result.prediction.target, exit_code(result)) == ("trt8.5", 0)
     assert verify(MODEL, [log]).convolutions == result.convolutions
 
 

@@ -362,9 +362,7 @@ def row_of(
         f"Outputs: [{tensors(output)}], TacticName: __myelin_CASK_STUB, StreamId: 0, Metadata: "
         + "".join(f"[ONNX Layer: {n}]" for n in nodes)
     )
-    listed = parse_info_line(text)
-    assert listed is not None
-    return listed
+    return parse_info_line(text)
 
 
 def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:

@@ -170,7 +170,7 @@ def test_verify_with_trtexec_compares_layers_and_passes(
     log = build_of(log_of(predict(path, "trt8.5")))
     builder.result = BuildResult("trtexec", "built", "8.5.2", build=log)
     result = api.verify_with_builder(path, "trtexec")
-    assert result.prediction is not None and result.prediction.target == "trt8.5"
+    assert result.prediction.target == "trt8.5"
     assert result.mismatches == []
     assert result.convolutions.agree == result.convolutions.total == 1
     assert result.trace.built == result.trace.predicted > 0
@@ -187,7 +187,7 @@ def test_verify_with_tensorrt_rtx_compares_nodes(
         "tensorrt-rtx", "built", "1.7.1", model=model, names=names, build=Build()
     )
     result = api.verify_with_builder(path, "tensorrt-rtx")
-    assert result.prediction is not None and result.prediction.target == RTX.name
+    assert result.prediction.target == RTX.name
     assert "license" in capsys.readouterr().err
     assert (result.convolutions, result.complete) == (ConvolutionCounts(1, 0, 1, ("c",)), True)
 
@@ -303,5 +303,5 @@ def test_lines_of_the_raw_log_are_predicted_in_order(raw: Build, model_bevfusion
     )
     counts = count_agreement(predicted, printed)
     assert (counts.predicted, counts.built) == (868, 868)
-    assert counts.agree is not None and counts.agree >= 866  # two lines number an unnamed layer
-    assert counts.in_order is not None and counts.in_order >= 0.95 * 868
+    assert counts.agree >= 866  # two lines number an unnamed layer
+    assert counts.in_order >= 0.95 * 868

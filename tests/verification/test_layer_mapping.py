@@ -133,8 +133,7 @@ def test_name_conflicts_of_a_convolution(
 @pytest.mark.parametrize("name", ["a.b", "a_b"])
 def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
     model = Model(g.model(g.conv(g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1), "a_b", 8, 1)))
-    node = NodeMapper(model, []).find_node(name)
-    assert node is not None and node.name == name
+    assert NodeMapper(model, []).find_node(name).name == name
 
 
 def test_mapper_splits_the_name_of_a_layer_once() -> None:

@@ -71,9 +71,7 @@ def profile(*factors: float) -> list[ProfileRow]:
 
 
 def compared(build: Build) -> dict[str, object]:
-    times = compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions())
-    assert times is not None
-    return times
+    return compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions())
 
 
 def timed(median: float, **fields: Any) -> Build:
@@ -97,7 +95,7 @@ def test_compare_times_needs_a_gpu_and_a_time(build: Build, is_compared: bool) -
 
 def test_compare_times_on_another_gpu() -> None:
     times = compare_times(MODEL, PREDICTED, timed(1.0), TARGET, GpuOptions(GPU, 1500.0))
-    assert times is not None and times["clock_mhz"] == 1500
+    assert times["clock_mhz"] == 1500
 
 
 def test_compare_times_rejects_unknown_gpus() -> None:
@@ -263,7 +261,7 @@ def test_compare_times_notes_a_log_of_another_device(
 ) -> None:
     build = timed(1.0, device="Orin", gpu=facts)
     times = compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions("RTX 3060"))
-    assert times is not None and ("contradicted" in note_codes(times["notes"])) is contradicts
+    assert ("contradicted" in note_codes(times["notes"])) is contradicts
     assert not contradicts or "--gpu" in as_options(times["notes"][0])
 
 
@@ -314,7 +312,6 @@ def test_build_shows_the_value(
     result = compare_skip(build_of(LINES[value]))
     expected = note("shown-by-build", name="silu-add", value=value, target="trt8.5", **assumed)
     assert (result.mismatches, result.notes) == ([], [expected])
-    assert result.prediction is not None
     assert result.prediction.convolution("c1").output == output
     (assumption,) = result.prediction.assumptions
     assert (assumption.value, assumption.why) == (value, why)
@@ -323,7 +320,6 @@ def test_build_shows_the_value(
 def test_build_without_passes_shows_neither_value() -> None:
     result = compare_skip(replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[]))
     assert result.notes == [note("not-shown-by-build", name="silu-add", value="apart")]
-    assert result.prediction is not None
     assert result.prediction.convolution("c1").output == Precision.FLOAT
 
 

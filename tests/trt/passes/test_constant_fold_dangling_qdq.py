@@ -14,8 +14,7 @@ def test_weights_of_float_convolution_are_dequantized(g: Graph, weights: str) ->
     )
     kinds = {layer.kind for layer in result.network.layers.values()}
     assert not kinds & {LayerKind.QUANTIZE, LayerKind.DEQUANTIZE}
-    producer = result.layer("c").inputs[1].producer
-    assert producer is not None and producer.kind == LayerKind.CONSTANT
+    assert result.layer("c").inputs[1].producer.kind == LayerKind.CONSTANT
 
 
 def test_stored_weights_with_two_dqs_are_dequantized_twice(g: Graph) -> None:

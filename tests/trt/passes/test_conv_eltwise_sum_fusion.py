@@ -14,7 +14,7 @@ def test_float_residual_add_is_fused(g: Graph, conv_first: bool) -> None:
     name = "Conv.weight + Conv.w.Q + Conv"
     assert result.lines == [("Running", name), ("Fusing", name, "Add + Relu")]
     layer = result.layer(f"{name} + Add + Relu")
-    assert layer.residual is not None and layer.residual.source == "before:0"
+    assert layer.residual.source == "before:0"
     assert layer.int8 and not layer.int8_out
     assert result.has_layer("p.Q")  # remains a conversion although it is the only consumer
 

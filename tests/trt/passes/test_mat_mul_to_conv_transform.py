@@ -95,7 +95,6 @@ def test_matmul_of_any_rank_becomes_convolution(
     assert result.lines[-1] == ("Convert layer type", "m", "MATRIX_MULTIPLY to CONVOLUTION")
     product = result.layer("m")
     before, after = product.data.producer, product.out.single_consumer()
-    assert before is not None and after is not None
     assert (
         product.data.shape,
         before.shuffling.reorders_values,

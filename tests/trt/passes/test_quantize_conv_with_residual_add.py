@@ -61,8 +61,7 @@ def test_quantized_residual_is_fused(skip_scale: float, conv_first: bool) -> Non
     ]
     layer = result.layer("Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43")
     assert layer.int8 and layer.int8_out
-    assert layer.residual is not None and layer.residual.name == "skip.Q:0"
-    assert layer.out.name == "Next.Q:0"
+    assert (layer.residual.name, layer.out.name) == ("skip.Q:0", "Next.Q:0")
 
 
 @pytest.mark.parametrize(

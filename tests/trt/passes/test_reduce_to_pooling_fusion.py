@@ -20,8 +20,7 @@ def test_global_pooling_becomes_pooling(g: Graph, op: str, pooling: str) -> None
         ("Swap the layer type", "GlobalAveragePool_300", "REDUCE to POOLING"),
     ]
     layer = result.layer("GlobalAveragePool_300")
-    assert layer.kind == LayerKind.POOLING
-    assert layer.window is not None and layer.window.type == pooling
+    assert (layer.kind, layer.window.type) == (LayerKind.POOLING, pooling)
 
 
 @pytest.mark.parametrize(

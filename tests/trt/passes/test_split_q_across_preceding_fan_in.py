@@ -97,8 +97,7 @@ def test_report_names_scales_of_concat_inputs(
     # An input has another scale if it comes from a DQ or another Q consumes it.
     x, *outputs = first(g, g.op("Sigmoid", g.input(1, 3, 4, 4), "s"))
     joined = g.concat([x, g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")], "Concat")
-    out = g.op("Neg", g.pair(joined, "p", 0.1), "n")
-    network = importer.build(load(g.model(out, *outputs)))
+    network = importer.build(load(g.model(g.op("Neg", g.pair(joined, "p", 0.1), "n"), *outputs)))
     network.rank_layers()
     reasons = []
     for _ in range(2):  # first the Q moves up; then its scale is compared with those of the inputs

@@ -60,8 +60,7 @@ def test_q_moves_up_past_reshape_if_per_tensor(
     squeeze = next(
         layer for layer in result.network.layers.values() if layer.name.startswith("copied_squeeze")
     )
-    above = squeeze.data.producer
-    assert above is not None and (above.name == "q") is moves
+    assert (squeeze.data.producer.name == "q") is moves
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,7 @@ def test_axis_of_scales_follows_transpose(g: Graph, perm: list[int], axis: int) 
         VanillaSwapWithPreceedingDQ,
     )
     assert result.lines == [("Running", "w.DQ"), ("Swapping", "w.DQ", "t")]
-    quant = result.layer("w.DQ").quant
-    assert quant is not None and quant.axis == axis
+    assert result.layer("w.DQ").quant.axis == axis
 
 
 def requantized_pool(g: Graph) -> list[str]:
