@@ -230,19 +230,29 @@ def test_line_leads_to_pass_cases_and_test(line: str, pass_name: str, prefix: st
     assert any((c.evidence == Evidence.SEEN and c.builds) or c.source for c in rule.cases.values())
 
 
-def test_line_of_several_passes() -> None:
-    answer = explain_line("Removing QuantizeLinear_46")
-    assert len(answer.rules) > 1 and answer.note == note("passes-share-line")
-
-
-def test_line_of_unknown_pass() -> None:
-    answer = explain_line("Running: SomethingNew on Conv_1")
-    assert answer.rules == () and answer.note == note("pass-unknown", name="SomethingNew")
-
-
-def test_line_that_counts_layers() -> None:
-    answer = explain_line("[V] [TRT] After Myelin optimization: 504 layers")
-    assert answer.counted == 504 and answer.note == HEADINGS["After Myelin optimization"]
+@pytest.mark.parametrize(
+    ("line", "rules", "counted", "expected"),
+    [
+        ("Removing QuantizeLinear_46", True, None, note("passes-share-line")),
+        (
+            "Running: SomethingNew on Conv_1",
+            False,
+            None,
+            note("pass-unknown", name="SomethingNew"),
+        ),
+        (
+            "[V] [TRT] After Myelin optimization: 504 layers",
+            False,
+            504,
+            HEADINGS["After Myelin optimization"],
+        ),
+    ],
+    ids=["several passes", "unknown pass", "layers"],
+)
+def test_note_of_line(line: str, rules: bool, counted: int | None, expected: str) -> None:
+    answer = explain_line(line)
+    assert (len(answer.rules) > 1, answer.counted, answer.note) == (rules, counted, expected)
+    assert rules or not answer.rules
 
 
 @pytest.mark.parametrize("kind", passes())

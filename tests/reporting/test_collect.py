@@ -457,13 +457,6 @@ def test_tuning_of_the_network_is_read(tmp_path: Path, nodes: list[str]) -> None
     assert read(tmp_path, result(sites=[{**SITE, "nodes": nodes}])).points
 
 
-@pytest.mark.parametrize("nodes", [["/c"], ["/a", "/c", "/d"]])
-def test_tuning_of_another_network_is_refused(tmp_path: Path, nodes: list[str]) -> None:
-    expected = has("different-models", path=str(tmp_path / "tuning.json"), parameter="tuning")
-    with pytest.raises(DataError, check=expected):
-        read(tmp_path, result(sites=[{**SITE, "nodes": nodes}]))
-
-
 def test_tuning_points_goal_and_sites_are_shown(tmp_path: Path) -> None:
     tuning = read(tmp_path, result())
     assert [(p.x, p.metric, p.on_front, p.chosen) for p in tuning.points] == [
@@ -519,17 +512,6 @@ def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:
         read_tuning(tmp_path / "none.json", Model(relus(["/a"])))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{", "[" * 100_000, '{"schema": "qdqtool/tuning/2"}'],
-    ids=["empty", "list", "cut-off", "nested-deeply", "another-schema"],
-)
-def test_tuning_file_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
-    expected = has("wrong-format", path=str(tmp_path / "tuning.json"), parameter="tuning")
-    with pytest.raises(DataError, check=expected):
-        read(tmp_path, text)
-
-
 def test_measurements_of_tune_are_not_its_result(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx.tuning"
     path.write_bytes(gzip.compress(b"{}"))
@@ -539,23 +521,31 @@ def test_measurements_of_tune_are_not_its_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("code", "content"),
     [
-        {"front": None},
-        {"front": [1]},
-        {"front": [{**POINT, "index": 0, "ms": 1.0, "cost": 1.0, "int8": 1}]},
-        {"front": [{**result()["front"][0], "ms": "fast"}]},
-        {"front": [{**result()["front"][0], "metric": float("nan")}]},
-        {"sites": [3]},
-        {"metric": []},
-        {"goal": {"keep": [1]}},
+        ("different-models", result(sites=[{**SITE, "nodes": ["/c"]}])),
+        ("different-models", result(sites=[{**SITE, "nodes": ["/a", "/c", "/d"]}])),
+        ("wrong-format", ""),
+        ("wrong-format", "[]"),
+        ("wrong-format", "{"),
+        pytest.param("wrong-format", "[" * 100_000, id="nested-deeply"),
+        ("wrong-format", '{"schema": "qdqtool/tuning/2"}'),
+        ("file-damaged", result(front=None)),
+        ("file-damaged", result(front=[1])),
+        ("file-damaged", result(front=[{**POINT, "index": 0, "ms": 1.0, "cost": 1.0, "int8": 1}])),
+        ("file-damaged", result(front=[{**result()["front"][0], "ms": "fast"}])),
+        ("file-damaged", result(front=[{**result()["front"][0], "metric": float("nan")}])),
+        ("file-damaged", result(sites=[3])),
+        ("file-damaged", result(metric=[])),
+        ("file-damaged", result(goal={"keep": [1]})),
     ],
-    ids=lambda changes: json.dumps(changes)[:30],
 )
-def test_damaged_tuning_file_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    expected = has("file-damaged", path=str(tmp_path / "tuning.json"), parameter="tuning")
+def test_other_and_damaged_tuning_files_are_refused(
+    tmp_path: Path, code: str, content: str | dict[str, Any]
+) -> None:
+    expected = has(code, path=str(tmp_path / "tuning.json"), parameter="tuning")
     with pytest.raises(DataError, check=expected):
-        read(tmp_path, result(**changes))
+        read(tmp_path, content)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,9 @@ def test_chosen_placement_has_the_range_of_conversions_that_predict_gives(tuned:
     low, high = prediction.conversions_range
     assert low < high
     text = str(render_tuning(replace(tuned, prediction=prediction), 500))
-    assert f"{low} to {high} Q/DQ layers left, depending on how much Myelin absorbs" in text
+    assert (
+        f"{low} to {high} Q/DQ layers remain, depending on how many of them Myelin absorbs" in text
+    )
 
 
 @pytest.mark.parametrize("sites", [[], ["c6"]])

@@ -107,18 +107,25 @@ def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "code"),
+    ("field", "content", "code"),
     [
-        ("model", "different-models"),
-        ("images", "different-images"),
-        ("settings", "different-settings"),
-        ("tool", "wrong-version"),
-        ("measurement", "different-methods"),
+        ("model", "other", "different-models"),
+        ("images", "other", "different-images"),
+        ("settings", "other", "different-settings"),
+        ("tool", "other", "wrong-version"),
+        ("measurement", "other", "different-methods"),
+        ("rows", 3, "file-damaged"),
+        ("rows", {"a": 1}, "file-damaged"),
+        ("rows", {"a": {"x": [1, None]}}, "file-damaged"),
+        ("rows", {"a": {"0": ["1", None]}}, "file-damaged"),
+        ("rows", {"a": {"0": [0.0, 1e308], "1": [0.0, 1e308]}}, "file-damaged"),
     ],
 )
-def test_store_refuses_state_of_another_tuning(state: Path, field: str, code: str) -> None:
-    change_state(state, **{field: "other"})
-    with pytest.raises(DataError, check=has(code, "`state`", path=str(state), parameter="state")):
+def test_store_refuses_state_of_another_tuning_and_damaged_rows(
+    state: Path, field: str, content: object, code: str
+) -> None:
+    change_state(state, **{field: content})
+    with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")):
         MeasurementStore(state, IDENTITY)
 
 
@@ -150,23 +157,6 @@ def test_store_refuses_and_keeps_another_file(tmp_path: Path, content: bytes) ->
     with pytest.raises(DataError, match=str(path)):
         MeasurementStore(path, IDENTITY)
     assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        3,
-        {"a": 1},
-        {"a": {"x": [1, None]}},
-        {"a": {"0": ["1", None]}},
-        {"a": {"0": [0.0, 1e308], "1": [0.0, 1e308]}},
-    ],
-    ids=str,
-)
-def test_store_refuses_damaged_rows(state: Path, rows: object) -> None:
-    change_state(state, rows=rows)
-    with pytest.raises(DataError, check=has("file-damaged", path=str(state), parameter="state")):
-        MeasurementStore(state, IDENTITY)
 
 
 # Metrics with a time limit ------------------------------------------------------------
