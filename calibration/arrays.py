@@ -521,7 +521,8 @@ def _open_folder(
 def _read_image_list(path: Path, max_images: int) -> list[Path]:
     """Return at most `max_images` of the paths in a text file, spread evenly.
 
-    A relative path starts at the folder of the list; if no such file exists, at the current folder.
+    A relative path is looked up in the list's folder. If no such file exists there, the path is
+    relative to the current folder.
     """
     try:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")

@@ -1,4 +1,4 @@
-"""Files with calibration statistics: qdqtool's caches and TensorRT's calibration tables."""
+"""Files of a calibration: qdqtool's caches of statistics, and TensorRT's tables of scales."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Statistics(Mapping[str, TensorStatistics]):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Statistics:
-        """Read a file of :meth:`save` or of a calibration cache.
+        """Read a file that :meth:`save` wrote, or a calibration cache.
 
         Raises:
             DataError: The file is missing or damaged.
@@ -202,7 +202,7 @@ def save_progress(progress: CalibrationProgress, path: str | os.PathLike[str]) -
 
 
 def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
-    """Read a file of :func:`save_progress`.
+    """Read a file that :func:`save_progress` wrote.
 
     Raises:
         DataError: The file is missing, damaged, or not a calibration cache.
@@ -400,7 +400,7 @@ def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> Non
 
 
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:
-    """Read a file of :func:`save_statistics` or of a calibration cache.
+    """Read a file that :func:`save_statistics` wrote, or a calibration cache.
 
     Raises:
         DataError: The file is missing or damaged.

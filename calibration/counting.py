@@ -144,10 +144,10 @@ class SampleCounter:
 
 
 def make_counting_semaphore(counters: int) -> threading.Semaphore:
-    """Return a semaphore that lets half of the counters count at the same time.
+    """Return a semaphore that lets at most half of the counters count at the same time.
 
-    The other half runs the network meanwhile. Counting consists of many short steps in Python, for
-    which threads have to wait for Python's global interpreter lock.
+    The other counters run the network meanwhile. Counting consists of many short steps in Python,
+    for which threads have to wait for Python's global interpreter lock.
     """
     return threading.Semaphore(max(1, counters // 2))
 

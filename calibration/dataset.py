@@ -223,7 +223,7 @@ class SampleSource(ABC):
 
     @abstractmethod
     def digest(self, index: int) -> bytes:
-        """Return bytes that change if the sample changes; empty if unknown."""
+        """Return bytes that change if the sample changes; empty for an iterator."""
 
     def name(self, index: int) -> str:
         """Return the name of a sample for messages."""
@@ -390,7 +390,7 @@ def spread_indices(total: int, count: int) -> Sequence[int]:
 
 
 class Dataset:
-    """Calibration samples, grouped to the model's batch size.
+    """Calibration samples, each of the model's batch size.
 
     If the model has a fixed batch of n, each sample consists of n images; the last sample repeats
     images to fill the batch. All data except a one-time iterator can be read several times.

@@ -207,7 +207,7 @@ def _letterbox_image(
 def _crop_center(
     image: Image.Image, height: int, width: int, preprocess: Preprocess
 ) -> npt.NDArray[np.uint8]:
-    """Resize and take the center like torchvision's Resize and CenterCrop.
+    """Resize an image and take its center, like torchvision's Resize and CenterCrop.
 
     For a square input, the shorter side of the image is resized to the input's side divided by
     `crop`. For other inputs, both sides are resized to the input's sides divided by `crop`, as in
@@ -233,7 +233,7 @@ def _crop_center(
 def _resize_image(
     image: Image.Image, height: int, width: int, interpolation: str
 ) -> npt.NDArray[np.uint8]:
-    """Resize like OpenCV's INTER_LINEAR (bilinear without antialiasing), or like Pillow."""
+    """Resize an image like OpenCV's INTER_LINEAR (without antialiasing), or like Pillow."""
     if image.size == (width, height):
         return np.asarray(image)
     if interpolation != "linear":

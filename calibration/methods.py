@@ -132,7 +132,7 @@ def squared_error(
     Args:
         stats: Statistics of the tensor.
         amax: Range or ranges [n], above zero, in units of the tensor.
-        levels: Positive integer levels; the scale is ``amax / levels``.
+        levels: Number of positive integer levels; the scale is ``amax / levels``.
 
     Returns:
         Error in squared units of the tensor, a float or float64 [n]; 0 for a tensor without finite
@@ -219,8 +219,9 @@ def choose_focus_range(
 
     Args:
         parts: Statistics of the tensors that share the range.
-        search: Function that returns the range with the least error to a power.
-        error: Function that returns the errors of ranges [n] to a power.
+        search: Function that takes a power, and returns the range with the smallest sum of errors
+            raised to this power.
+        error: Function that takes ranges [n] and a power, and returns these sums [n].
     """
     power = focus_power(parts)
     amax = search(power)
@@ -405,10 +406,10 @@ def _search_range(histograms: WeightedHistograms, absmax: float, power: float) -
 
 
 def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: float) -> float:
-    """Return the first of the descending ranges with the least error.
+    """Return the range with the least error, or the largest such range if there are several.
 
-    Smaller ranges clip more values. The search ends when the clipping error alone exceeds the least
-    error so far.
+    `ranges` is in descending order. Smaller ranges clip more values. The search ends when the
+    clipping error alone exceeds the least error so far.
     """
     best, least = float(ranges[0]), math.inf
     for start in range(0, len(ranges), _COARSE_STEPS):

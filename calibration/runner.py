@@ -186,7 +186,7 @@ class CacheMismatch(StrEnum):
 
     @property
     def code(self) -> str:
-        """Code of the error, see :class:`qdqtool.errors.QdqtoolError`."""
+        """Code of the error for this reason; see :class:`qdqtool.errors.QdqtoolError`."""
         return (
             "different-models" if self is CacheMismatch.MODEL else f"different-{self.name.lower()}"
         )
@@ -247,7 +247,7 @@ class _Calibration:
         return statistics
 
     def _explain_list_file(self) -> str:
-        """Explain that a text file was read as a list of images; empty for other data."""
+        """Return the beginning of an error message about a list of images; empty for other data."""
         path = getattr(self.dataset.source, "list_file", None)
         return "" if path is None else f"{path} was read as a list of image paths, one per line: "
 

@@ -69,7 +69,7 @@ class Histogram(NamedTuple):
 
 
 def mantissa_bits(bins: int) -> int:
-    """Return the number of mantissa bits in a bin number for a resolution.
+    """Return how many mantissa bits a bin number contains at a given resolution.
 
     Args:
         bins: Resolution, a power of two from 4 to 65536: no bin is wider than ``2 / bins`` of the
@@ -88,7 +88,7 @@ def mantissa_bits(bins: int) -> int:
 
 
 def histogram_bytes(tensors: int, bins: int) -> int:
-    """Return the memory of the histograms of some tensors in bytes."""
+    """Return how many bytes the histograms of a number of tensors need."""
     return tensors * MagnitudeCounter(mantissa_bits(bins)).counts.nbytes
 
 
@@ -297,7 +297,7 @@ _ALL_VALUES = 1 << 22
 
 
 def sampling_step(shape: Sequence[int], samples: int | None) -> int:
-    """Return n if every n-th value of an activation is enough to choose its range.
+    """Return a step n: every n-th value of an activation is enough to choose its range.
 
     docs/calibration-methods.md compares the resulting ranges with those from all values.
 
@@ -597,7 +597,7 @@ class TensorStatistics:
             self.spots.append(spots)
 
     def add_channels(self, array: npt.NDArray[Any]) -> None:
-        """Widen the channel ranges to the values of an array, whose last axis has the channels.
+        """Widen the channel ranges to include an array's values; the last axis has the channels.
 
         An array with a value that is not finite is ignored. The caller adds the values with
         :meth:`add` as well.

@@ -24,12 +24,12 @@ _CHECKSUMS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "sha256")
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text is a URL of a protocol other than ``file``."""
+    """Return whether a text is a URL of a protocol other than ``file`` and ``local``."""
     return _URL.match(text) is not None and to_local_path(text) == text
 
 
 def to_local_path(text: str) -> str:
-    """Return the path of a ``file://`` URL, and any other text unchanged."""
+    """Return the path of a ``file://`` or ``local://`` URL, and any other text unchanged."""
     for begin in ("file://", "local://"):
         if text.lower().startswith(begin):
             return text[len(begin) :]

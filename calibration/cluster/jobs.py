@@ -34,8 +34,8 @@ class ClusterJob:
         cluster: Connection to the workers.
         factory: Creates the state of the job from the payload, once in each worker process.
         payload: Data for all workers, in a form that Dask can send.
-        function: Function that runs on the workers for each item. It should end early if its event
-            is set.
+        function: Function that runs on the workers for each item. It should end early if the event
+            among its arguments is set.
 
     Attributes:
         slots: Number of threads of all workers at the last check.

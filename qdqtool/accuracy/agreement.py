@@ -55,7 +55,7 @@ class AgreementMeasure:
             reference has no detections.
         low: Lower end of the 95 % interval; None without a value.
         high: Upper end of the 95 % interval; None without a value.
-        count: Number of detections of the reference for detection metrics, else of images.
+        count: Number of reference detections for a detection metric, else number of images.
     """
 
     metric: str
@@ -278,7 +278,7 @@ class _SampleFeeder:
             self.notes = (note_preprocess(self.preprocess), *warnings)
 
     def _check_pixels(self, model: Model) -> None:
-        """Check that the second network takes uint8 pixels and the data are images.
+        """Check that the second network takes uint8 pixels, and that the data are images.
 
         Raises:
             ModelError: The data are not images of a folder, or an input is not uint8.

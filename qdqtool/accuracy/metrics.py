@@ -120,7 +120,7 @@ class Metric:
         return self.name
 
     def prepare_reference(self, reference: Outputs) -> Any:
-        """Return the part of the float network's outputs on a sample that `observe` needs."""
+        """Return the part of the float network's outputs that `observe` needs for a sample."""
         return dict(reference)
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
@@ -170,7 +170,7 @@ class DetectionAgreementMetric(Metric):
         return [decode_detections(row[None, : 4 + self.classes]) for row in array]
 
     def prepare_reference(self, reference: Outputs) -> Any:
-        """Return the part of the float network's outputs that `observe` needs."""
+        """Return the float network's detections of each image, without those of low scores."""
         return [
             image.filter_by_score(_REFERENCE_SCORE) for image in self._decode_outputs(reference)
         ]
@@ -225,7 +225,7 @@ class TopClassMetric(Metric):
 
 @dataclass(frozen=True)
 class OutputAgreementMetric(Metric):
-    """One minus the error of the outputs, divided by the float outputs' standard deviation."""
+    """One minus the relative error: output error divided by the float outputs' deviation."""
 
     tensors: tuple[str, ...]
     name: str = "output-agreement"
@@ -273,7 +273,7 @@ class UserMetric(Metric):
 
     @property
     def sentence(self) -> str:  # type: ignore[override]
-        """Definition with the name of the function."""
+        """Definition of the metric, with the name of the function."""
         return (
             f"{self.name}: the mean of this function over the images, as a fraction of its mean "
             "for the float model"

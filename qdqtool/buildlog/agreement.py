@@ -100,12 +100,12 @@ class BuildFacts(_SubscriptableRecord):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCounts(_SubscriptableRecord):
-    """Numbers of convolutions.
+    """Numbers of convolutions in a verification.
 
     Attributes:
         total: Predicted convolutions.
         agree: Convolutions that the build confirms.
-        unknown: Convolutions that the build does not describe well enough.
+        unknown: Convolutions that the build does not describe well enough for a comparison.
         unknown_names: Names of the unknown convolutions.
     """
 

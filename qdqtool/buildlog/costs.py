@@ -391,7 +391,7 @@ def layer_title(row: LayerCost) -> str:
 
 
 def main_node(row: LayerCost) -> str:
-    """Return the name of the ONNX node that multiplies in a layer.
+    """Return the name of a layer's ONNX node that is a convolution or matrix product.
 
     Without such a node, return the last node of the layer, or else the layer's name.
     """

@@ -57,7 +57,7 @@ class DrawingBox(LayoutBox):
         key: Identifier of the box in DOT.
         role: `INPUT` or `OUTPUT` (of the network), or `LAYER`.
         lines: Lines of the label, the title first.
-        tip: Full name.
+        tip: Full name of the layer or tensor, for the tooltip.
         precision: Precision, which decides the color.
     """
 

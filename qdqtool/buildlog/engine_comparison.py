@@ -245,7 +245,7 @@ def _has_contradiction(first: _LayerSignature, second: _LayerSignature) -> bool:
 
 
 def _has_work(row: LayerCost) -> bool:
-    """Return whether a layer computes, so that it should have a partner."""
+    """Return whether a layer needs a partner, because it does not only move or convert data."""
     is_move = row.layer.kind in (LayerRole.CONVERSION, LayerRole.REFORMAT)
     return not is_move and row.layer.type != "NoOp"
 
@@ -283,9 +283,8 @@ def align_sequences(
     Uses dynamic programming. Returns no pairs if the sequences are too long.
 
     Args:
-        left: Items of the first sequence, each with the value from which `rate` computes
-            similarities.
-        right: Items of the second sequence, with such values.
+        left: Items of the first sequence, each with the value that is passed to `rate`.
+        right: Items of the second sequence, each with the value that is passed to `rate`.
         rate: Function that returns the similarity of two values, 0 if they must not be paired.
             The function is called once for each pair of distinct values.
     """

@@ -152,7 +152,7 @@ def lay_out(
 
 
 def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
-    """Spread the ends of edges along the sides of boxes, from left to right by the next point."""
+    """Spread the ends of edges along the sides of boxes, in the order of the edges' next x."""
     for end, other, position in (("source", "target", 0), ("target", "source", -1)):
         groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
         for edge in edges:

@@ -397,7 +397,7 @@ class LogReader:
         self._switch_layer(self._add_tuned_layer(table, name), line)
 
     def _switch_layer(self, tuned: TunedLayer, line: bytes) -> None:
-        """Start timing another layer; add the elapsed seconds to the layer timed so far."""
+        """Set the layer whose timing begins, and add the elapsed seconds to the layer before it."""
         stamp = line[:21]
         if stamp != self._stamp and line[:1] == b"[":
             now = parse_stamp(stamp)

@@ -515,7 +515,7 @@ def _guess_pooling_window(source: int, target: int) -> int:
 
 
 def _fit_window(source: int, target: int, kernel: int) -> tuple[int, int, int]:
-    """Return stride, padding before and padding after that turn `source` into `target`.
+    """Return stride, padding before and padding after that turn size `source` into `target`.
 
     The padding that keeps the size at stride 1 is preferred.
     """

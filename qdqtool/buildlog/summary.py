@@ -42,7 +42,7 @@ MAX_SLOWEST = 8
 
 
 def rerun_commands(build: Build) -> dict[str, str]:
-    """Return commands that build the same engine again with all output, by TensorRT version.
+    """Return commands that build the engine again with log, listing and profile, by version.
 
     Without a known version, there is a command for TensorRT 8.2 to 10 and a command for 11. If the
     trtexec of a version lists no layers, the command requests a verbose log, which has the listing.
@@ -170,7 +170,7 @@ def describe_contents(build: Build) -> list[str]:
 
 
 def summarize_passes(build: Build) -> list[Json]:
-    """Return JSON for each optimizer pass: name, first line, and numbers of lines."""
+    """Return JSON for each optimizer pass: name, first line, and numbers of lines by kind."""
     first_lines: dict[str, int] = {}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for event in build.trace:

@@ -57,7 +57,7 @@ class GapKind(StrEnum):
 
     @property
     def is_unread(self) -> bool:
-        """Whether the gap was found while reading; other gaps follow from the contents read."""
+        """Whether a part of a file was not read; all other gaps are found in the read contents."""
         return self in (GapKind.CUT_FILE, GapKind.BEYOND_RECORDS)
 
     @property
@@ -99,7 +99,7 @@ class ParsedNode:
     """ONNX node of the parse section.
 
     Attributes:
-        inputs: In order. None is an optional input that is not set.
+        inputs: Inputs in order; None for an optional input that is not set.
         line: Log line at which the parsing of the node begins.
         details: Attributes that the parser printed: ``kernel``, ``strides``, ``prepadding``,
             ``axis``, ...
@@ -271,7 +271,7 @@ class LineCounts:
     """Numbers of lines by kind.
 
     Attributes:
-        timing: Lines that the autotuner and the timer repeat.
+        timing: Lines that the autotuner and the timer print for each layer or tactic.
         marked: Lines that name TensorRT as the program that wrote them. Most timing lines are not
             included.
         unexplained: Lines of no known form.
@@ -292,7 +292,7 @@ _MAX_ELEMENTS = 1 << 50
 class LayerRole(StrEnum):
     """Purpose of an engine layer.
 
-    A conversion changes only the data type, a reformat only the memory layout.
+    A conversion changes the data type without computing; a reformat changes only the memory layout.
     """
 
     CONVERSION = "conversion"
@@ -475,10 +475,10 @@ class Build:
         listing: Source of the listing: ``engine-lines``, ``layer-info`` or ``layer-json``; empty
             if there is none.
         bindings: Names of the network's inputs and outputs.
-        profile_rows: Profile, in order.
+        profile_rows: Rows of the profile, in order.
         profile_total_ms: Average time of an inference over all layers in milliseconds, from the
             Total line; None if not printed.
-        iterations: Iterations profiled.
+        iterations: Number of profiled iterations.
         performance: Numbers by metric (``GPU Compute Time``) and name (``mean``,
             ``percentile(99%)``, ``value``): ms, qps for the throughput, s for the totals.
         gaps: Sections that are missing or cut off.
@@ -605,7 +605,7 @@ class Build:
 
     @property
     def conversions(self) -> list[BuiltLayer]:
-        """Layers that only change a data type: remaining Q and DQ, and reformats between types."""
+        """Layers that only convert types: remaining Q and DQ, and reformats between data types."""
         return [layer for layer in self.layers if layer.kind == LayerRole.CONVERSION]
 
     @property

@@ -267,11 +267,11 @@ def _add_loss_times(result: Insertion, time: TimeEstimate, target: Target) -> No
 def _use_compared_times(
     time: TimeEstimate, result: Insertion, formats: TimeEstimate | None
 ) -> None:
-    """Make the times of a type equal in all outputs of the command, in place.
+    """Use one time per type in all outputs of the command; change the estimates in place.
 
-    If there are two estimates of the float time, the lower one counts. If ``--precision auto``
-    estimated times, the text on its choice shows those of INT8 and FP8, so that they are removed
-    from `time`.
+    If there are two estimates of the float time, the lower one is used. If ``--precision auto``
+    estimated times, the text on its choice shows the times of INT8 and FP8, so these times are
+    removed from `time`.
     """
     from qdqtool.insertion.format_choice import FLOAT
 

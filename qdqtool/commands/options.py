@@ -325,8 +325,8 @@ def output_format_option(function: Command) -> Command:
 def make_output_options(*formats: str) -> Decorator:
     """Return a decorator that adds ``--format`` and ``-o`` to a command.
 
-    The command receives an :class:`AnswerWriter`. The decorator has checked that its file can be
-    written.
+    The command receives an :class:`AnswerWriter`. An output file that cannot be written is an
+    error before the command starts.
     """
     output = click.option(
         "-o", "--output", "output", type=click.Path(), help="Write the output to a file."

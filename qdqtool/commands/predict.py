@@ -398,7 +398,7 @@ def _find_code(text: str) -> str:
 
 
 def _list_unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
-    """Return a line for each pattern that matches convolutions that are not INT8 or FP8."""
+    """Return a message for each pattern that matches convolutions in neither INT8 nor FP8."""
     lines = []
     for pattern in patterns:
         matches = [c for c in prediction.convolutions if pattern.search(c.name)]

@@ -312,7 +312,7 @@ def _predict_with_times(
 
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:
-    """Reject models of different networks, and models without layers to compare."""
+    """Raise an error with the cause unless two models are versions of one network."""
     if is_same_network(a.view, b.view, matching):
         return
     for side in (a, b):

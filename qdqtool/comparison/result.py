@@ -118,7 +118,7 @@ class QuantizerScales:
 
 @dataclass(slots=True)
 class NodeSide:
-    """A node as one side shows it.
+    """A node on one side of a comparison.
 
     Attributes:
         name: Name of the ONNX node, or of the engine layer if the ONNX node is unknown.
@@ -364,7 +364,8 @@ class Comparison(SavableResult):
         a: The first side.
         b: The second side.
         nodes: Every node with weights, and every other node that differs.
-        matched_by: ``names``, ``structure`` or, for two engines, ``shapes``.
+        matched_by: How nodes or layers were paired: ``names``, ``structure`` or ``shapes``. Two
+            models are never paired by shapes.
         engines: Layers of two builds side by side.
         notes: Notes and warnings.
         read: The input files.
@@ -389,11 +390,11 @@ class Comparison(SavableResult):
         return [n for n in self.nodes if n.changes]
 
     def where(self, change: ChangeKind) -> list[NodeChange]:
-        """Return the nodes with a kind of change."""
+        """Return the nodes that have a change of this kind."""
         return [n for n in self.nodes if change in n.changes]
 
     def count(self, change: ChangeKind) -> int:
-        """Return the number of nodes with a kind of change."""
+        """Return the number of nodes that have a change of this kind."""
         return self._counts[change]
 
     @property
@@ -582,7 +583,9 @@ def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[Change
 
 
 def are_scales_different(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
-    """Return whether two quantizers differ. True if only one of them has known scales.
+    """Return whether scales, axis, zero points or types of two quantizers differ.
+
+    If only one of them has known scales, they differ.
 
     INT8 and FP8 scales of the same range do not differ.
     """

@@ -328,7 +328,7 @@ def _describe_time(comparison: Comparison) -> list[str]:
 
 
 def _format_speed(ratio: float) -> str:
-    """Return ``1.3x faster`` or ``2.7x slower``, as predict does, for the ratio of the times."""
+    """Return ``1.3x faster`` or ``2.7x slower`` for the second time divided by the first."""
     word = "slower" if ratio > 1 else "faster"
     factor = max(ratio, 1 / ratio)
     return f"{factor:.{2 if factor < _EXACT_BELOW else 1}f}x {word}"

@@ -528,8 +528,8 @@ def extract(
         keep_interrupted: Whether Ctrl-C ends the shrinking and returns the smallest model found so
             far.
         finding: One or several texts: ``CODE`` for the first finding with this code, or ``CODE:n``
-            for the n-th, in the order of ``predict``. If `node` is given, only findings at this
-            node count.
+            for the n-th, in the order of ``predict``. If `node` is given, findings at other nodes
+            are ignored.
         node: Name of a node whose predicted types and findings must not change.
         hops: Maximum number of steps from `node` to other nodes. Default: as many as needed to keep
             the prediction.

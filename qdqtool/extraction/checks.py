@@ -102,7 +102,8 @@ class BuilderCheck:
     Args:
         proto: The whole model.
         builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
-        target: TensorRT version of the prediction. For ``tensorrt-rtx``, it is that of the builder.
+        target: TensorRT version to predict for. With ``tensorrt-rtx``, the prediction is always
+            for TensorRT-RTX.
 
     Attributes:
         whole: Outcome of the build of the whole model.
@@ -218,13 +219,13 @@ def _find_compiler_differences(
 
 
 class CommandCheck:
-    """Check that a user's command has the same exit code and output as for the whole model.
+    """Check that a user's command exits as for the whole model, and prints a given text.
 
     The command is split into words as by a shell, but runs without a shell. The path of the model
     replaces ``{}``, or is added as the last argument.
 
-    For smaller models, the time limit is five times the time that the whole model took, plus a
-    minute. A command that hangs then does not take the whole timeout each time.
+    For smaller models, the time limit is at most five times the time that the whole model took,
+    plus a minute. A command that hangs then does not take the whole timeout each time.
 
     Args:
         proto: The whole model.

@@ -43,7 +43,7 @@ class Invariants:
         )
 
     def required_nodes(self) -> set[str]:
-        """Return the names of consumers that the keys of the findings contain."""
+        """Return the names of the consumers that the findings are about."""
         return {name for f in self.findings for name in iterate_consumer_names(finding_key(f))}
 
     def find_missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
@@ -102,7 +102,7 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
         text: Code of the finding, and the number n of the finding among those with this code,
             starting at 1, in the order of ``predict``. Without a number, the first finding is
             selected.
-        node: Name of a node. Only findings at this node count. None: all findings count.
+        node: Name of a node. Findings at other nodes are ignored. None: no finding is ignored.
 
     Raises:
         ModelError: The prediction has no such finding.

@@ -49,7 +49,7 @@ class SelectionOptions:
 
     @property
     def findings(self) -> list[str]:
-        """Codes in `finding` as a list."""
+        """The texts of `finding` as a list."""
         return [self.finding] if isinstance(self.finding, str) else list(self.finding or ())
 
     @property

@@ -37,7 +37,7 @@ def prune_unused(proto: onnx.ModelProto, convert: ConstantLookup) -> onnx.ModelP
 
     Args:
         proto: The model.
-        convert: Function that is applied to each constant.
+        convert: Function that is applied to each initializer, and returns the tensor to store.
     """
     graph = proto.graph
     pruned, needed = extract_submodel(
@@ -119,7 +119,7 @@ def remove_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterator[range]:
     """Yield the index ranges of halves, quarters, ... of the nodes, then of single nodes.
 
-    Single nodes are in reverse order. Nodes with only constant inputs are left out.
+    Single nodes are in reverse order, without the nodes that have only constant inputs.
     """
     size = len(nodes) // 2
     while size > 1:
