@@ -40,8 +40,8 @@ class Extraction:
         proto: The small model.
         prediction: Prediction of the small model.
         whole: Prediction of the whole model.
-        shown: Findings and convolutions that both models have. For a private model, they have its
-            new names.
+        shown: Findings and convolutions that both models have. If the small model is private, they
+            contain the new names.
         nodes: Numbers of nodes of the small model and of the whole model.
         kept: One line that describes which part of the whole model was kept.
         notes: Further notes for the user.

@@ -135,7 +135,7 @@ class ModelShrinker:
         return self._constants.get(tensor.doc_string, tensor)
 
     def _try_candidate(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
-        """Check a candidate. If it passes, it becomes the new model.
+        """Check a candidate. If it passes, it replaces the model that is made smaller.
 
         Args:
             candidate: Model proposed by a reduction.

@@ -54,7 +54,7 @@ def _explain_residuals(recorded: RecordedReasons) -> None:
 
 
 def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
-    """Add a finding for each float convolution, float output and conversion of a prediction.
+    """Add findings on float convolutions, float outputs, misplaced pairs and conversions.
 
     Args:
         prediction: The prediction.

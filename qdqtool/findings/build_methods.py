@@ -24,7 +24,7 @@ class BuildMethod(NamedTuple):
 
     Attributes:
         name: Name for ``--for``.
-        title: Name in a sentence.
+        title: Name for use in sentences.
         weak: Settings that allow INT8 and FP16 up to TensorRT 10.
         strong: Advice for TensorRT 11 and later, which compute in the types of the ONNX model.
         log: Setting for a verbose log, for ``qdqtool verify``.
@@ -110,8 +110,8 @@ def trtexec_command(
     Strongly typed networks need no precision flags, and TensorRT 11 has none. Weakly typed networks
     of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the layers without Q/DQ. Both flags are
     deprecated since 10.12 (release notes). TensorRT 10.15 runs Q/DQ in INT8 without ``--int8``.
-    trtexec lists the layers since 8.2. Without ``--shapes``, it builds for a size of 1 in each
-    dynamic dimension.
+    Since 8.2, trtexec can write the layers of the engine to the log. Without ``--shapes``, it
+    builds for a size of 1 in each dynamic dimension.
 
     Args:
         target: The TensorRT version.

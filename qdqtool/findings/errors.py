@@ -134,7 +134,7 @@ _KINDS_BY_WORD = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorLine:
-    """Data in an error text. A missing field is empty or None.
+    """Fields that were found in an error text. A missing field is empty or None.
 
     Attributes:
         file: Source file of TensorRT.
@@ -167,7 +167,7 @@ class ErrorLine:
 
 
 def parse_error(text: str) -> ErrorLine:
-    """Split an error text into its parts."""
+    """Find the fields of an error text, such as source file, line and error code."""
     text = text[:_MAX_TEXT]
     file, function, line = _parse_place(text)
     code = _CODE.search(text) or _BARE_CODE.search(text)

@@ -288,7 +288,10 @@ class RecordedReasons:
         return applies
 
     def explain_by_codes(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
-        """Record as explanation of a convolution the finding of the first code that affects it."""
+        """Record a finding that affects a convolution as its explanation.
+
+        The finding has the first of the codes for which the report has such a finding.
+        """
         for code in codes:
             node = self.report.find_node(code, convolution)
             if node is not None:

@@ -267,7 +267,8 @@ def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate | Non
 def _raise_axis_opset(model: Model, requested: set[str]) -> tuple[Model, list[FixAttempt]]:
     """Return the model with an opset that permits its per-channel Q/DQ, and the changes.
 
-    The outputs are not compared as for other fixes, because onnxruntime rejects the original model.
+    Unlike for other fixes, the outputs are not compared, because onnxruntime rejects the original
+    model.
 
     Raises:
         ModelError: onnx cannot raise the opset.

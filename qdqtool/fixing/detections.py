@@ -24,7 +24,7 @@ _MAX_LOSS = 0.02  # permitted loss of agreement if its interval contains 0
 
 @dataclass(frozen=True)
 class DetectionVerdict:
-    """Agreement of detections with the float network's, before and after a change.
+    """Agreement of detections with those of the float network, before and after a change.
 
     Attributes:
         before: Agreement mAP of the model at the start of the step.
@@ -49,7 +49,7 @@ class DetectionVerdict:
 
     @property
     def permits_change(self) -> bool:
-        """Whether the change loses no agreement, as far as the images can show."""
+        """Whether the comparison is meaningful, and shows no clear loss of agreement."""
         return self.is_meaningful and self.high >= 0 and self.after >= self.before - _MAX_LOSS
 
     def describe(self) -> str:
@@ -100,7 +100,7 @@ class DetectionJudge:
         self._start = self._current
 
     def keep(self, outputs: Sequence[Arrays]) -> None:
-        """Set the outputs of a change that was kept."""
+        """Replace the present outputs by those of a change that was kept."""
         self._current = self._select(outputs)
 
     def compare(self, outputs: Sequence[Arrays], reference: Sequence[Arrays]) -> DetectionVerdict:

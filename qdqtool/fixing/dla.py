@@ -271,7 +271,7 @@ def _symmetric_scale(view: View, q: Node) -> float:
 
 
 def _note_custom_weight_scales(view: View, notes: list[Note]) -> None:
-    """Add a note on weights whose scales are not max|w| / 127 per channel, as TensorRT's are."""
+    """Add a note on weight scales that differ from TensorRT's, max|w| / 127 per channel."""
     others = [
         node.name
         for node, q, value in _quantized_weights(view)

@@ -143,7 +143,7 @@ class OutputError:
 
 
 def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPart]:
-    """Return the parts of outputs that Concats join, if an output has 2 to 16 parts.
+    """Return the parts that Concats join into outputs, for each output with 2 to 16 parts.
 
     Args:
         floats: The network without activation quantizers.

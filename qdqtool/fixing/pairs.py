@@ -179,7 +179,7 @@ def find_pairs_before_adds(view: View, target: Target, reasons: Sequence[Reason]
 
 
 def find_float_residuals(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites where an Add can read its residual input through an existing pair."""
+    """Return sites that make an Add read its residual input through an existing pair."""
     residuals: dict[str, str] = {}  # residual input of each Add that a convolution could fuse
     for r in select_reasons(ResidualFloat, reasons):
         residuals.setdefault(r.add, r.tensor)
@@ -233,8 +233,8 @@ def _find_quantizers_of_inputs(
 def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that moves a pair from between a Pad and a convolution to before the Pad.
 
-    None if the Pad inserts values other than zeros or copies, or if a tensor between them has
-    several consumers.
+    None if the Pad inserts values other than zeros or copies, or if a tensor between Pad and
+    convolution has several consumers or is a network output.
     """
     pair = qdq.find_pair(view.model, conv.input(0))
     if pair is None or pair[1] is None:
@@ -261,8 +261,8 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that makes a convolution of the detection head float.
 
-    None if its input or its weights are not quantized. Sites are sought for the convolutions of the
-    boxes and the DFL, or if the head has no DFL, for all last convolutions.
+    None if its input or its weights are not quantized. `conv` is a convolution that a finding on
+    the head names: one of the boxes or the DFL, or a last convolution of a head without DFL.
     """
     pair, weights = qdq.find_pair(view.model, conv.input(0)), view.weights(conv)
     if pair is None or pair[1] is None or weights.dq is None or weights.after:
@@ -339,7 +339,10 @@ def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set
 
 
 def _has_weighted_consumer(view: View, q: Node) -> bool:
-    """Return whether a layer with weights, DFL included, consumes the values of a Q."""
+    """Return whether the values of a Q reach a layer with weights.
+
+    Through other operators, only layers outside a DFL are considered.
+    """
     if q.index in view.feeds_weighted:
         return True
     consumers = [n for dq in _consuming_dqs(view, q) for n in view.model.consumers(dq.output)]

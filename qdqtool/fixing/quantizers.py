@@ -76,7 +76,7 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:
     """Return scale and name of quantized constants whose values were probably rounded.
 
-    The list does not contain weights, biases, single values, and constants whose values are all
+    Weights, biases and single values are left out, and so are constants whose values are all
     multiples of 0.5 (anchors and strides that rounding did not change).
     """
     weights = _weight_dqs(view)

@@ -76,7 +76,7 @@ def select_reasons(kind: type[R] | tuple[type[R], ...], reasons: Iterable[Reason
 def map_reason_nodes(
     make_site: Callable[[View, Target, Node], FixSite | None],
 ) -> Callable[[View, Target, Sequence[Reason]], list[FixSite]]:
-    """Turn a function that returns the site of one node into one for all nodes of reasons."""
+    """Turn a function that finds the site of one node into one that takes a list of reasons."""
 
     @functools.wraps(make_site)
     def find(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
@@ -223,8 +223,7 @@ class FixStep(FixCriteria):
 def _find_matching_reports(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) -> set[int]:
     """Return the indices of the reports that contain a name of the site.
 
-    Names in more than 100 reports are used only if all names of the site that are in reports are
-    so frequent.
+    A name in more than 100 reports is ignored if another name of the site is in fewer reports.
     """
     groups = [numbers_by_name.get(name, ()) for name in {site.node, *site.names}]
     few = {n for group in groups if len(group) <= MAX_REPORTS_OF_NAME for n in group}

@@ -171,10 +171,10 @@ def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: 
 def _count_convolutions(
     prediction: Prediction, precision: Precision
 ) -> tuple[list[int], list[int]]:
-    """Count the convolutions that compute in a type, and those of them that write the type.
+    """Return numbers of convolutions that compute in a type, and of those that also write it.
 
-    The first number of a list is that of the prediction. The others are those of the alternatives
-    of open assumptions.
+    Both are lists. The first number of a list is for the prediction, the others are for the
+    alternatives of open assumptions.
     """
     name = precision.lower()
     products = [c for c in prediction.convolutions if c.is_product and c.computes_in(precision)]
@@ -288,7 +288,7 @@ def describe_confidence(prediction: Prediction) -> str:
     """Describe how many results are confirmed by real builds or documents.
 
     Float products of two activations have no result, although they are matrix products. The text
-    says so.
+    states their number.
     """
     total = len(prediction.convolutions)
     products = sum(c.is_product for c in prediction.convolutions)

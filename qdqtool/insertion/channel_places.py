@@ -1,4 +1,4 @@
-"""Channels of the entries of tensors, traced through operators that only move values.
+"""Channel numbers of a tensor's entries, traced through operators that only move values.
 
 A `Places` array has the channel number of each entry of a tensor, or -1 if the entry belongs to no
 channel. The array broadcasts to the shape of the tensor. In the compact form, an axis along which

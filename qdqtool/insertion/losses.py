@@ -543,7 +543,7 @@ def predict_count_changes(
     before: Prediction,
     predict: Callable[[Model], Prediction],
 ) -> ActivationLosses:
-    """Predict the effect on convolutions and conversions of leaving a single activation float.
+    """Predict the change in convolutions and conversions if a single activation is left float.
 
     The numbers are added to the losses of the activations, except those whose Q the model no longer
     has. `before` is the prediction of the finished Q/DQ model. `predict` predicts models in which

@@ -148,7 +148,7 @@ class PlacementRules:
 
 @dataclass(frozen=True)
 class QuantizedInput:
-    """Input of a node that will read a dequantized tensor.
+    """Node input that will read a dequantized tensor.
 
     Attributes:
         role: ``residual`` for inputs of an Add, else ``input``.
@@ -624,7 +624,7 @@ class _Placer:
     def _is_quantized_downstream(self, tensor: str) -> bool:
         """Return whether a tensor gets a Q/DQ pair, directly or downstream.
 
-        Only its activation and operators that move values may be before the pair.
+        Only its activation and operators that move values may be between the tensor and the pair.
         """
         model = self._model
         downstream = walk_tensors(

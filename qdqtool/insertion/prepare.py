@@ -163,9 +163,10 @@ def _restore_names_and_docs(proto: onnx.ModelProto, converted: onnx.ModelProto) 
 
 
 def fold_constant_weights(model: Model) -> int:
-    """Store weights and other parameters that nodes compute from constants, in place.
+    """Store weights and other parameters as constants, in place, if nodes compute them.
 
-    The other parameters are biases, and scale, bias, mean and variance of a BatchNormalization.
+    The nodes must compute them from constants alone. The other parameters are biases, and scale,
+    bias, mean and variance of a BatchNormalization.
 
     Returns:
         The number of node inputs that became constants.

@@ -63,8 +63,8 @@ class ScaleMigration:
         tensors: The tensors that quantized Linears consume.
         makers: Nodes whose constants were divided by the channel scales.
         linears: Linears whose weights were multiplied by the channel scales.
-        before: Largest value of a channel divided by the median of these values over all channels,
-            before the change.
+        before: Largest magnitude in any channel, divided by the median of the largest magnitudes of
+            all channels, before the change.
         after: The same ratio after the change.
     """
 

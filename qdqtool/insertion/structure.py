@@ -13,7 +13,7 @@ from qdqtool.patterns.pointwise import activation_outputs, pointwise_region
 
 
 def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """Yield `start` and, once each, all tensors that repeated calls of `neighbors` reach."""
+    """Yield `start` and all tensors that repeated calls of `neighbors` reach, each once."""
     visited: set[str] = set()
     stack = [start]
     while stack:
@@ -32,9 +32,10 @@ def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
 
 
 def branch_lengths(model: Model, left: str, right: str) -> tuple[int, int]:
-    """Return the lengths in nodes of the longest paths that lead to one of two tensors only.
+    """Return the lengths of the branches that lead to two tensors.
 
-    The paths start where the branches of the two tensors separate.
+    A branch has the nodes that are upstream of only one of the tensors. Its length is the number of
+    nodes on its longest path.
     """
     left_nodes, right_nodes = _upstream_nodes(model, left), _upstream_nodes(model, right)
     lengths: dict[str, int] = {}

@@ -288,9 +288,9 @@ _MOVING_KINDS = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
 def fold_constants(model: Model) -> Model:
     """Return the model with initializers in place of values computed from constants alone.
 
-    The builder computes these values (ConstantOfShape, Expand and arithmetic of constants, also of
-    static shapes) when it builds the engine. Scales and zero points are folded. Values of three
-    kinds are not folded:
+    The builder computes these values when it builds the engine: the results of ConstantOfShape,
+    Expand and arithmetic on constants, also on static shapes. Scales and zero points are folded.
+    Values of three kinds are not folded:
 
     * INT64 and INT32 values, which are shapes and indices.
     * Data that is only cast or reshaped. Passes of the optimizer fold this data.

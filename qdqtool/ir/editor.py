@@ -266,7 +266,7 @@ class Editor:
         self.rewrite(node, "Identity", [source], {})
 
     def replace(self, node: Node, constant: onnx.TensorProto) -> None:
-        """Replace a node by a constant of the name, type and dimensions of its output."""
+        """Replace a node by a constant, which has the name and type of the node's output."""
         self.remove(node)
         self._add_constant(constant)
 

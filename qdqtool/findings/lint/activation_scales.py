@@ -1,6 +1,7 @@
 """Checks of activation scales, most of them against calibration data.
 
-For each Q, they measure clipped values, the integer steps in use, and outliers within the range.
+The checks against calibration data measure for each Q the clipped values, the integer steps in use,
+and outliers within the range.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def check_outliers_by_gains(
     The gains (scale factors) of a normalization show the outliers. Before the gains, the mean
     square over the channels is 1, so a typical value of a channel is at most its gain. The range of
     the scale is compared with the largest gain to expect. This is the maximum for this number of
-    channels if all gains have the lognormal distribution of the gains below the median. The gains
-    of smoothed tensors do not count, because the weights compensate them.
+    channels if all gains have the lognormal distribution of the gains below the median. Smoothed
+    tensors are skipped, because the weights compensate their gains.
 
     Args:
         view: The Q/DQ model.
@@ -344,7 +345,7 @@ def find_common_factor(fits: list[ActivationFit]) -> float:
 def _measure_fit(name: str, tensor_statistics: TensorStatistics, scale: float) -> ActivationFit:
     """Measure the fractions of clipped values, lost power and used steps.
 
-    Each value counts as the center of its histogram bin. The bins are narrower than a step.
+    Each value is replaced by the center of its histogram bin. The bins are narrower than a step.
     """
     histogram = tensor_statistics.histogram
     held = (_INT8_MAX + 0.5) * scale

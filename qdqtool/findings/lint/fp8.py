@@ -16,7 +16,10 @@ _MULTIPLE = 16  # FP8 kernels read and write channels in groups of this size
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add findings on FP8 for targets and GPUs without FP8, and for weakly typed networks."""
+    """Add findings on FP8 quantizers that the target or some of its GPUs do not support.
+
+    There is also a finding if the network is weakly typed, or if only FP8 makes it strongly typed.
+    """
     nodes = [node for node in view.quantizers if view.params(node).precision == Precision.FP8]
     if not nodes:
         return

@@ -36,7 +36,10 @@ def find_last_convolutions(view: View) -> list[Node]:
 
 
 def find_coordinate_nodes(view: View) -> set[int]:
-    """Return the nodes for boxes and sampling points of a DETR, which insertion leaves float."""
+    """Return the indices of a DETR's nodes for boxes and sampling points.
+
+    Insertion leaves these nodes float.
+    """
     if not any(n.op == "GridSample" for n in view.model.nodes) and not find_attentions(view.model):
         return set()
     return _find_float_head(view)[1]()

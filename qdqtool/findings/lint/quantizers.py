@@ -71,7 +71,10 @@ def _list_activation_scales(view: View) -> set[float]:
 
 
 def _check_pairs(view: View, report: FindingReport) -> None:
-    """Add a finding for each DQ whose scale differs from that of its Q, if both are positive."""
+    """Add a finding for each DQ whose scale differs from that of its Q, if both are positive.
+
+    The scales of a uint8 input may differ by the factor of the preprocessing.
+    """
     for dq in filter(qdq.is_dq, view.quantizers):
         q = view.model.producer(dq.input(0))
         if q is None or not qdq.is_q(q) or q.inputs[1:] == dq.inputs[1:]:

@@ -163,6 +163,9 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
 
 
 def _are_multiples(values: npt.NDArray[Any], scale: float) -> bool:
-    """Return whether all weights are multiples of their scale, as rounded weights are."""
+    """Return whether weights are multiples of their scale, as rounded weights are.
+
+    Only the first ``MAX_COMPARED`` weights are checked.
+    """
     steps = values.reshape(-1)[:MAX_COMPARED].astype(np.float64) / scale
     return bool(np.all(np.abs(steps - np.rint(steps)) < _MAX_STEP_ERROR))

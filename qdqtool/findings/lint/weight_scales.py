@@ -74,7 +74,7 @@ class _ChannelRatios:
     Attributes:
         ratios: Largest weight divided by the largest weight that the scale can represent, for each
             channel or for the whole tensor.
-        clipped: For each channel, whether it is clipped.
+        clipped: For each channel, whether too many of its weights are clipped.
         dead: For each channel, whether its weights are nearly 0 compared with other channels.
         saturated: For each channel, whether most of its weights are clipped.
         extremes: Extreme scales, and the largest weight of their channels, of shape [2, channels].
