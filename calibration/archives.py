@@ -57,7 +57,7 @@ def read_array_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         name: Name of the array for messages.
 
     Raises:
-        DataError: The array is not of plain numbers, or has more values than the file.
+        DataError: The header is not valid, the values are not plain numbers, or some are missing.
     """
     try:
         shape, fortran, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)

@@ -398,6 +398,7 @@ def open_data(
             * a folder of ``.npz`` or ``.npy`` files with one sample each;
             * a list of image paths;
             * a dictionary of arrays by input name, or an iterable of such dictionaries;
+            * an array for the first input;
             * a Dataset, which is returned as it is.
         inputs: The model's inputs.
         preprocess: Conversion of images to inputs, by name (:data:`calibration.PRESETS`), as a

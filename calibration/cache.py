@@ -423,7 +423,7 @@ def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
         name: Name of the file for messages.
 
     Raises:
-        DataError: The text is not a calibration table.
+        DataError: The text is not a calibration table, or a scale is negative or not finite.
     """
     lines = text.splitlines()
     if not lines or not lines[0].startswith("TRT-"):

@@ -61,7 +61,7 @@ class DataQuality:
         self.broken += other.broken
 
     def warnings(self) -> Iterator[Note]:
-        """Yield warnings about too few, broken, constant, or wrongly scaled images."""
+        """Yield warnings about too few, broken, constant, nonfinite or wrongly scaled images."""
         total, low, high = self.total, self.low, self.high
         if not total:
             return

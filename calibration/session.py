@@ -199,7 +199,8 @@ def external_folder(model: Model) -> str:
     """Return the folder of the model's external weights; empty without external weights.
 
     Raises:
-        ModelError: A weight file is missing or lies outside the model's folder.
+        ModelError: A weight file is missing or lies outside the model's folder, or the model has
+            external weights and no path.
     """
     folder = ""
     for tensor in all_tensors(model.proto.graph):

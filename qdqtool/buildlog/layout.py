@@ -54,7 +54,9 @@ def is_layout_available() -> bool:
 
 
 def _compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int]:
-    """Return the rank of each box, which is the rank of its deepest producer plus 1.
+    """Return the rank of each box: the rank of its deepest producer plus 1.
+
+    A box without producers is placed above its first consumer.
 
     Args:
         keys: Boxes, producers first.
@@ -71,8 +73,7 @@ def _compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int
     last = max(ranks.values(), default=0)
     for key in keys:
         if not incoming[key]:
-            # A box without producers is placed directly above its first consumer, and a box
-            # without edges below all others.
+            # A box without edges is placed below all others.
             first = min((ranks[target] for target in outgoing[key]), default=last + 2)
             ranks[key] = max(0, first - 1)
     return ranks

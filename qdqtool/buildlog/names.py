@@ -96,7 +96,7 @@ def parse_layer_name(name: str) -> FusedName:
 
 
 def _parse_special_name(name: str) -> FusedName | None:
-    """Parse the name of a copy, a Myelin layer or a synchronization; None for other names."""
+    """Parse the name of a reformat, copy, Myelin layer or synchronization; else return None."""
     if match := _FOREIGN.fullmatch(name):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [list(filter(None, (first, last)))])

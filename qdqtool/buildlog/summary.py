@@ -72,7 +72,7 @@ def _join_command(words: list[str], *flags: str) -> str:
 def summarize(build: Build) -> Json:
     """Return the facts of a build as JSON, in the order of the text output of ``qdqtool log``.
 
-    A missing fact is None or an empty list.
+    A missing fact is None or empty.
     """
     flags = build.precision_flags
     return {

@@ -332,7 +332,7 @@ def _pair_in_order(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int
 def _pair_nodes_without_weights(
     first: AnchorGraph, second: AnchorGraph, matching: NodeMatching, use_names: bool
 ) -> None:
-    """Add pairs of nodes without weights: by name if `use_names`, else by surroundings.
+    """Add pairs of nodes without weights: by name if `use_names`, the others by surroundings.
 
     Surroundings are the operator and the neighboring anchors.
     """

@@ -267,7 +267,8 @@ class SideSummary:
         int8_to_int8: Number of INT8 convolutions that write INT8.
         fp8: Number of ``convolutions`` in FP8; None if unknown.
         fp8_to_fp8: Number of FP8 convolutions that write FP8.
-        conversions: Number of Q and DQ that remain in the engine; None if unknown.
+        conversions: Number of Q and DQ that remain in the engine; None if unknown. If two builds
+            are compared, reformats between data types are included.
         conversions_range: Lowest and highest predicted number of ``conversions``; None for a build
             and for a model that is compared with its build.
         ms: Milliseconds of one inference; None without times.

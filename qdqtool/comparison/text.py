@@ -48,7 +48,7 @@ _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
 
 def summarize_comparison(comparison: Comparison) -> str:
-    """Summarize the losses and gains of B against A in one line."""
+    """Summarize agreement, losses, gains and time of B compared with A in one line."""
     parts = [
         *_describe_obstacles_and_gaps(comparison),
         *_describe_realized_int8(comparison),
