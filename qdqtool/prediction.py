@@ -88,7 +88,7 @@ def _predict(
 
 
 def choose_typing(model: Model, target: Target) -> Target:
-    """Return the target of a prediction, which is strongly typed if the model has FP8."""
+    """Return the target, in its strongly typed form if the model has FP8 quantizers."""
     return target.for_fp8() if not target.strongly_typed and uses_fp8(model) else target
 
 
@@ -169,7 +169,7 @@ def check_activations(
 
 
 def predict_outcome(model: Model, target: Target) -> Prediction:
-    """Predict without findings, and without the alternatives of assumptions."""
+    """Predict without findings, and with only one choice for Conv + activation + Add."""
     with pause_gc():
         if target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
@@ -254,7 +254,7 @@ def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> No
 
 
 def _sort_findings(findings: list[Finding]) -> list[Finding]:
-    """Sort findings by severity, total tensor size of the code, and tensor size."""
+    """Sort findings by severity, then by the tensor size of their code, then by their own."""
     values: dict[str, list[int]] = defaultdict(list)
     for finding in findings:
         values[finding.code].append(finding.values or 0)

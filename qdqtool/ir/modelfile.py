@@ -149,7 +149,8 @@ def load(model: ModelSource | Model) -> Model:
             onnx-graphsurgeon Graph, or Model.
 
     Raises:
-        ModelError: The file is missing, is not an ONNX model, or its graph is damaged.
+        ModelError: The file is missing, is not an ONNX model, or its graph is damaged, or its
+            names are too long.
     """
     if isinstance(model, Model):
         return model

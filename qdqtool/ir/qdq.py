@@ -348,8 +348,8 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
 
     Each item is the node and the name of the constant.
 
-    TensorRT's optimizer treats every such constant as quantized values. Nodes that may read such a
-    constant are left out: DQs, integer operators, plugins (operators of other domains), Shape
+    TensorRT's optimizer treats every such constant as quantized values. Consumers for which this is
+    harmless are left out: DQs, integer operators, plugins (operators of other domains), Shape
     (which reads only the dimensions), a Clip with such bounds, and nodes whose results are not
     needed.
     """
@@ -376,8 +376,8 @@ def find_parameter_consumer(model: Model, node: Node) -> tuple[Node, bool] | Non
     """Return the Q or DQ whose scale or zero point depends on a node.
 
     Returns:
-        The quantizer, and whether all nodes between are Identities. None if no quantizer depends
-        on the node.
+        The quantizer, and whether `node` and all nodes from there to the quantizer are Identities.
+        None if no quantizer depends on the node.
     """
     is_identity = True
     for _ in range(_MAX_CHAIN):

@@ -59,7 +59,7 @@ def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
 
 
 class _SizeConstants:
-    """Tensors whose values depend on the sizes of the network's inputs only.
+    """Tensors whose values depend only on the sizes of the network's inputs.
 
     Attributes:
         tensors: Names of the tensors.
@@ -163,7 +163,7 @@ def find_linear_inputs(model: Model) -> set[str]:
 
 
 def is_multiplication(model: Model, node: Node) -> bool:
-    """Return whether a node is a convolution, or a matrix product as Gemm, MatMul or Einsum."""
+    """Return whether a node is a convolution, or a matrix product (Gemm, MatMul or Einsum)."""
     return node.op in WEIGHTED or find_contraction(model, node) is not None
 
 
@@ -236,7 +236,7 @@ def _count_ellipsis_axes(term: str, shape: Shape | None) -> int | None:
 
 
 def _expand_ellipses(terms: list[str], counts: list[int | None]) -> list[str] | None:
-    """Return the terms with letters instead of ellipses; the last axes have equal letters.
+    """Return the terms with letters for the axes of ellipses, aligned at their last axis.
 
     None if an ellipsis would stand for a negative number of axes or for 64 axes or more.
 
@@ -260,7 +260,7 @@ def _classify_axes(left: str, right: str, result: str, exact: bool) -> Contracti
     """Return the matrix product with its axes sorted by role.
 
     None if no axis is summed or if an axis has no role in a matrix product, such as an axis that
-    only one operand has.
+    is only in one operand and not in the result.
     """
     batch = _select_axes(_select_axes(result, left), right)
     summed = _select_axes(left, right, but_not=result)

@@ -532,7 +532,7 @@ class _RoundChain:
         return replace(fake, is_inexact=is_inexact)
 
     def read_dequantizer(self) -> FakeQuantizer | None:
-        """Return a dequantizer (Cast, Sub and Mul) of stored integers or of a Q.
+        """Return the dequantizer (Cast, Sub, Mul) of integers that are stored or come from a Q.
 
         None if the nodes are not a dequantizer.
         """

@@ -539,7 +539,7 @@ def _multiplies_few_columns(model: Model, node: Node) -> bool:
 
 
 def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
-    """Add layers whose results are combined with coordinates to the producers.
+    """Add to `producers` the layers whose results are combined with coordinates.
 
     Returns:
         Tensors of coordinates.
@@ -564,9 +564,9 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
 def _find_combined_producers(
     model: Model, operands: tuple[str, ...], coordinates: set[str]
 ) -> set[int]:
-    """Return the indices of the layers with weights that produce the other operands.
+    """Return the indices of layers with weights that produce operands outside `coordinates`.
 
-    Operands in `coordinates` are left out, and operands that do not depend on such layers alone.
+    Operands that also depend on anything other than such layers are left out.
     """
     producers: set[int] = set()
     if len(operands) > 1:
@@ -678,7 +678,7 @@ def _column_count(model: Model, node: Node) -> int | None:
 def _find_mlp_upstream(model: Model, node: Node) -> set[int]:
     """Return indices of the preceding Linears of an MLP, given its last Linear.
 
-    Each Linear is the only consumer of the activation after the previous Linear.
+    The output of each preceding Linear has a single consumer and is not a network output.
     """
     indices: set[int] = set()
     while operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:

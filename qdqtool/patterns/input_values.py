@@ -30,7 +30,7 @@ _TOLERANCE = 1e-3
 
 
 def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return a warning if a network that normalizes its input expects pixels of another range.
+    """Return a warning if the images' range does not fit the network's own normalization.
 
     Args:
         model: The network, with or without Q/DQ.

@@ -308,8 +308,8 @@ def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
 def _affine_magnitudes(model: Model, node: Node | None) -> tuple[float, float] | None:
     """Return a LayerNormalization's smallest gain, and its largest gain plus its largest bias.
 
-    All of them are magnitudes. None for any other node, for axes other than the last, and if a
-    constant is unknown.
+    Signs of gains and biases are ignored. None for any other node, for axes other than the last,
+    and if a constant is unknown.
     """
     if node is None or not _has_op(node, "LayerNormalization"):
         return None
@@ -332,8 +332,8 @@ def _affine_magnitudes(model: Model, node: Node | None) -> tuple[float, float] |
 def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInputs | None:
     """Return the inputs of a LayerNormalization that can replace a decomposed normalization.
 
-    None unless the last axes are normalized with a known epsilon, scale and bias fit the shape of
-    these axes, and no other node reads a tensor inside the normalization.
+    None unless the normalized axes are the last ones, the epsilon is known, the scale and the bias
+    fit the shape of these axes, and no other node reads a tensor inside the normalization.
     """
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
         return None
@@ -394,7 +394,7 @@ def _layer_norm_sizes(
 
 
 def _is_broadcastable(name: str, value: _Array | None, sizes: list[int]) -> bool:
-    """Return whether a scale or bias is absent, has one element, or one for each position."""
+    """Return whether a scale or bias is absent, or broadcasts to normalized axes of `sizes`."""
     if not name or value is None:
         return not name
     return value.size == 1 or (
@@ -526,7 +526,7 @@ class _NormCandidate:
         return differences
 
     def divides_input(self) -> bool:
-        """Return whether the input, or a difference of it, is divided by the root."""
+        """Return whether the root divides the input, or a difference that contains the input."""
         if self._first_product() is None:
             return False
         divided = set(self._factors)
@@ -668,7 +668,7 @@ def _combines_constants(model: Model, node: Node, operands: list[str]) -> bool:
 
 
 def _divides_by_root(model: Model, product: Node, roots: list[Node]) -> bool:
-    """Return whether a product divides by the root itself, and not by a function of it."""
+    """Return whether a product divides by the root, or multiplies by the root's reciprocal."""
     inverted = (_exponent(model, roots[0]) or 0.0) < 0.0
     for node in roots[1:]:
         if inverted or not _is_reciprocal(model, node):

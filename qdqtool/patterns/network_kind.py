@@ -64,14 +64,14 @@ class NetworkKind(StrEnum):
 
 @dataclass(frozen=True)
 class NonDetectorKind:
-    """Reason why a network is probably not a YOLO-like detector."""
+    """Kind of a network that is probably not a YOLO-like detector, and the reason."""
 
     kind: NetworkKind
     reason: str
 
 
 def find_non_detector_kind(model: Model) -> NonDetectorKind | None:
-    """Return why a network is probably not a YOLO-like detector; None if it may be one."""
+    """Return the kind of a network that is no YOLO-like detector; None if it may be one."""
     task = model.metadata.get("task", "")
     if task == "classify":
         return NonDetectorKind(NetworkKind.CLASSIFIER, "the model's metadata has task=classify")
@@ -302,7 +302,7 @@ def _embeds_patches(model: Model) -> bool:
 
 
 def _find_token_network(model: Model) -> NonDetectorKind | None:
-    """Return the kind of a network by outputs of three dimensions; None if it is unknown.
+    """Return the kind of a network whose outputs are three-dimensional; None if unknown.
 
     The outputs may be maps without a channel dimension, scores along the sides of the image, or one
     sequence along the width.
@@ -378,7 +378,7 @@ def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:
 
 
 def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
-    """Return a warning if images of another kind of network were prepared as for YOLO.
+    """Return a warning if the assumed preprocessing does not fit the kind of network.
 
     Args:
         model: The network.

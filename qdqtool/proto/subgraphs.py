@@ -1,4 +1,4 @@
-"""Operations on protobuf nodes: subgraphs, dependencies, and extraction of parts."""
+"""Operations on protobuf nodes: subgraphs, dependencies, and extraction of submodels."""
 
 from __future__ import annotations
 

@@ -86,9 +86,9 @@ def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkC
 
     Args:
         sample: A tensor, a tuple of arguments or a dict of keyword arguments.
-        expected: Description of the tensors in the sample of the preparation. The tensors of the
-            new sample must have the same kinds and numbers of dimensions. If empty, nothing is
-            compared.
+        expected: Description of the tensors in the sample given to :func:`qdqtool.qat.prepare`.
+            The tensors of the new sample must have the same kinds and numbers of dimensions. If
+            empty, nothing is compared.
 
     Raises:
         QdqtoolError: The sample has a wrong type; or a tensor is empty, contains NaN, or differs

@@ -385,7 +385,7 @@ def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequenc
     """Return the largest error of an output, see :attr:`Check.difference`.
 
     Raises:
-        ModelError: onnxruntime fails, or an output has another shape.
+        ModelError: onnxruntime fails, or the shape of an output differs from the expected shape.
     """
     worst = 0.0
     results = _run_model(proto, None, model_inputs(proto, call))
@@ -437,7 +437,8 @@ def largest_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) ->
 def _relative_difference(result: Array, expected: Array) -> float:
     """Return the root mean square error divided by the standard deviation of `expected`.
 
-    The result is infinite if the shapes differ, or if NaN or infinities are at different positions.
+    The divisor is at least a thousandth of the largest magnitude of `expected`. The result is
+    infinite if the shapes differ, or if NaN or infinities are at different positions.
     """
     if result.shape != expected.shape:
         return float("inf")

@@ -340,7 +340,7 @@ def is_collecting(quantizer: nn.Module) -> bool:
 
 
 class Int8Mixin:
-    """Mixin for a backend's quantizer, which changes two things.
+    """Mixin that changes two things in a backend's quantizer.
 
     * A state dict with ranges can be loaded into a network without ranges. The original quantizers
       fail: pytorch-quantization moves ranges to CUDA even without a GPU, and ModelOpt rejects

@@ -78,9 +78,10 @@ def calibrate(
     """Set the range (amax) of every activation quantizer from calibration data.
 
     The network runs in evaluation mode with all quantizers disabled. Activations are sampled on the
-    device of the network, and counted on the CPU. Quantizers that share a range get one range for
-    all their tensors (see :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the
-    backend can be used instead of this function. A progress bar is drawn if stderr is a terminal.
+    device of the network, and their histograms are computed on the CPU. Quantizers that share a
+    range get one range for all their tensors (see
+    :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the backend can be used
+    instead of this function. A progress bar is drawn if stderr is a terminal.
 
     Args:
         model: A prepared network (:func:`qdqtool.qat.prepare`), or its wrapper.
@@ -232,8 +233,8 @@ def _collect_in_all_processes(collect: Callable[[], DataStatistics]) -> DataStat
     """Collect statistics in every process of torch.distributed, and merge them.
 
     Raises:
-        DataError: A process failed. If the code of the user raised another exception, the process
-            of this code raises the exception unchanged.
+        DataError: A process failed. If the user's code failed with another exception in this
+            process, that exception is raised unchanged instead.
     """
     own, failure, message = DataStatistics(), None, ""
     try:

@@ -185,7 +185,7 @@ class QuantizedTrainerMixin:
     def calibration_batches(self, count: int) -> Iterator[Tensor]:
         """Yield batches with ``count`` training images in total, without augmentation.
 
-        All images are squares of the training size, as for engines.
+        All images are squares of the training size, like the inputs of a usual engine.
         """
         trainer: Any = self
         size = max(self._image_size(unwrap_network(trainer.model)))
@@ -223,7 +223,7 @@ def spread_batches(images: int, per_batch: int, count: int) -> list[list[int]]:
     Args:
         images: Number of images in the data set.
         per_batch: Number of images in a batch.
-        count: Minimum number of images in all batches.
+        count: Requested number of images in all batches together.
     """
     last = math.ceil(images / per_batch) - 1
     batches = math.ceil(min(count, images) / per_batch)

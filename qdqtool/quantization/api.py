@@ -167,10 +167,10 @@ def insert(
             values) float. ``int8`` and ``fp8`` quantize the inputs of the products. The range of
             the Softmax's result is then 0 to 1. ``auto``: with INT8, the same as ``float``; with
             FP8, attentions that TensorRT fuses are quantized. Users measured INT8 attention to be
-            slower: 800 us instead of 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms
-            instead of 43 for a UNet of Stable Diffusion on an A10 (issue 2905). In both types,
-            TensorRT-RTX 1.7 builds each attention of ViT-B/16 and Swin-T as one kernel, and each
-            attention of YOLO11 as several kernels.
+            slower: 800 us instead of 200 us on an Orin with TensorRT 8.6 (NVIDIA/TensorRT issue
+            3243), 111 ms instead of 43 ms for a UNet of Stable Diffusion on an A10 (issue 2905).
+            In both types, TensorRT-RTX 1.7 builds each attention of ViT-B/16 and Swin-T as one
+            kernel, and each attention of YOLO11 as several kernels.
         unify: Whether tensors share one scale if Concat, Split, Slice, MaxPool, Resize or a similar
             operator connects them.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
@@ -186,8 +186,8 @@ def insert(
         smooth: Strength of SmoothQuant from 0 to 1, usually 0.5; None: no SmoothQuant. SmoothQuant
             helps networks with outlier channels (ACT-OUTLIER). Before the calibration, each
             channel of a Linear's input is divided by a factor in the LayerNormalization, Linear or
-            Mul before, and the Linear's weights are multiplied by this factor. The outputs of the
-            float model do not change.
+            Mul before it, and the Linear's weights are multiplied by this factor. The outputs of
+            the float model do not change.
         input_type: ``float`` leaves the network's inputs as they are. ``int8`` and ``uint8``: see
             :mod:`qdqtool.insertion.input_types`.
         cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
@@ -204,7 +204,7 @@ def insert(
             None: 8 samples for the error. If the error is 10 % or more, single activations are also
             left float on 2 of the samples, and the largest gains are confirmed on the other 6. None
             is the default of the command.
-        predict: Whether to predict the result.
+        predict: Whether to predict the engine of the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. With
             ``precision="fp8"``, a GPU without FP8 is an error.
 

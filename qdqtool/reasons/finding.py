@@ -148,7 +148,7 @@ class Reason:
         return ()
 
     def names(self) -> Iterator[str]:
-        """Yield every name of a node or tensor in the record once."""
+        """Yield every name of a node or tensor in the reason's fields once."""
         return iter(collect_names(self))
 
 

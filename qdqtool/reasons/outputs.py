@@ -150,7 +150,7 @@ def find_shared_pooling(r: OutputMixedConsumers) -> PathStep | None:
 
 
 def quantizers_after_pooling(r: OutputMixedConsumers) -> list[TensorConsumer]:
-    """Return the Qs after the shared pooling; their paths begin after the pooling."""
+    """Return the Qs after a shared pooling, with only the part of their paths after it."""
     return [replace(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
 

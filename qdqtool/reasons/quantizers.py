@@ -115,7 +115,7 @@ class NonzeroZeroPoint(Reason, key="zero-point"):
 
 
 class AxisOpset(Reason):
-    """Scales for each channel in an opset without an axis.
+    """Scales for each channel in an opset whose quantizers have no axis.
 
     Attributes:
         opset: The opset.

@@ -47,7 +47,7 @@ class PathStep:
 
 
 class OperatorPath:
-    """Operators that a Q moved up past, or a DQ down past.
+    """Operators past which a Q moved up, or a DQ moved down.
 
     The path is an immutable linked list. Paths of copies of a Q share their first steps.
 

@@ -64,7 +64,7 @@ class Report:
         """Write the page, atomically.
 
         Raises:
-            QdqtoolError: ``path`` is an input or cannot be written, for example without its folder.
+            QdqtoolError: ``path`` is an input, its folder is missing, or it cannot be written.
         """
         with forbid_overwrite(self.read):
             write_text(path, self.html)
@@ -196,7 +196,7 @@ def _collect_model(collector: ModelCollector) -> data.ModelContents:
 
 
 def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
-    """Raise an error if two models are not versions of one network, as in ``compare``.
+    """Raise an error if two models are not versions of one network; ``compare`` does too.
 
     Raises:
         DataError: The networks differ.

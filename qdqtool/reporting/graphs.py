@@ -41,7 +41,7 @@ _TABLES = "The tables below list every node."
 def add_drawings(collector: ModelCollector) -> None:
     """Add the three drawings of a model to the page.
 
-    A drawing that is too large has no boxes, but a reason.
+    If a drawing is too large, it has no boxes, and its ``why`` states the reason.
     """
     model = collector.model
     boxes, edges = _OnnxDrawing(collector).build()

@@ -267,7 +267,7 @@ class ModelCollector:
         return next(iter(self.find_nodes(names)), -1)
 
     def _find_drawn_consumers(self, quantizer: OnnxNode) -> list[int]:
-        """Return the positions of the drawn consumers of a Q or DQ; other Q and DQ may be between.
+        """Return the positions of a Q's or DQ's drawn consumers, also after other Q and DQ.
 
         Without drawn consumers, return the position of the producer.
         """
@@ -382,7 +382,7 @@ class ModelCollector:
                     self._set_layer(position, number)
 
     def _add_case(self, name: str) -> int:
-        """Return the position of the case that proves a rule; add the case on first use."""
+        """Return the position of the evidence for a rule; add the evidence on first use."""
         if name not in self._case_positions:
             self._case_positions[name] = len(self.model.cases)
             case = cases().get(name)

@@ -220,9 +220,9 @@ def open_proto(
 ) -> Any:
     """Open an onnxruntime session for a model in memory.
 
-    A model of which `weights` has the data, or a model above 2 GB, is written to a temporary file
-    first. From a file, onnxruntime reads one weight at a time. Of a serialized model, onnxruntime
-    holds all weights twice.
+    If `weights` has data for the model, or if the model is larger than 2 GB, the model is written
+    to a temporary file first. From a file, onnxruntime reads one weight at a time. If onnxruntime
+    gets a serialized model, it holds all weights twice.
 
     Args:
         proto: The model, which may be changed: initializers without data receive their data, and a

@@ -42,7 +42,7 @@ class DeviceFacts:
         cc: Compute capability.
         sms: Streaming multiprocessors in use.
         clock: SM clock in MHz.
-        memory: Memory size in GB, as boards are sold.
+        memory: Memory size in GB, rounded up to the next size of sold boards.
         bus: Width of the memory bus in bits.
         memory_clock: Clock of the memory in MHz.
     """

@@ -23,8 +23,9 @@ _OPEN_CAPABILITIES = 10.0  # unknown compute capabilities from here on may belon
 def gpu_from_capability(sm: str) -> Gpu:
     """Return a GPU that has a compute capability, to check what it supports.
 
-    The GPU is not for times: its SMs, clock and memory are placeholders. An unknown compute
-    capability from 10.0 on has the rates of the next lower known capability, with a note.
+    Times for this GPU are meaningless: its SMs, clock and memory are placeholders. An unknown
+    compute capability from 10.0 on has the rates of the next lower known capability, with a
+    note.
 
     Args:
         sm: Compute capability such as ``8.6``, or a GPU's name (``GTX 1660``).

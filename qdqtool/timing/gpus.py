@@ -84,7 +84,8 @@ def normalize_name(name: str) -> str:
 def expand_name(normalized: str) -> list[str]:
     """Return a normalized name and its likely full forms.
 
-    The forms lack memory size and form factor. A number without a series gets each known series.
+    The other forms omit the memory size and the form factor. If a form is a number without a
+    series, forms with each known series are added.
     """
     texts = [
         normalized,
@@ -217,7 +218,7 @@ class Gpu:
         bandwidth: Memory bandwidth in GB/s.
         l2: L2 cache in MB.
         power: Limit of the board or module in W; 0 if unknown, or if the user gave a clock.
-        rates: Operations of an SM per clock.
+        rates: Multiply-accumulates of an SM per clock.
         evidence: ``seen`` if a device listing of trtexec confirms the figures.
         source: Where the figures come from.
         notes: Assumptions about a GPU that is not in the table.
@@ -526,7 +527,7 @@ def _gpus_by_name() -> dict[str, tuple[Gpu, ...]]:
 
 
 def _find_longer_names(name: str, normalized: str) -> list[Gpu]:
-    """Return the GPUs whose name contains all words of `name`."""
+    """Return the GPUs whose name contains the words of `name` next to each other."""
     words = set(normalized.split())
     matches = []
     for gpu in all_gpus():
