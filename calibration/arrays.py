@@ -415,7 +415,7 @@ def open_data(
     max_images = operator.index(max_images)
     if max_images < 1:
         raise DataError(
-            f"the number of calibration images is {max_images}; it must be at least 1",
+            f"`max_images` is {max_images}; give at least 1",
             code="out-of-range",
             parameter="max_images",
         )

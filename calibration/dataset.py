@@ -163,7 +163,7 @@ class InputSpec:
             )
         if not array.size:
             raise DataError(
-                f"{what} holds no values: its shape is {list(array.shape)}; give at least one row",
+                f"{what} has no values: its shape is {list(array.shape)}; give at least one row",
                 code="empty",
                 node=self.name,
             )
@@ -172,7 +172,7 @@ class InputSpec:
             rounds = dtype.kind in "iub" and array.dtype.kind == "f"
             if array.dtype.kind not in "fiub" or rounds:
                 raise DataError(
-                    f"{what} holds {array.dtype}, but {takes} {dtype}; convert the array",
+                    f"{what} has the type {array.dtype}, but {takes} {dtype}; convert the array",
                     code="wrong-type",
                     node=self.name,
                 )

@@ -387,7 +387,7 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
     label = f"input '{spec.name}' {spec.shape_text()}"
     if len(spec.shape) != 4:
         raise DataError(
-            f"{label} does not take images (rank 4 needed); give npz files",
+            f"{label} is not an input for images, which has 4 dimensions; give npz files",
             code="wrong-rank",
             node=spec.name,
         )

@@ -134,7 +134,8 @@ def _check_gpu_list(names: Sequence[object], options: TimingOptions) -> None:
     """
     if not names or not all(isinstance(name, str) for name in names):
         raise QdqtoolError(
-            "`gpu` is neither a name nor a list of names; give names of `qdqtool gpus`",
+            "`gpu` is neither a name nor a list of names; give names from the list of `qdqtool "
+            "gpus`",
             code="wrong-type",
             parameter="gpu",
         )

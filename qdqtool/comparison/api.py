@@ -185,8 +185,8 @@ def _compare_by_kind(
         return _compare_models(first, second, target, gpu, size)
     if gpu is not None:
         raise QdqtoolError(
-            "`gpu`: estimates times of two models only, because a build has measured times; leave "
-            "`gpu` out",
+            "`gpu` estimates the times of two models only, because a build has measured times; "
+            "leave `gpu` out",
             code="option-without-effect",
             parameter="gpu",
         )

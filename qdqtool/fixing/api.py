@@ -48,7 +48,7 @@ from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
-from qdqtool.util.text import format_count
+from qdqtool.util.text import format_count, format_count_were
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
@@ -311,9 +311,9 @@ def _rewrite_quantizers(
 
 def _describe_inexact_rounding(count: int) -> Note:
     return Note(
-        f"{format_count(count, 'quantizer')} of the original model did not round x / scale in "
-        "float32 as Q does: they multiply by the reciprocal, or compute in float16. Values halfway "
-        "between two steps may be rounded in the other direction and then differ by one step",
+        f"the original model has {format_count(count, 'quantizer')} with another rounding than Q: "
+        "by the reciprocal of the scale, or in float16. Values halfway between two steps may "
+        "therefore differ by one step",
         code="rounding-differs",
         count=count,
     )
@@ -321,8 +321,9 @@ def _describe_inexact_rounding(count: int) -> Note:
 
 def _describe_narrow_range(count: int) -> Note:
     return Note(
-        f"{format_count(count, 'quantizer')} clipped at -127 steps, but Q clips at -128: the fixed "
-        "model has a Clip before each Q of an activation, and clipped weights",
+        f"{format_count(count, 'quantizer')} clipped at -127 steps, but Q clips at -128. For "
+        "equal results, the fixed model has a Clip before each such Q of an activation, and "
+        "clipped weights",
         code="narrow-range",
         count=count,
     )
@@ -334,8 +335,8 @@ def _note_subgraphs(model: Model) -> list[Note]:
         return []
     return [
         Note(
-            f"{format_count(count, 'Q/DQ node')} in branches of If or bodies of Loop and Scan "
-            "were not analyzed and not changed",
+            f"{format_count_were(count, 'Q/DQ node')} not changed, because branches of If and "
+            "bodies of Loop and Scan are not analyzed",
             code="subgraphs-unchanged",
             count=count,
         )
@@ -353,9 +354,8 @@ def _require_quantizers(model: Model) -> None:
     fakes = find_fake_quantizers(model) or find_nested_quantizers(model)
     if fakes:
         raise ModelError(
-            f"the {len(fakes)} quantizers ({fakes[0].form}) cannot be written as Q/DQ, for "
-            f"example '{fakes[0].name}': {fakes[0].problem}. Export Q/DQ (qdqtool explain "
-            "FAKE-QUANT)",
+            f"has quantizers ({fakes[0].form}) that cannot be written as Q/DQ: {len(fakes)}, such "
+            f"as '{fakes[0].name}' ({fakes[0].problem}). Export Q/DQ (qdqtool explain FAKE-QUANT)",
             model.path or "model",
             code="not-quantized",
             node=fakes[0].name,

@@ -53,8 +53,8 @@ def check_pixel_range(name: str, low: float, high: float, preprocess: Preprocess
     if low < least - slack or high > most + slack:
         raise ModelError(
             f"`input_type='uint8'`: the calibration data has values from {low:.6g} to {high:.6g} "
-            f"in '{name}', but pixels would become {least:.6g} to {most:.6g}; give the `scale`, "
-            "`mean` and `std` of the calibration data",
+            f"in '{name}', but with the given preprocessing, pixels become {least:.6g} to "
+            f"{most:.6g}; give the `scale`, `mean` and `std` of the calibration data",
             code="out-of-range",
             parameter="input_type",
             node=name,

@@ -127,9 +127,9 @@ def _check_float_model(model: Model) -> None:
     fakes = find_fake_quantizers(model) or find_nested_quantizers(model)
     if fakes:
         raise ModelError(
-            f"has {format_count(len(fakes), 'quantizer')} that are not Q/DQ nodes, such as "
-            f"'{fakes[0].name}' ({fakes[0].form}). Q/DQ pairs would quantize these tensors twice. "
-            "Run 'qdqtool fix' to rewrite them as Q/DQ, or give the float model",
+            f"has quantizers that are not Q/DQ nodes: {len(fakes)}, such as '{fakes[0].name}' "
+            f"({fakes[0].form}). Q/DQ pairs would quantize these tensors twice. Run 'qdqtool fix' "
+            "to rewrite them as Q/DQ, or give the float model",
             path,
             code="already-quantized",
             node=fakes[0].name,

@@ -89,7 +89,7 @@ class CacheOptions:
     def __post_init__(self) -> None:
         if self.overwrite_cache and self.calib_cache is None:
             raise QdqtoolError(
-                "`overwrite_cache`: has no effect without `calib_cache`",
+                "`overwrite_cache` has no effect without `calib_cache`; give `calib_cache` as well",
                 code="option-without-effect",
                 parameter="overwrite_cache",
             )

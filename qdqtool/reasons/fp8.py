@@ -22,7 +22,10 @@ class LargeFp8Kernel(Reason, key="fp8-kernel"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         size = "x".join(map(str, self.kernel))
-        return f"{self.node} has an FP8 kernel of {size} and runs in float."
+        return (
+            f"{self.node} runs in float: its kernel of {size} has more than 32 elements, the "
+            "maximum in FP8."
+        )
 
 
 class FloatFp8Column(Reason, key="fp8-column"):

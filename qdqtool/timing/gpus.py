@@ -734,7 +734,7 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
             "under load"
         )
     elif clock is not None:
-        reason = "`clock` is given, which takes precedence"
+        reason = "`clock` takes precedence; leave one of them out"
     else:
         limit = _parse_watts(power)
         if limit is not None and not _MIN_WATTS <= limit <= gpu.power:

@@ -95,11 +95,16 @@ class TuningGoal:
         budget_ms = self.budget_ms
         if budget_ms is None or (gpu is not None and budget_ms > 0 and math.isfinite(budget_ms)):
             return
+        if gpu is None:
+            raise QdqtoolError(
+                "`budget_ms` needs a GPU; give `gpu` as well",
+                code="missing-argument",
+                parameter="gpu",
+            )
         raise QdqtoolError(
-            f"`budget_ms` {budget_ms:g}: give a number of milliseconds above 0, and the GPU with "
-            "`gpu`",
-            code="missing-argument" if gpu is None else "out-of-range",
-            parameter="gpu" if gpu is None else "budget_ms",
+            f"`budget_ms` {budget_ms:g}: give a number of milliseconds above 0",
+            code="out-of-range",
+            parameter="budget_ms",
         )
 
 

@@ -46,7 +46,7 @@ from qdqtool.trt.trace import Event
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count
+from qdqtool.util.text import format_count, format_count_were
 from qdqtool.verification import local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
@@ -615,8 +615,8 @@ def verify_from_log(
     if events:
         verification.notes.append(
             Note(
-                f"{len(events)} pass lines depend on which scales are equal, so they were not "
-                "compared",
+                f"{format_count_were(len(events), 'pass line')} not compared, because such lines "
+                "depend on which scales are equal",
                 code="lines-left-out",
                 count=len(events),
             )
