@@ -13,7 +13,7 @@ from qdqtool.buildlog.layout import LayoutBox, LayoutEdge, is_layout_available, 
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.precision import Precision
-from qdqtool.util.text import as_line, as_text, keep_end
+from qdqtool.util.text import as_line, as_text, format_count, keep_end
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
@@ -120,7 +120,7 @@ def _format_title(report: EngineReport) -> str:
     build = report.build
     device = f", {build.device}" if build.device else ""
     time = f", {report.total_ms:.3f} ms" if report.has_times else ""
-    return f"{build.title}{device}: {len(report.rows)} layers{time}"
+    return f"{build.title}{device}: {format_count(len(report.rows), 'layer')}{time}"
 
 
 def _make_binding_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:

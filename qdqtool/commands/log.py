@@ -43,6 +43,7 @@ def command(
     if to_onnx:
         from qdqtool.buildlog.reconstruct import graph_from_log
         from qdqtool.ir.modelfile import save
+        from qdqtool.util.text import format_count
 
         model, unknown = graph_from_log(build)
         save(model, to_onnx)
@@ -55,7 +56,9 @@ def command(
 
         def render_graph(width: int) -> TextPage:
             page = TextPage(width)
-            page.fill(f"Wrote {to_onnx}: {len(model.graph.node)} nodes", style=Style.BOLD)
+            page.fill(
+                f"Wrote {to_onnx}: {format_count(len(model.graph.node), 'node')}", style=Style.BOLD
+            )
             page.fill("Values that the log does not contain:")
             for line in unknown:
                 page.fill(line, 4, "  - ")

@@ -61,7 +61,8 @@ def summarize_comparison(comparison: Comparison) -> str:
         *_describe_change_counts(comparison, {kind: _CHANGES[kind] for kind in _ONE_SIDED}),
     ]
     if not parts and comparison.changed:
-        parts = [f"{len(comparison.changed)} nodes differ"]
+        verb = "differs" if len(comparison.changed) == 1 else "differ"
+        parts = [f"{format_count(len(comparison.changed), 'node')} {verb}"]
     elif not parts:
         is_equal = comparison.nodes and not comparison.unknown
         parts = ["no difference" if is_equal else "data types are not known"]

@@ -190,10 +190,12 @@ class ExtractionJob:
         similar = difflib.get_close_matches(name, names, 3, 0.5)
         hint = f"; did you mean {', '.join(similar)}?" if similar else ""
         if longer:
-            hint = (
-                f"; {len(longer)} names begin with this text: {format_list(longer, 3)}; give "
-                "one of these names"
-            )
+            hint = f"; did you mean {longer[0]}?"
+            if len(longer) > 1:
+                hint = (
+                    f"; {len(longer)} names begin with this text: {format_list(longer, 3)}; give "
+                    "one of these names"
+                )
         raise ModelError(
             f"has no node '{name}'{hint}",
             self.model.path or "model",

@@ -304,7 +304,9 @@ def _add_messages(page: TextPage, facts: Json) -> None:
         page.fill(note, 8, "note    ")
     lines = facts["lines"]
     if lines["unexplained"]:
-        page.add_lines(f"{lines['unexplained']} of {lines['total']} lines were not recognized")
+        page.add_lines(
+            f"Lines that were not recognized: {lines['unexplained']} of {lines['total']}"
+        )
 
 
 def render_pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:

@@ -543,7 +543,10 @@ def _add_layers(page: TextPage, prediction: Prediction, float_type: Precision) -
         elif layer is inside[0]:
             nodes = prediction.regions[region].nodes
             page.fill(
-                f"Myelin: {len(inside)} layers, {{ForeignNode[{nodes[0]}...{nodes[-1]}]}}", 4, "  "
+                f"Myelin: {format_count(len(inside), 'layer')}, "
+                f"{{ForeignNode[{nodes[0]}...{nodes[-1]}]}}",
+                4,
+                "  ",
             )
             for part in inside:
                 _add_layer(page, part, float_type, "    ")

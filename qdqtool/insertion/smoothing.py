@@ -130,8 +130,8 @@ def smooth_activations(
         reasons += " (export with fixed input sizes: more may then be possible)"
     if not usable:
         return [], Note(
-            f"`smooth={alpha:g}` has no effect: none of the {len(regions)} inputs of quantized "
-            f"Linears can be smoothed ({reasons})",
+            f"`smooth={alpha:g}` has no effect: no input of a quantized Linear can be smoothed "
+            f"({reasons})",
             code="none-smoothed",
             alpha=alpha,
             tensors=len(regions),

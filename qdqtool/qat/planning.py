@@ -43,6 +43,7 @@ from qdqtool.reasons.placement import (
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util.checks import compile_pattern
+from qdqtool.util.text import format_count
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,9 @@ def plan(
 def _describe_unseen(names: Sequence[str]) -> str:
     listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     return (
-        f"  float     {len(names)} layers that did not run with this sample in evaluation "
-        f"mode ({listed}): branches for training only, or experts that the sample does not "
-        "reach; to quantize an expert, give a sample that reaches it"
+        f"  float     {format_count(len(names), 'layer')} that did not run with this sample in "
+        f"evaluation mode ({listed}): branches for training only, or experts that the sample does "
+        "not reach; to quantize an expert, give a sample that reaches it"
     )
 
 

@@ -319,7 +319,9 @@ def read_histograms(
         histogram.tensor, histogram.quantizer = display_name(tensor), display_name(q.name)
         histogram.node = collector.find_first_node([q.name])
         histograms.append(histogram)
-    sentence = f"{len(histograms)} tensors over {statistics.images} images"
+    sentence = (
+        f"{format_count(len(histograms), 'tensor')} over {format_count(statistics.images, 'image')}"
+    )
     missing = len(quantizers) - len(histograms)
     if missing > 0:
         sentence += (

@@ -232,8 +232,8 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
     if file_batch != batch:
         notes.append(
             Note(
-                f"the times are for an export with batch {batch}. This file has the fixed batch "
-                f"{file_batch}, so TensorRT builds its engine for batch {file_batch}",
+                f"the times are for the model exported with batch {batch}. This file has the "
+                f"fixed batch {file_batch}, so TensorRT builds its engine for batch {file_batch}",
                 code="batch-scaled",
             )
         )
