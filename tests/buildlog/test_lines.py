@@ -134,7 +134,6 @@ def test_nothing_is_kept_if_there_is_no_room() -> None:
     ],
 )
 def test_shapes(dims: str, shape: tuple[int | None, ...]) -> None:
-    """Dynamic, absurdly large and damaged dimensions are None."""
     (node,) = parse(f"n [Relu] inputs: [x -> ({dims})[FLOAT]], ").nodes
     assert node.inputs == [ParsedTensor("x", shape, "FLOAT")]
 

@@ -236,7 +236,6 @@ def test_graph_from_log_needs_a_parse_section() -> None:
 def test_attributes_and_constant_inputs_are_inferred_from_shapes(
     op: str, inputs: list[tuple[int, ...]], output: tuple[int, ...], expected: dict[Any, Any]
 ) -> None:
-    """Attributes have names, and constant inputs have positions."""
     inferred = infer_attributes(node(op, inputs, [output]), {})
     assert {**inferred.attributes, **inferred.values} == expected
 

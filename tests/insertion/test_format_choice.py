@@ -117,7 +117,6 @@ def test_choice_of_format(
 
 
 def test_choice_of_fp16_names_the_required_gain() -> None:
-    """FP8 is faster than FP16, but not by enough."""
     slightly_faster = {"int8": 1.0, "fp8": 1.29, "fp16": 1.3}
     choice = choose_number_format(errors(0.2, 0.08), slightly_faster, "a GPU")
     assert choice.precision == "fp16"

@@ -227,7 +227,6 @@ def test_tensorrt_rtx_builds_fp8_convolutions(capability: int, tmp_path: Path) -
 def test_version_without_fp8_convolutions_is_a_warning(
     target: str, gpu: str | None, is_warned: bool
 ) -> None:
-    """``predict`` reports the finding FP8-VERSION."""
     result = insert_fp8(relu_net().model(), target=target, gpu=gpu)
     assert ("fp8-version" in note_codes(result.warnings)) == is_warned
     assert ("FP8-VERSION" in {f.code for f in result.prediction.findings}) == is_warned

@@ -144,7 +144,6 @@ class NetworkRuns:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> NetworkRuns:
-    """Record the runs of the network; two samples are measured at once."""
     runs, run_network = NetworkRuns(), SwitchableNetwork.run
 
     def record_run(

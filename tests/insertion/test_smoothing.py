@@ -284,38 +284,35 @@ def normalized_stream(net: Tokens, x: str) -> str:
     return x
 
 
-def split_channels(net: Tokens, x: str) -> str:
-    x = net.layer_norm("ln", x)
-    x = net.op("Tanh", "t", net.op("Reshape", "r", x, net.const("s", [1, 32, 8], np.int64)))
-    return str(net.op("Reshape", "back", x, net.const("s2", [1, 16, WIDTH], np.int64)))
-
-
-def mixing(net: Tokens, x: str) -> str:
-    x = net.linear("first", x)
-    turned = net.op("Transpose", "turned", net.linear("other", x), perm=[0, 2, 1])
-    return str(net.op("MatMul", "qk", x, turned))
-
-
-def two_consumers(net: Tokens, x: str) -> str:
-    """Add a product of a Linear's output with itself: s would divide the product twice."""
-    x = net.linear("first", x)
-    return str(net.op("MatMul", "square", x, x))
-
-
 @pytest.mark.parametrize(
     "build",
     [
         graph_output,
         normalized_stream,
-        split_channels,
+        lambda net, x: net.op(
+            "Reshape",
+            "back",
+            net.op(
+                "Tanh",
+                "t",
+                net.reshape("r", net.layer_norm("ln", x), 1, 32, 8),
+            ),
+            net.const("s2", [1, 16, WIDTH], np.int64),
+        ),
         lambda net, x: net.op("Sigmoid", "s", net.linear("first", x)),
         lambda net, x: net.op("Mul", "m", net.op("Tanh", "t", x), net.const("c", np.ones((16, 1)))),
         lambda net, x: net.op(
             "Transpose", "t", net.layer_norm("ln", x, width=WIDTH), perm=[0, 2, 1]
         ),
         lambda net, x: x,
-        mixing,
-        two_consumers,
+        lambda net, x: net.op(
+            "MatMul",
+            "qk",
+            y := net.linear("first", x),
+            net.op("Transpose", "turned", net.linear("other", y), perm=[0, 2, 1]),
+        ),
+        # A product of a Linear's output with itself: s would divide the product twice.
+        lambda net, x: net.op("MatMul", "square", y := net.linear("first", x), y),
     ],
 )
 def test_smoothing_leaves_unsuitable_producer(build: Callable[[Tokens, str], str]) -> None:

@@ -28,13 +28,6 @@ def resized(g: Graph, mode: str) -> str:
     return g.op("Resize", [x, *scales], mode, mode=mode)
 
 
-def decoded_size(g: Graph) -> str:
-    """Compute (2 * Sigmoid - 0.5) * stride, as YOLOv5 does."""
-    x = g.op("Mul", [sigmoid(g), g.const("two", np.float32(2))], "double")
-    x = g.op("Sub", [x, g.const("half", np.float32(0.5))], "shift")
-    return g.op("Mul", [x, g.const("stride", np.float32(32))], "m")
-
-
 WEIGHTS = np.ones((4, 4, 1, 1), np.float32)
 
 
@@ -60,7 +53,26 @@ WEIGHTS = np.ones((4, 4, 1, 1), np.float32)
         pytest.param(moved, (0, 1), id="operators that move values"),
         pytest.param(lambda g: resized(g, "linear"), (0, 1), id="linear Resize"),
         pytest.param(lambda g: resized(g, "cubic"), None, id="cubic Resize"),
-        pytest.param(decoded_size, (-16, 48), id="arithmetic"),
+        # (2 * Sigmoid - 0.5) * stride, as in YOLOv5.
+        pytest.param(
+            lambda g: g.op(
+                "Mul",
+                [
+                    g.op(
+                        "Sub",
+                        [
+                            g.op("Mul", [sigmoid(g), g.const("two", np.float32(2))], "double"),
+                            g.const("half", np.float32(0.5)),
+                        ],
+                        "shift",
+                    ),
+                    g.const("stride", np.float32(32)),
+                ],
+                "m",
+            ),
+            (-16, 48),
+            id="arithmetic",
+        ),
         pytest.param(
             lambda g: g.concat([sigmoid(g), g.op("Tanh", "x", "t")], "c"), (-1, 1), id="Concat"
         ),

@@ -302,7 +302,6 @@ def test_insert_never_quantizes_twice(name: str) -> None:
 
 
 def test_other_rounding_is_no_quantizer() -> None:
-    """A Round without bounds at an output, and one whose scales differ before and after it."""
     g = Graph(opset=17)
     y = g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", scale=None)
     unbounded = g.model(arithmetic("/", "round", "*")(g, y, "r", np.asarray(0.5)))
@@ -342,7 +341,6 @@ def test_insert_names_operators_that_hide_layers() -> None:
 
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_arithmetic_of_stored_integers_becomes_a_dq(per_channel: bool) -> None:
-    """Weights stored as int8, with Cast and Mul in place of a DQ."""
 
     def weights(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         (tensor,) = (t for t in g.initializers if t.name == x)

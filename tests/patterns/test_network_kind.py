@@ -29,11 +29,6 @@ def classifier(g: Graph, softmax: bool = False) -> str:
     return g.op("Softmax", scores, "prob") if softmax else scores
 
 
-def grid_heads(g: Graph) -> list[str]:
-    deep = strided(g, 3, 8)
-    return [g.conv(deep, "head8"), g.conv(g.conv(deep, "c3", stride=2), "head16")]
-
-
 def transformer(g: Graph) -> str:
     tokens = g.reshape(backbone(g), "tokens", 1, -1, 8)
     ones = g.const("ones", np.ones(8, np.float32))
@@ -66,16 +61,6 @@ def patches(g: Graph) -> str:
     keys = g.op("Transpose", tokens, "keys", perm=[0, 2, 1])
     scores = g.op("Softmax", g.op("MatMul", [tokens, keys], "qk"), "softmax", axis=-1)
     return g.op("MatMul", [scores, tokens], "values")
-
-
-def pyramid(g: Graph) -> list[str]:
-    low = g.relu(g.conv(strided(g, 3), "c8", 64, stride=1), "a8")
-    return [low, g.relu(g.conv(low, "c16", 128, stride=2), "a16")]
-
-
-def rows_of_boxes(g: Graph) -> str:
-    first = g.reshape(g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8), "first", 1, 84, 256)
-    return g.concat([first, g.slice(first, "s", 0, 80, axis=2)], "c", axis=2)
 
 
 Build = Callable[[Graph], str | list[str]]
@@ -113,7 +98,13 @@ OTHERS: dict[str, tuple[Build, NetworkKind]] = {
         ),
         NetworkKind.CLASSIFIER,
     ),
-    "pyramid": (pyramid, NetworkKind.CLASSIFIER),
+    "pyramid": (
+        lambda g: [
+            x := g.relu(g.conv(strided(g, 3), "c8", 64, stride=1), "a8"),
+            g.relu(g.conv(x, "c16", 128, stride=2), "a16"),
+        ],
+        NetworkKind.CLASSIFIER,
+    ),
     "segmentation": (lambda g: g.conv(backbone(g), "head"), NetworkKind.MAP),
     "segmentation at stride 8, without the final resize": (
         lambda g: g.conv(strided(g, 3), "classes", 21, k=1),
@@ -201,12 +192,38 @@ def set_metadata(model: onnx.ModelProto, **metadata: str) -> Model:
             id="task of Ultralytics, whatever the outputs",
         ),
         pytest.param(detector(), id="head with DFL"),
-        pytest.param(build(grid_heads), id="grids"),
+        pytest.param(
+            build(
+                lambda g: [
+                    g.conv(x := strided(g, 3, 8), "head8"),
+                    g.conv(g.conv(x, "c3", stride=2), "head16"),
+                ]
+            ),
+            id="grids",
+        ),
         pytest.param(
             build(lambda g: g.conv(strided(g, 5), "grid", 125, k=1)),
             id="5 anchors of 25 channels, as YOLOv2",
         ),
-        pytest.param(build(rows_of_boxes), id="decoded boxes"),
+        pytest.param(
+            build(
+                lambda g: g.concat(
+                    [
+                        x := g.reshape(
+                            g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8),
+                            "first",
+                            1,
+                            84,
+                            256,
+                        ),
+                        g.slice(x, "s", 0, 80, axis=2),
+                    ],
+                    "c",
+                    axis=2,
+                )
+            ),
+            id="decoded boxes",
+        ),
     ],
 )
 def test_detectors_get_none(proto: onnx.ModelProto) -> None:

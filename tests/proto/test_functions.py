@@ -201,18 +201,15 @@ def test_insert_quantizes_convolutions_of_functions() -> None:
     assert qdqtool.predict(insertion.model).summary()["int8"] == 2
 
 
-def test_predict_counts_convolutions_of_functions() -> None:
+def test_predict_names_convolutions_and_layers_of_functions() -> None:
+    # TensorRT's parser names layers by the nodes of the function, and numbers repeated names.
     prediction = qdqtool.predict(quantized_blocks())
-    assert prediction.summary()["int8"] == 2
-    assert [c.name for c in prediction.convolutions] == ["layer0/Conv", "layer1/Conv"]
-    assert not [f for f in prediction.findings if f.code == "FUNC-LOCAL"]
-
-
-def test_layers_have_the_parser_names() -> None:
-    """TensorRT's parser names layers by the nodes of the function, and numbers repeated names."""
-    first, second = qdqtool.predict(quantized_blocks()).convolutions
-    assert first.layer and first.layer.endswith("Conv + Relu")
+    first, second = prediction.convolutions
+    assert (first.name, second.name) == ("layer0/Conv", "layer1/Conv")
+    assert first.layer.endswith("Conv + Relu")
     assert second.layer and second.layer != first.layer
+    assert prediction.summary()["int8"] == 2
+    assert not [f for f in prediction.findings if f.code == "FUNC-LOCAL"]
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,6 @@ def test_range_contains_the_measured_time(case: str, gpu: str, measured: float) 
 
 
 def test_gpu_without_int8() -> None:
-    """The estimate of a Q/DQ model is that of the model without Q/DQ, and has no gain."""
     (_, quantized), (_, plain) = (
         estimate_model(convolution_chain(quantized=q), find_gpu("P100")) for q in (True, False)
     )

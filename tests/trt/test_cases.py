@@ -49,11 +49,6 @@ def _transposed(g: Graph, weights: str, scale: float | None) -> str:
     return g.conv(_image(g), "d", k=2, stride=2, op="ConvTranspose", weights=weights, scale=scale)
 
 
-def _matmul(g: Graph, rank: int = 2) -> str:
-    x = g.pair(g.op("Softmax", g.input(*([1] * (rank - 2)), 2, 8), "before"), "in")
-    return g.op("MatMul", [x, g.pair(g.const("w", np.ones((8, 4))), "w.q")], "m")
-
-
 def _attention(g: Graph) -> list[str]:
     values = g.op("Softmax", g.input(1, 2, 8, 8, name="y"), "values")
     chances = g.op("Softmax", g.input(1, 2, 8, 8), "chances")
@@ -74,28 +69,11 @@ def _requantized(g: Graph, between: bool) -> list[str]:
     return [g.conv(g.pair(g.pair(x, "first", 0.1), "second", 0.2), "end", scale=None)]
 
 
-def _nested_concat(g: Graph) -> list[str]:
-    x = _image(g)
-    inner = g.concat([g.op("Neg", x, "n"), g.op("Abs", x, "a")], "inner")
-    return [g.op("Softmax", g.pair(g.concat([inner, x], "outer"), "p"), "end")]
-
-
-def _merged_clone(g: Graph) -> list[str]:
-    x = g.relu(g.conv(_image(g), "c"), "r")
-    return [g.conv(x, "d"), g.conv(g.concat([x, g.op("Neg", x, "n")], "cat"), "e")]
-
-
 def _gemm(g: Graph, behind: str, weights: str = "qdq") -> list[str]:
     x = g.op("Softmax", g.input(2, 8), "before")
     y = g.gemm(x, "fc", 8, 4, 0.1 if weights == "qdq" else None, weights, behind != "activation")
     y = g.relu(y, "r") if behind in ("relu", "activation") else y
     return [g.op("Softmax", g.pair(y, "p"), "end")]
-
-
-def _carried_axis(g: Graph) -> list[str]:
-    stored = g.pair(g.const("w", np.ones((3, 3, 4, 8))), "w.q", np.linspace(0.1, 0.2, 8), axis=3)
-    turned = g.op("Transpose", stored, "turn", perm=[3, 2, 0, 1])
-    return [g.op("Conv", [g.pair(_image(g), "in"), turned], "c", kernel_shape=[3, 3], pads=[1] * 4)]
 
 
 def _computed_scale(g: Graph) -> list[str]:
@@ -118,22 +96,11 @@ def _shared_weights(g: Graph) -> list[str]:
     ]
 
 
-def _network_output_q(g: Graph) -> list[str]:
-    x = _image(g)
-    return [g.q(x, "out"), g.conv(x, "c")]
-
-
 def _gelu(g: Graph) -> list[str]:
     x = g.conv(_image(g), "c")
     y = g.op("Erf", g.op("Div", [x, g.const("root", 1.41421)], "div"), "erf")
     y = g.op("Mul", [x, g.op("Add", [y, g.const("one", 1.0)], "plus")], "times")
     return [g.op("Softmax", g.pair(g.op("Mul", [y, g.const("half", 0.5)], "halved"), "p"), "end")]
-
-
-def _pointwise(g: Graph, op: str) -> list[str]:
-    x = g.pair(_image(g), "a")
-    y = g.pair(g.op("Neg", _existing_image(g), "n"), "b")
-    return [g.op("Softmax", g.pair(g.op(op, [x, y], "two"), "p"), "end")]
 
 
 def _existing_image(g: Graph) -> str:
@@ -193,10 +160,23 @@ GRAPHS: dict[str, Build] = {
     "GenericConvActFusion/depthwise": lambda g: g.silu(g.conv(_image(g, 8), "c", groups=8), "act"),
     "GenericConvActFusion/pointwise": lambda g: g.silu(g.conv(_image(g), "c"), "act"),
     "GenericConvActFusion/joined-with-add": _silu_add,
-    "HorizontalMergeQNodes/clone": _merged_clone,
-    "HorizontalMergeQNodes/network-output": _network_output_q,
+    "HorizontalMergeQNodes/clone": lambda g: [
+        g.conv(x := g.relu(g.conv(_image(g), "c"), "r"), "d"),
+        g.conv(g.concat([x, g.op("Neg", x, "n")], "cat"), "e"),
+    ],
+    "HorizontalMergeQNodes/network-output": lambda g: [
+        g.q(x := _image(g), "out"),
+        g.conv(x, "c"),
+    ],
     "HorizontalMergeQNodes/unknown-scale": _computed_scale,
-    "MatMulToConvTransform/matmul": lambda g: _matmul(g),
+    "MatMulToConvTransform/matmul": lambda g: g.op(
+        "MatMul",
+        [
+            g.pair(g.op("Softmax", g.input(2, 8), "before"), "in"),
+            g.pair(g.const("w", np.ones((8, 4))), "w.q"),
+        ],
+        "m",
+    ),
     "MatMulToConvTransform/plain-gemm": lambda g: _gemm(g, "relu", "float"),
     "MergeLayers/equal-convolutions": lambda g: [
         g.conv(x := _image(g), "a", scale=0.1),
@@ -237,7 +217,20 @@ GRAPHS: dict[str, Build] = {
     ],
     "QuantizeDoubleInputNodes/int8-matmul": _attention,
     "QuantizeDoubleInputNodes/mixed-floats": _mixed_floats,
-    "QuantizeDoubleInputNodes/pointwise": lambda g: _pointwise(g, "Max"),
+    "QuantizeDoubleInputNodes/pointwise": lambda g: [
+        g.op(
+            "Softmax",
+            g.pair(
+                g.op(
+                    "Max",
+                    [g.pair(x := _image(g), "a"), g.pair(g.op("Neg", x, "n"), "b")],
+                    "two",
+                ),
+                "p",
+            ),
+            "end",
+        )
+    ],
     "MyelinRegions/edge": _product,
     "MyelinRegions/inside": lambda g: g.conv(_image(g), "c"),
     "MyelinRegions/pointwise": lambda g: g.conv(g.op("Tanh", _image(g), "t"), "c"),
@@ -266,7 +259,22 @@ GRAPHS: dict[str, Build] = {
     ),
     "SpaceToDepth/q-past-spacetodepth": _operator_before_q("SpaceToDepth", blocksize=2),
     "Split/q-past-split": _operator_before_q("Split", axis=1),
-    "SplitQAcrossPrecedingFanIn/nested": _nested_concat,
+    "SplitQAcrossPrecedingFanIn/nested": lambda g: [
+        g.op(
+            "Softmax",
+            g.pair(
+                g.concat(
+                    [
+                        g.concat([g.op("Neg", x := _image(g), "n"), g.op("Abs", x, "a")], "inner"),
+                        x,
+                    ],
+                    "outer",
+                ),
+                "p",
+            ),
+            "end",
+        )
+    ],
     "Squeeze/q-past-squeeze": _operator_before_q("Squeeze", ("axes", [0])),
     "SqueezePushDownJoin/activation": lambda g: _gemm(g, "activation"),
     "SqueezePushDownJoin/followed-by-q": lambda g: _gemm(g, "q"),
@@ -279,7 +287,28 @@ GRAPHS: dict[str, Build] = {
     "VanillaSwapWithPreceedingDQ/listed": lambda g: g.conv(
         g.pool(g.pair(_image(g), "a"), "pool"), "c", scale=None
     ),
-    "VanillaSwapWithPreceedingDQ/per-channel": _carried_axis,
+    "VanillaSwapWithPreceedingDQ/per-channel": lambda g: [
+        g.op(
+            "Conv",
+            [
+                g.pair(_image(g), "in"),
+                g.op(
+                    "Transpose",
+                    g.pair(
+                        g.const("w", np.ones((3, 3, 4, 8))),
+                        "w.q",
+                        np.linspace(0.1, 0.2, 8),
+                        axis=3,
+                    ),
+                    "turn",
+                    perm=[3, 2, 0, 1],
+                ),
+            ],
+            "c",
+            kernel_shape=[3, 3],
+            pads=[1] * 4,
+        )
+    ],
     "VanillaSwapWithPreceedingDQ/several-readers": lambda g: [
         g.conv(g.pool(x := g.pair(_image(g), "a"), "pool"), "c", scale=None),
         x,

@@ -39,7 +39,6 @@ def unpack_file(path: Path, limit: int = 1 << 30, *, whole: bool = True) -> byte
 def test_all_members_are_unpacked(
     tmp_path: Path, compress: Compress, cuts: list[int], padding: bytes
 ) -> None:
-    """A file may have several members."""
     members = [compress(TEXT[a:b]) for a, b in zip([0, *cuts], [*cuts, len(TEXT)], strict=True)]
     (tmp_path / "f").write_bytes(b"".join(members) + padding)
     assert unpack_file(tmp_path / "f") == TEXT

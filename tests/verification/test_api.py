@@ -422,7 +422,6 @@ def test_has_fp32_remainder(flags: str, layers: list[BuiltLayer], expected: bool
     ],
 )
 def test_exit_code(complete: bool, unknown: int, mismatch: bool, partial: bool, code: int) -> None:
-    """1 for any mismatch; 2 if something is unknown and that is not allowed."""
     mismatches = [Mismatch(MismatchKind.CONVOLUTION, "c", {}, {}, Difference.ABSENT)] * mismatch
     result = Verification(
         BuildFacts(BuildSource.LOG, complete=complete),

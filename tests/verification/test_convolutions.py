@@ -518,7 +518,6 @@ def test_layer_that_multiplies_among_the_layers_of_a_node() -> None:
 
 @pytest.mark.parametrize(("constants", "inputs"), [("Int8 Float", (INT8,)), ("", (INT8, FP32))])
 def test_inputs_of_a_product(constants: str, inputs: tuple[Precision, ...]) -> None:
-    """The data input, and the second input unless the weights are constants."""
     first, _ = nodes_of(
         row_of("first_myl0_1", "correlation", "Int8 Float Half", constants, "Float", "first")
     )

@@ -115,7 +115,6 @@ def test_compare_times_rejects_unknown_gpus() -> None:
     ],
 )
 def test_measured_time(figures: dict[str, float], measured: float | None, source: str) -> None:
-    """The median, else the mean, else the sum of the profile without its overhead."""
     rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25), row("c", OVERHEAD / 2)]
     performance = {"GPU Compute Time": figures} if figures else {}
     times = compared(Build(device=GPU, performance=performance, profile_rows=rows))
@@ -155,7 +154,6 @@ def test_median_error_of_layers(unmeasured: int) -> None:
 
 
 def test_five_slow_layers_that_lose_most_time() -> None:
-    """A layer is slow if it takes more than 1.5 times its estimate."""
     factors = (1.49, 1.0, 1.6, 3.0, 2.0, 5.0, 4.0, 7.0, 6.0)
     slow = compared(Build(device=GPU, profile_rows=profile(*factors)))["slow"]
     losses = {
@@ -197,7 +195,6 @@ def test_float_precision_of_flags(flags: tuple[str, ...], plain: Precision) -> N
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
 def test_time_outside_the_range_is_in_the_first_line(factor: float) -> None:
-    """The time does not change the exit code."""
     built = TIME.low_ms * factor if factor < 1 else TIME.high_ms * factor
     facts = BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ())
     result = Verification(facts, times=compared(timed(built, device=GPU)))
