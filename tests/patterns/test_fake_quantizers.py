@@ -231,9 +231,13 @@ ARITHMETIC = ("halves up", "no bounds")  # forms of INEXACT that TensorRT builds
 
 
 def network(
-    make: MakeQuantizer, count: int = 2, per_channel: bool = True, step: float = 0.02
+    make: MakeQuantizer,
+    count: int = 2,
+    per_channel: bool = True,
+    step: float = 0.02,
+    opset: int = 17,
 ) -> onnx.ModelProto:
-    g = Graph(opset=17)
+    g = Graph(opset=opset)
     x = g.input(1, 16, 8, 8)
     for number in range(count):
         weights = np.random.default_rng(number).normal(0, 0.1, (16, 16, 1, 1)).astype(np.float32)
@@ -396,7 +400,7 @@ def with_type(proto: onnx.ModelProto, kind: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_fix_rewrites_float16_arithmetic(steps: tuple[str, ...], per_channel: bool) -> None:
     """Q and DQ have float16 scales; the reciprocal of a float16 scale is rounded."""
-    before = network(arithmetic(*steps), count=1, per_channel=per_channel, step=0.037)
+    before = network(arithmetic(*steps), 1, per_channel, step=0.037, opset=19)
     fixed = qdqtool.fix(with_type(before, onnx.TensorProto.FLOAT16), "10.3")
     assert [a.code for a in fixed.applied] == ["FAKE-QUANT"] * 2
     assert fixed.after.summary()["int8"] == 1 and fixed.ok
