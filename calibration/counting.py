@@ -48,7 +48,7 @@ class SampleCounter:
         by_channel: Collection[str] = (),
         turns: threading.Semaphore | None = None,
     ) -> None:
-        """Create a counter without counts.
+        """Create a counter whose counts are all zero.
 
         Args:
             session: onnxruntime session that computes the tensors; None if all are model inputs.

@@ -142,7 +142,7 @@ def prepare_image(
     preprocess: Preprocess = YOLO_PREPROCESS,
     channels: int = 3,
 ) -> npt.NDArray[np.float32]:
-    """Resize, pad and normalize one image.
+    """Resize, pad or crop, and normalize one image.
 
     Args:
         image: RGB values, uint8 [h, w, 3], or an RGB image of Pillow.
@@ -348,7 +348,7 @@ class ImageSource(FilesSource):
         return f"{preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
 
     def _digest_function(self, function: ImageFunction) -> str:
-        """Return a hash of a function's result for a fixed image, which identifies the function."""
+        """Return a hash that identifies a function: the hash of its result for a fixed image."""
         side = np.arange(0, 255, 2, dtype=np.uint8)
         pixels = np.stack(np.broadcast_arrays(side, side[:, None], side[::-1]), -1)
         result = np.ascontiguousarray(np.asarray(function(Image.fromarray(pixels))))

@@ -288,7 +288,7 @@ def _is_ppq(content: Any) -> bool:
 
 
 def _ppq_entries(content: Any) -> Iterator[_Entry]:
-    """Yield the entries of PPQ's JSON: for TensorRT, for PPL, or with a part per operation."""
+    """Yield the entries of PPQ's JSON: for TensorRT, for PPL, or with settings per operation."""
     if "act_quant_info" in content:
         for name, value in content["act_quant_info"].items():
             amax = _read_single_number(value)

@@ -285,7 +285,10 @@ class _Calibration:
         return None
 
     def _use_cache(self, cache: Path, progress: CalibrationProgress) -> Statistics | None:
-        """Use a cache of this model and data; see :meth:`_read_cache`."""
+        """Return the statistics of a matching cache, or prepare to reuse a part of the cache.
+
+        See :meth:`_read_cache`.
+        """
         old = progress.statistics
         missing = [name for name in self.names if name not in old]
         if progress.is_complete and missing:

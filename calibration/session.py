@@ -164,7 +164,7 @@ def partial_model(
     *,
     weights: bool = True,
 ) -> onnx.ModelProto:
-    """Return a model whose outputs are some tensors, without unused nodes, weights and inputs.
+    """Return a model whose outputs are given tensors, without unused nodes, weights and inputs.
 
     External data remains external. The IR version is limited to the newest version that onnxruntime
     accepts: exporters write newer versions although the model does not need them.
@@ -259,7 +259,7 @@ def sample_bytes(model: Model, names: Sequence[str]) -> int:
 
 
 def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: bool = True) -> Any:
-    """Open an onnxruntime session on the CPU that computes some tensors.
+    """Open an onnxruntime session on the CPU that computes given tensors.
 
     Args:
         model: Model.
@@ -294,7 +294,7 @@ def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: 
 
 
 def pack_model(model: Model, names: Sequence[str]) -> bytes:
-    """Serialize the part of a model that computes some tensors, with all weights.
+    """Serialize the part of a model that computes given tensors, with all weights.
 
     Raises:
         ModelError: A weight file is missing, or the result is larger than 2 GB.

@@ -68,7 +68,7 @@ class GapKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Section of a build that is missing or incomplete, with the values of the message."""
+    """Section of a build that is missing or incomplete, with the values for the gap's message."""
 
     section: Section
     kind: GapKind = GapKind.ABSENT

@@ -110,7 +110,7 @@ def refuse_without(requirement: str, *names: str) -> None:
 
 
 def repeat_options(*names: str) -> str:
-    """Return the text of those options in `names` that the user gave, for another command.
+    """Return those options in `names` that the user gave, as text for another command line.
 
     The text is empty or begins with a space: `` --target 10.3 --gpu L4``. The default ``--target``
     is left out.

@@ -239,7 +239,7 @@ def _has_any_value(options: Iterable[object]) -> bool:
 def _check_options(
     requests: list[TimingOptions], require_gain: float | None, form: str, models: int
 ) -> None:
-    """Check the options that need a GPU, or only one GPU or one model.
+    """Check the options that need a GPU, a single GPU or a single model.
 
     Raises:
         UsageError: An option has no effect, or needs a single GPU or model.

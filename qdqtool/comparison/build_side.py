@@ -68,7 +68,7 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
 
 
 def _execution_time(report: EngineReport) -> float | None:
-    """Return the milliseconds of one inference, as trtexec states them, else from the profile."""
+    """Return the milliseconds of one inference: trtexec's GPU time, else the profile's sum."""
     build = report.build
     if build.gpu_ms is not None or report.has_times:
         return build.gpu_ms if build.gpu_ms is not None else report.total_ms

@@ -254,7 +254,7 @@ class NodeChange:
 
 @dataclass(slots=True)
 class SideSummary:
-    """Totals of one side.
+    """Totals of one side of a comparison.
 
     Attributes:
         kind: ``model`` or ``build``.

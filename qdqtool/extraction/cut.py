@@ -146,7 +146,7 @@ class ModelCutter:
 
         Raises:
             ModelError: A tensor is unknown, an output depends on a network input that is not in
-                `inputs`, or no output depends on `inputs`.
+                `inputs`, no output depends on `inputs`, or no node is between the tensors.
         """
         model, path = self.model, self.model.path or "model"
         starts = dict.fromkeys(inputs)
