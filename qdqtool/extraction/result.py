@@ -221,7 +221,7 @@ def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> li
     """Return the lines of a table of the mismatches at nodes of the small model.
 
     If there are none, the table has the mismatches of the whole model, unless the small model is
-    private.
+    private. Without any mismatch, the only line says so.
     """
     private = extraction.private
     nodes = {n.name for n in extraction.proto.graph.node}

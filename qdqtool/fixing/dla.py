@@ -317,7 +317,11 @@ def _has_custom_scales(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
 
 
 def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
-    """Return the float values of integer constants that a DQ reads, by the output of the DQ."""
+    """Return the float values of integer constants that a DQ reads, by the output of the DQ.
+
+    Raises:
+        ModelError: Integers or scales are missing, or their shapes do not match.
+    """
     constants = {}
     for dq in view.quantizers:
         if is_dq(dq) and view.model.is_constant(dq.input(0)):

@@ -284,7 +284,8 @@ def _describe_growth(
 ) -> Note:
     """Return a note on the growth of an error, for a change that is refused.
 
-    This is the error of `part`, or if `part` is None, of the output whose error grew most.
+    This is the error of `part`, or if `part` is None, of the output whose error grew most. For NaN
+    or infinite outputs, the note says so instead.
 
     Args:
         before: Errors to which the permitted growth refers.

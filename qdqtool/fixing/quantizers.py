@@ -122,6 +122,9 @@ def _symmetric_site(
         view: The model.
         nodes: The group: a Q and its DQs, or a DQ of a constant.
         scales: Cache of symmetric scales, by the key of the old parameters. New scales are added.
+
+    Returns:
+        The site. None if the group is not INT8 or UINT8, or if its parameters are unknown.
     """
     first = nodes[0]
     params = view.params(first)

@@ -271,7 +271,11 @@ def _add_kind_table(page: TextPage, comparison: EngineComparison, timed: bool) -
 
 
 def add_engines(page: TextPage, comparison: EngineComparison) -> None:
-    """Add the times of two engines by kind and by layer, the largest changes first."""
+    """Add a comparison of two engines by kind of layer and by layer.
+
+    With times, the layers with the largest changes are first. Without times, layers are in the
+    order of the first engine, and layers of equal types are listed only with ``--all``.
+    """
     first, second = comparison.first, comparison.second
     timed = first.has_times and second.has_times
     if timed and first.total_ms:

@@ -127,7 +127,8 @@ def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:
     """Add the error of each output against the float network, before and after the fixes.
 
-    For random inputs, which say little about accuracy, only errors that grew are listed.
+    For random inputs, which say little about accuracy, only errors that grew and outputs that
+    became constant are listed.
     """
     errors = fixed.errors
     if not errors:

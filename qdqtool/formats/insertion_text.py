@@ -42,7 +42,10 @@ _ERROR_RATINGS = (
 
 
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> TextPage:
-    """Return the text of ``insert``. If `everything` is set, all nodes and groups are listed."""
+    """Return the text of ``insert``.
+
+    If `everything` is set, all nodes, groups, activation scales and Q/DQ layers are listed.
+    """
     page = TextPage(width, everything)
     float_type = Precision.FP16
     if insertion.prediction is not None and insertion.float_type != "fp16":

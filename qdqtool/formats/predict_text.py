@@ -581,7 +581,7 @@ def _format_amount(values: int) -> str:
 
 
 def render_gpus(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
-    """Return the table of known GPUs."""
+    """Return the table of known GPUs. If `sources` is set, it has the origin of each figure."""
     page = TextPage(width)
     page.add_lines(
         f"{'TOPS':>64}{'TFLOPS':>7}",

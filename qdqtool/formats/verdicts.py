@@ -32,6 +32,8 @@ class Verdict(NamedTuple):
 def verdict(prediction: Prediction, *, half: bool = True) -> str:
     """Return the predicted types of convolutions and the number of Q/DQ layers in one line.
 
+    If TensorRT rejects the model, the line says why instead.
+
     Example: ``60 of 64 convolutions in INT8 (6 of them with FP16 output), 4 in FP16; 1 Q/DQ layer
     remains``.
 

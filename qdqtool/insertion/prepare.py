@@ -9,7 +9,7 @@
 * Nodes that share a name get unique names. Equations of Einsums are written in lower case. A Sum of
   two inputs becomes an Add.
 * Weights that several nodes share are copied, so that each node has its own weights.
-* A BatchNormalization next to a convolution is folded into the weights of the convolution
+* A BatchNormalization after a convolution is folded into the weights of the convolution
   (:mod:`qdqtool.insertion.batchnorm`).
 """
 

@@ -104,8 +104,9 @@ def read_table_scales(
 ) -> tuple[list[GroupScale], Json]:
     """Return the scales of all groups from a table, and the JSON `calibration` of the result.
 
-    A group gets the largest of the scales of its tensors. :mod:`calibration.range_tables` describes
-    the formats of tables. The table has INT8 scales. FP8 scales are computed for the same ranges.
+    A group gets the largest of the scales of its tensors, unless its largest value does not depend
+    on the data. :mod:`calibration.range_tables` describes the formats of tables. The table has INT8
+    scales. FP8 scales are computed for the same ranges.
 
     Raises:
         DataError: The table cannot be read, has an implausible scale, or lacks a scale for a group.
@@ -240,6 +241,7 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
 
     Raises:
         QdqtoolError: The target cannot read a calibration table, or the file cannot be written.
+        DataError: The format of a table does not allow a scale or a tensor name.
     """
     from qdqtool.insertion.calibration_cache import (
         cache_header,

@@ -145,7 +145,7 @@ def choose_residual_inputs(
         return OPTIONS[0], None
     first = compute_placement(model, replace(rules, residual_after_activation=OPTIONS[0]))
     if all(len(positions) == 1 for positions in _residual_positions(first).values()):
-        return OPTIONS[0], first  # no Add follows an activation, so both choices are the same
+        return OPTIONS[0], first  # no Add follows an activation, so all choices are the same
     best: Rating | None = None
     choice = OPTIONS[0], first
     for option in OPTIONS:

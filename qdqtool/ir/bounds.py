@@ -126,7 +126,8 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
     """Return the bounds of the output of a DQ.
 
     They are the rounded bounds of the tensor before the Q, or if these are unknown, the range of
-    the integer type.
+    the integer type. Bounds that would be rounded to one value are not rounded. None if neither
+    bounds nor parameters are known.
     """
     params = qdq.read_params(model, node)
     source = _find_bounds_before_pair(model, node, params, bounds)

@@ -97,7 +97,8 @@ def _quantizer_scale(view: View, quantizer: Node) -> float:
 def run(view: View, report: FindingReport, statistics: Statistics) -> None:
     """Report scales that do not match the data, and scales that cover outliers.
 
-    There is one finding for each of the two faults, for the whole network.
+    Each fault is reported in one finding for the whole network. Outliers at Qs without statistics
+    are reported separately, by :func:`check_outliers_by_gains`.
 
     Args:
         view: The Q/DQ model.

@@ -60,7 +60,7 @@ _TYPES_IN_NAMES = ("FP4", "INT4")
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add the findings on operators."""
+    """Add the findings on operators and unsupported types, and one if quantizers are missing."""
     other_types: dict[str, list[Node]] = defaultdict(list)
     unknown: dict[str, list[Node]] = defaultdict(list)
     kinds = {(node.op, node.domain): node for node in view.model.nodes}
@@ -256,7 +256,7 @@ def _find_type_in_name(node: Node) -> str:
 
 
 def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
-    """Report a quantized convolution whose form is known to fail in builds or to run in float."""
+    """Report an INT8 convolution whose form is known to fail in builds or to run in float."""
     shape, attribute = view.weight_shape(conv), conv.attributes.get("kernel_shape")
     kernel = (
         tuple(shape[2:])
