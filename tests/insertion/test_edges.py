@@ -266,6 +266,21 @@ def test_pair_that_includes_the_pixel_factor_is_no_finding(factor: float | None)
     assert "PAIR-SCALE" in {f.code for f in qdqtool.predict(changed).findings}
 
 
+def test_uint8_input_of_fp16_model_has_no_pair_finding() -> None:
+    """Two Casts precede the first Q: one to FP32 and one to FP16."""
+    data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
+    changed = qdqtool.insert(
+        detector(), data, method="max", target="rtx1.7", losses=0, input_type="uint8"
+    ).model
+    model = Model(changed)
+    quantizer = next(
+        n for n in model.ordered if n.op == "QuantizeLinear" and not model.is_constant(n.input(0))
+    )
+    cast = model.producer(quantizer.input(0))
+    assert [cast.op, model.producer(cast.input(0)).op] == ["Cast", "Cast"]
+    assert "PAIR-SCALE" not in {f.code for f in qdqtool.predict(changed).findings}
+
+
 # Codes of the notes, by the input type and by whether a mean is subtracted.
 NOTES = {
     ("int8", False): "feed-int8-pixels",
