@@ -205,9 +205,14 @@ def update_recorded_scales(
     by_tensor = {s.group.quantized[0]: s for s in groups}
     for quantized_tensor in quantized:
         node = nodes.get(quantized_tensor.node)
-        scale = None if node is None else model.constant(node.input(1))
-        if scale is None:
+        if node is None:
             continue  # the model has an int8 input in place of this Q
+        # For a uint8 input, the scale of the Q includes the factor of the preprocessing. The scale
+        # of the DQ does not.
+        dq = next(filter(qdq.is_dq, model.consumers(node.output)), node)
+        scale = model.constant(dq.input(1))
+        if scale is None:
+            continue
         factor = float(np.max(scale.astype(np.float64) / np.asarray(quantized_tensor.scale)))
         quantized_tensor.scale = [float(s) for s in scale] if scale.ndim else float(scale)
         if factor > _MIN_RAISE:

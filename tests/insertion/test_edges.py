@@ -281,6 +281,19 @@ def test_uint8_input_of_fp16_model_has_no_pair_finding() -> None:
     assert "PAIR-SCALE" not in {f.code for f in qdqtool.predict(changed).findings}
 
 
+def test_uint8_input_of_fp16_model_keeps_its_scale() -> None:
+    """The scale of the first Q includes 1/255, but the recorded scale is that of float values."""
+    data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
+    plain, changed = (
+        qdqtool.insert(
+            detector(), data, method="max", target="rtx1.7", losses=0, input_type=input_type
+        )
+        for input_type in ("float", "uint8")
+    )
+    assert "scales-raised" not in note_codes(changed.notes)
+    assert changed.quantized == plain.quantized
+
+
 # Codes of the notes, by the input type and by whether a mean is subtracted.
 NOTES = {
     ("int8", False): "feed-int8-pixels",
