@@ -185,7 +185,7 @@ class ModelInfo:
 
 
 def describe_model(model: Model) -> ModelInfo:
-    """Describe a model for results: path, hash, opset, number of nodes, and open shapes."""
+    """Describe the model that a result refers to, see :class:`ModelInfo`."""
     return ModelInfo(
         model.path,
         model.sha256,

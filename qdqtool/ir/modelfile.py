@@ -89,7 +89,7 @@ def _check_attribute_references(node: onnx.NodeProto, path: str) -> None:
 
 
 def _check_message(message: Message, path: str) -> None:
-    """Check the texts and stored tensors in a message. Documentation is not checked.
+    """Check texts and tensors in a protobuf message. Documentation is not checked.
 
     Raises:
         ModelError: A text is not UTF-8, or a tensor has more dimensions or elements than possible.
@@ -160,7 +160,7 @@ def load(model: ModelSource | Model) -> Model:
 
 
 def _check_name_lengths(model: Model) -> None:
-    """Reject long names, because results and each copy of the model repeat the names."""
+    """Reject names that are too long, alone or together, because results repeat them."""
     names = {*model.producers, *model.consumers_by_tensor, *model.initializers}
     names.update(node.name for node in model.nodes)
     longest = max(names, key=len, default="")
@@ -206,9 +206,9 @@ def _load_source(model: ModelSource) -> Model:
 def _index_model(
     source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = ""
 ) -> Model:
-    """Return the indexed model of a message. The message is not changed.
+    """Return the indexed model of a ModelProto. The ModelProto is not changed.
 
-    In a copy of the message, nodes of functions and of constant Ifs move to the main graph, and
+    In a copy of the ModelProto, nodes of functions and of constant Ifs move to the main graph, and
     ONNX's quantizers replace TensorRT's custom quantizers.
     """
     has_custom = has_custom_quantizers(source)
@@ -281,7 +281,7 @@ def _check_model(proto: onnx.ModelProto, path: str) -> None:
 def load_full(model: ModelSource | Model) -> Model:
     """Read a model and all its external weights, so that the model can be saved elsewhere.
 
-    A :class:`Model` is changed: the weights are filled into its message.
+    A :class:`Model` is changed: the weights are filled into its ModelProto.
 
     Raises:
         ModelError: As for :func:`load`; also if an external weight file is missing or lies outside

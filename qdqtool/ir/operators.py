@@ -109,8 +109,8 @@ class Operator(NamedTuple):
         averages: Whether the operator averages values. Average poolings run in INT8 only between a
             DQ and a Q.
         moves: Whether a shuffle changes the order of the values, not only the dimensions.
-        myelin: Whether only Myelin, TensorRT's second compiler, runs the operator, together with
-            connected layers at the network's end.
+        myelin: Whether only Myelin, TensorRT's second compiler, has kernels for the operator. At
+            the network's end, Myelin then also runs the connected layers.
     """
 
     name: str
@@ -580,7 +580,7 @@ def operator_of(node: Node | None) -> Operator:
 
 
 def find_case(name: str) -> Case:
-    """Return the case of an operator's Q passage, else of its activation, else of its weights."""
+    """Return the evidence for an operator's Q passage, else its activation, else its weights."""
     return OPERATORS[name].cases[0]
 
 

@@ -191,7 +191,7 @@ class QuantParams:
         return self.precision, axis, size, self.scales.digest, self.zero_points.digest
 
     def same_as(self, other: QuantParams) -> bool | None:
-        """Return whether two quantizers have equal parameters; None if any is unknown."""
+        """Return whether two quantizers have equal parameters; None if a parameter is unknown."""
         if self.scales is None or self.zero_points is None:
             return None
         if other.scales is None or other.zero_points is None:

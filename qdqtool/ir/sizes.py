@@ -1,4 +1,4 @@
-"""Values and shapes that depend on input sizes only, and axes of matrix products.
+"""Values and shapes that depend only on input sizes, and axes of matrix products.
 
 Exporters add nodes that compute shapes at run time, although many shapes depend only on the sizes
 of the network's inputs.
@@ -147,7 +147,7 @@ def _keeps_last_axis(node: Node) -> bool:
 
 
 def find_linear_inputs(model: Model) -> set[str]:
-    """Return the tensors whose last axis Linears sum over.
+    """Return the tensors over whose last axis a Linear sums.
 
     These are the data inputs of Linears, and upstream tensors whose last axis becomes the last axis
     of a data input (see :func:`last_axis_sources`).

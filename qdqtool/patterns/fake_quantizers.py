@@ -150,7 +150,7 @@ def find_nested_quantizers(model: Model) -> list[FakeQuantizer]:
 
 
 def find_aten_nodes(model: Model) -> list[Node]:
-    """Return the nodes with an ATen operator that are not quantizers."""
+    """Return the nodes with ATen operators that do not belong to a simulated quantizer."""
     nodes = [node for node in model.nodes if node.domain == ATEN]
     quantizers = (
         {n.index for fake in find_fake_quantizers(model) for n in fake.nodes} if nodes else set()
@@ -405,7 +405,7 @@ class _QuantizerFinder:
         return self.build(form, nodes, source, scale, np.asarray(bounds[0] - first), bounds)
 
     def _read_affine(self, form: QuantizerForm, node: Node) -> FakeQuantizer:
-        """Read an operator with the inputs data, scale, zero point, optional axis, and bounds."""
+        """Return the quantizer of a node with the inputs data, scale, zero point, axis, bounds."""
         source = node.input(0)
         name = str(node.attributes.get("operator", node.op))
         if name.startswith("fused_"):
@@ -548,7 +548,7 @@ class _RoundChain:
         return self._finder.build_stored(QuantizerForm.DECOMPOSED, nodes, source, scale, zero)
 
     def _walk_to_scaling(self, *, upward: bool) -> tuple[str | None, _FloatArray | None]:
-        """Walk from the Round to the scaling before or after it.
+        """Extend the chain to the scaling before or after it, and record bounds and offsets.
 
         Returns:
             The tensor beyond the scaling, and the factor of the scaling. Both are None if there is

@@ -233,7 +233,7 @@ def convolutions_upstream(model: Model, tensor: str) -> set[int]:
 def _channel_sources(
     model: Model, node: Node, output: str, channels: _Range
 ) -> list[tuple[str, _Range]]:
-    """Return the inputs from which a node takes channels of its output, with these channels.
+    """Return the inputs that a node moves to channels of its output, with their channels.
 
     Empty if the node computes the channels instead of moving them.
     """

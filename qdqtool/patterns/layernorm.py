@@ -606,7 +606,7 @@ class _NormCandidate:
 
 
 def _factors_with_constant(model: Model, tensor: str) -> list[str]:
-    """Return the factors of a product with a constant: some exporters apply the gain first."""
+    """Return the factors of a product with a constant, such as a gain; else an empty list."""
     product = _find_producer(model, tensor, "Mul")
     factors = [] if product is None else _inputs_before_casts(model, product)
     return factors if any(not is_run_time(model, factor) for factor in factors) else []
@@ -626,7 +626,7 @@ def _find_subtracted_mean(model: Model, difference: Node | None) -> Node | None:
 def _variance_nodes(model: Model, tensor: str, depth: int = _MAX_DEPTH) -> list[Node]:
     """Return the nodes of a mean of squares: square, reduction and the arithmetic after it.
 
-    Empty for another tensor.
+    Empty if the tensor is not computed from such a mean.
     """
     node = _find_producer(model, tensor, "ReduceMean", "ReduceSum", *_ARITHMETIC)
     if node is None:

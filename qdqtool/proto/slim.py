@@ -13,7 +13,7 @@ _KEEP_FOR_SHAPES = 4096
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size of a tensor's message in bytes; 2 GB if protobuf cannot measure it."""
+    """Return the size of a serialized tensor in bytes; 2 GB if protobuf cannot compute it."""
     try:
         return int(tensor.ByteSize())
     except (ValueError, EncodeError):

@@ -40,8 +40,8 @@ class Calibration:
     """Result of a calibration: the new scales of the quantizers.
 
     Attributes:
-        scales: Scales of the groups of quantizers that share a range, each with its method and with
-            the range that each member would have alone. The name of a member is
+        scales: Scale of each group of quantizers that share a range, with its method, and with the
+            range that each quantizer of the group would have alone. The name of a quantizer is
             ``<module>.<attribute>``.
         batches: Number of batches that the network processed.
         images: Number of images in the batches.

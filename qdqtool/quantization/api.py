@@ -200,10 +200,9 @@ def insert(
         losses: Number of samples for three measurements: the output error, the activations that
             cause most of it (:mod:`qdqtool.insertion.losses`), and the difference between an FP16
             model and the float model. The network runs up to ten times for each sample. 0 measures
-            nothing.
-            None: 8 samples for the error. If the error is 10 % or more, single activations are also
-            left float on 2 of the samples, and the largest gains are confirmed on the other 6. None
-            is the default of the command.
+            nothing. None, the default of the command: the error is measured on 8 samples. If the
+            error is 10 % or more, the gain of leaving single activations float is measured on 2 of
+            the samples, and the largest gains are confirmed on the other 6.
         predict: Whether to predict the engine of the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. With
             ``precision="fp8"``, a GPU without FP8 is an error.
@@ -729,7 +728,7 @@ class _Inserter:
         )
 
     def convert_inputs(self) -> None:
-        """Change inputs to integers if requested, and record the scales of an FP16 model."""
+        """Change inputs to integers if requested, and update the scales of an FP16 model."""
         result, input_type = self.result, self._options.network.input_type
         if input_type != "float":
             notes = convert_inputs_to_integers(self._model, input_type, self._preprocess)

@@ -51,7 +51,7 @@ _MAX_LISTED_SCALES = 12
 
 
 def describe_concat_scales(r: ConcatScales, consequence: str, scales: Sequence[Scale]) -> Message:
-    """Return the scales around a Concat with their consequence, and the advice.
+    """Return the message on scales around a Concat and their consequence, and the advice.
 
     Args:
         r: The Concat's scales.
@@ -88,7 +88,7 @@ def needs_coarse_common_scale(cause: Cause) -> bool:
 def describe_different_scales(
     cause: Cause, tensor: str, consumers: Sequence[TensorConsumer], consequence: str
 ) -> Message:
-    """Return the different scales of the Qs that read a tensor, and the advice."""
+    """Return the message on different scales of the Qs that read a tensor, and the advice."""
     quantizers = quantizer_consumers(consumers)
     scales = [q.scale for q in quantizers]
     if cause.also and isinstance(cause.also[0], ConcatScales):

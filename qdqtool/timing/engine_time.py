@@ -35,7 +35,7 @@ class TimedEngine:
     Attributes:
         gpu: The GPU.
         prediction: Prediction with engine layers.
-        workload: Work of the layers and extra kernels.
+        workload: Work of the layers and of the extra kernels.
         kernel_ms: Milliseconds of each entry of ``workload.all_work``, without gaps between
             kernels; shape [entries].
         counts: Number of kernels of each entry, 0 if the entry takes no time; shape [entries].

@@ -648,8 +648,8 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     Args:
         name: Name of the GPU, or a description (see :func:`parse_description`).
         clock: SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load.
-        power: ``MAXN``, or a limit in W. Without ``clock``, the clock is estimated from the limit.
-            This estimate is rough, and a note is added to the GPU.
+        power: ``MAXN``, or a limit in W; only for a Jetson, and without ``clock``. If the table of
+            power modes lacks the limit, the clock is roughly estimated. A note states the clock.
 
     Raises:
         QdqtoolError: The GPU is unknown, a number is out of range, or the power has no effect.
