@@ -164,7 +164,7 @@ def partial_model(
     *,
     weights: bool = True,
 ) -> onnx.ModelProto:
-    """Return a model whose outputs are given tensors, without unused nodes, weights and inputs.
+    """Return a model that outputs given tensors, without unused nodes, weights and inputs.
 
     External data remains external. The IR version is limited to the newest version that onnxruntime
     accepts: exporters write newer versions although the model does not need them.
