@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class Evidence(StrEnum):
-    """Evidence of a rule: seen in a real build, documented by NVIDIA, or assumed."""
+    """Evidence of a rule: seen in a build, documented (or reported by a user), or assumed."""
 
     SEEN = "seen"
     DOCUMENTED = "documented"
     ASSUMED = "assumed"
 
     def choose_weaker(self, other: Evidence) -> Evidence:
-        """Return the weaker of two kinds of evidence, which is that of a conclusion from both."""
+        """Return the weaker of two kinds of evidence: the evidence of a conclusion from both."""
         return max(self, other, key=_EVIDENCE.index)
 
 
@@ -27,14 +27,15 @@ class Case:
 
     Attributes:
         name: Short name, unique within its pass or operator, such as ``stem-pool``.
-        evidence: Seen in a build, documented by NVIDIA, or assumed.
+        evidence: Seen in a build, documented (or reported by a user), or assumed.
         says: The behavior in one sentence.
         builds: Builds that show the behavior: ``<build>:<line>`` for a line of a log, or
             ``<build>`` for a listing of layers. ``qdqtool/trt/builds.tsv`` describes the builds.
         source: Document that states the behavior. For an assumed case: the reason for the
             assumption, and the log that would refute it.
-        about: Words by which the case is selected for a line of the log: ONNX operators, or kinds
-            of lines as in ``trt.trace``. Words that all cases of a pass share can be left out.
+        about: ONNX operators, and kinds of log lines as in ``trt.trace``. The explanation of a log
+            line begins with the cases that have most of its words. Words that all cases of a pass
+            share can be left out.
     """
 
     name: str
@@ -57,7 +58,7 @@ def seen(name: str, says: str, *builds: str, source: str = "", about: tuple[str,
         says: The behavior of TensorRT in one sentence.
         builds: Builds that show the behavior, ``<build>:<line>`` or ``<build>``.
         source: Document that states the behavior too; empty if there is none.
-        about: Words by which the case is selected for a line of the log.
+        about: ONNX operators and kinds of log lines; see :class:`Case`.
 
     Raises:
         ValueError: ``builds`` is empty.
@@ -79,6 +80,6 @@ def assumed(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> C
         name: Short name, unique within its pass or operator.
         says: The behavior of TensorRT in one sentence.
         source: The reason for the assumption, and the log that would refute it.
-        about: Words by which the case is selected for a line of the log.
+        about: ONNX operators and kinds of log lines; see :class:`Case`.
     """
     return Case(name, Evidence.ASSUMED, says, (), source, about)

@@ -46,15 +46,15 @@ _Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class AgreementMeasure:
-    """One metric over all images.
+    """Value of one metric over all images, with its confidence interval.
 
     Attributes:
         metric: Name of the metric.
         sentence: Definition of the metric.
         value: Value of the metric, 1 for equal networks. None if undefined, for example if the
             reference has no detections.
-        low: Lower end of the 95 % interval; None without a value.
-        high: Upper end of the 95 % interval; None without a value.
+        low: Lower end of the 95 % confidence interval; None without a value.
+        high: Upper end of the 95 % confidence interval; None without a value.
         count: Number of reference detections for a detection metric, else number of images.
     """
 

@@ -451,7 +451,7 @@ def _has_sorted_results(model: Model) -> bool:
 
 
 def find_compared_tensors(model: Model) -> list[str]:
-    """Return the tensors whose error is measured.
+    """Return the tensors that are compared to measure the output error of a network.
 
     These are the outputs of the last convolutions before any decoding. Without such convolutions,
     these are the outputs of the network; if the network sorts its results, the tensors before the

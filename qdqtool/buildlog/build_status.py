@@ -98,7 +98,10 @@ def _find_listing_gap(build: Build) -> Gap | None:
 
 
 def find_truncations(build: Build) -> list[Gap]:
-    """Return the gaps with lost content; sections that nobody requested are left out."""
+    """Return the gaps in which content was lost.
+
+    In a complete build, these are only the parts of files that were not read.
+    """
     return [
         gap
         for gap in build.gaps

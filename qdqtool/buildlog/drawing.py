@@ -51,7 +51,7 @@ LEGEND = (Precision.INT8, Precision.FP16, Precision.FP32, Precision.INT32, Preci
 
 @dataclass(slots=True)
 class DrawingBox(LayoutBox):
-    """Layer, or input or output of the network.
+    """Box for a layer, or for an input or output of the network.
 
     Attributes:
         key: Identifier of the box in DOT.

@@ -105,7 +105,7 @@ class EngineComparison:
 def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparison:
     """Pair the layers of two engines.
 
-    Layers are paired by name if enough layers have a partner of the same name. The remaining layers
+    Layers are paired by the names of their nodes if this gives enough pairs. The remaining layers
     are paired by shapes, in the order of the engines. At last, convolutions are paired whose kernel
     and shapes are unique in both engines.
     """

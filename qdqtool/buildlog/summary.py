@@ -192,7 +192,7 @@ def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
 
     Args:
         build: Build with the log.
-        name: Name of the pass, or a unique beginning of it, in any case.
+        name: Name of the pass, or a unique beginning of it, in upper or lower case.
 
     Raises:
         BuildLogError: The log has no such pass, or several.
@@ -221,7 +221,10 @@ def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
 
 
 def _match_names(names: list[str], name: str) -> list[str]:
-    """Return names equal to `name`; else equal in any case; else names that begin with it."""
+    """Return the names equal to `name`, else equal without case, else those that begin with it.
+
+    Beginnings are compared without case too.
+    """
     lower = name.lower()
     if name in names:
         return [name]

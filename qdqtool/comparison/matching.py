@@ -246,7 +246,7 @@ def _refine_colors(first: AnchorGraph, second: AnchorGraph) -> list[Colors]:
 def _find_unpaired_classes(
     colors: Colors, pairs: dict[int, int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Return the unpaired nodes of each color that occurs equally often in both graphs."""
+    """Return the unpaired nodes of each color, if both graphs have equally many of them."""
     classes: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, paired in enumerate((set(pairs), set(pairs.values()))):
         for index, color in colors[side].items():
@@ -372,7 +372,7 @@ def _nodes_without_weights(graph: AnchorGraph) -> Sequence[Node]:
 
 
 def _neighbor_key(graph: AnchorGraph, node: Node, partners: Mapping[int, int] | None) -> Hashable:
-    """Return a key of a node's operator and neighboring anchors.
+    """Return a key that consists of a node's operator and its neighboring anchors.
 
     `partners` translates indices of anchors to indices in the second graph. If it is None, the
     indices remain unchanged.

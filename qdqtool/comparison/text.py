@@ -151,9 +151,9 @@ def name_formats(title: str, kind: ChangeKind, nodes: Sequence[NodeChange]) -> s
     """Return the title of a change with the 8-bit formats of its nodes in place of INT8.
 
     Args:
-        title: Title of the change.
-        kind: The change.
-        nodes: Nodes with the change.
+        title: Title of the kind of change.
+        kind: Kind of change.
+        nodes: Nodes with this kind of change.
     """
     is_loss = kind == ChangeKind.LOST_INT8
     sides = [node.a if is_loss else node.b for node in nodes]
@@ -206,7 +206,7 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
 
 
 def _describe_change_counts(comparison: Comparison, texts: dict[ChangeKind, str]) -> list[str]:
-    """Return a text such as ``3 convolutions <text>`` for each change that occurs."""
+    """Return a text such as ``3 convolutions <text>`` for each kind of change that occurs."""
     nodes = {kind: comparison.where(kind) for kind in texts}
     return [
         f"{_format_layer_count(nodes[kind])} {text}" for kind, text in texts.items() if nodes[kind]

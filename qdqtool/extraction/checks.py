@@ -280,7 +280,7 @@ class CommandCheck:
         self._code = code
 
     def describe_behavior(self, hide: Callable[[str], str] | None = None) -> Note:
-        """Describe exit code and output for the whole model. `hide` leaves out user texts."""
+        """Describe exit code and output for the whole model; with `hide`, without user texts."""
         code, says = self._code, self._says.decode()
         if hide is not None:
             text = f"the command: exit code {code}"
