@@ -15,7 +15,7 @@ from tests.errors import has
 from tests.insertion.nets import Net, assert_same_outputs, images, one_layer, open_session
 from tests.insertion.test_calibration_cache import read_cache
 from tests.notes import note, note_codes
-from tests.patterns.test_fake_quantizers import DECOMPOSED, pt2e
+from tests.patterns.test_fake_quantizers import DECOMPOSED, PT2E
 from tests.patterns.test_fake_quantizers import network as network_of
 from tests.trt.builder import Graph
 
@@ -216,7 +216,7 @@ def test_parameters_behind_other_nodes_are_folded() -> None:
 
 @pytest.mark.parametrize("name", ["dynamo", "PT2E"])
 def test_simulated_quantizers_are_translated(name: str) -> None:
-    forms = {**DECOMPOSED, "PT2E": pt2e}
+    forms = {**DECOMPOSED, "PT2E": PT2E}
     scales = translate_for_dla(network_of(forms[name])).scales.scales
     assert scales["x"] == pytest.approx(0.02)
 
