@@ -149,7 +149,7 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     if not isinstance(verification.get("mismatches", []), list):
         raise DataError(
-            "the field mismatches is not a list; run qdqtool verify again",
+            "the field 'mismatches' is not a list; run qdqtool verify again",
             os.fspath(path),
             code="file-damaged",
         )

@@ -142,7 +142,7 @@ class ModelRunner:
         work = cost.operations + limits.SESSION_RUN + limits.SESSION_WORK_BYTE * model_bytes
         if work > self.work_left:
             raise RunLimitError(
-                "the limit of work for comparing outputs is reached; increase `effort`",
+                "the limit on the work for comparing outputs is reached; increase `effort`",
                 code="work-used-up",
             )
         self.work_left -= work

@@ -91,7 +91,7 @@ def prepare_network(
         network.warnings.append(
             Note(
                 f"the layers without Q/DQ stay FP32 and run in FP32 on {target.name}, because the "
-                f"model cannot become FP16: {error}",
+                f"conversion of the model to FP16 failed: {error}",
                 code="half-impossible",
                 target=target.name,
                 error=str(error),

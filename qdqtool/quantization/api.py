@@ -272,8 +272,8 @@ def _insert_best_format(
     """
     if options.calib_table is not None or isinstance(data, Iterator):
         raise QdqtoolError(
-            "`precision='auto'` runs INT8 and FP8 on images. Give a folder, a list or arrays, or "
-            "set `precision` to a format",
+            "`precision='auto'` compares INT8 and FP8 on images. Give a folder, a list or arrays "
+            "of images, or choose a format with `precision`",
             code="option-conflict",
             parameter="precision",
         )

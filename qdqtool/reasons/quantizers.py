@@ -177,10 +177,10 @@ class UncoveredTypes(Reason):
     kinds: tuple[tuple[str, int], ...]
 
     def message(self, finding: Finding, cause: Cause) -> str:
+        kinds = [f"{format_count(count, 'Q/DQ node')} of {kind}" for kind, count in self.kinds]
         return (
-            f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in self.kinds)} "
-            f"({self.node} first) are not "
-            "covered by this prediction, which has rules for INT8 and FP8."
+            f"this prediction, which has rules for INT8 and FP8, does not cover "
+            f"{' and '.join(kinds)} ({self.node} first)."
         )
 
 
