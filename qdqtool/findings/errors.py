@@ -212,7 +212,7 @@ _TOPICS = {  # by words in the condition or function of an error; the first matc
 
 
 def explain_unlisted_error(text: str) -> KnownError | None:
-    """Return an entry for an error that is missing in the table, by the form of its text.
+    """Return an entry for an error that is not in the table, made from the form of its text.
 
     A line with the log prefix of a warning or error is explained too. None for other texts.
     """

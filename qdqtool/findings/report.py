@@ -288,9 +288,10 @@ class RecordedReasons:
         return applies
 
     def explain_by_codes(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
-        """Record a finding that affects a convolution as its explanation.
+        """Record which finding explains a convolution.
 
-        The finding has the first of the codes for which the report has such a finding.
+        It is the first finding that affects the convolution and has the first of the codes, else
+        the first with the second code, and so on. If there is none, nothing is recorded.
         """
         for code in codes:
             node = self.report.find_node(code, convolution)

@@ -110,8 +110,8 @@ def translate_for_dla(
         source: The Q/DQ model with all its weights.
         target: TensorRT version of the build, such as ``8.5.2`` or ``10.3``; older than 11.
         data: Images on which the ranges of tensors without a Q are measured, as for
-            :func:`calibration.open_data`. Default: rules give scales to some of these tensors, and
-            the others have no scale.
+            :func:`calibration.open_data`. Default: some of these tensors get scales by the rules of
+            :mod:`qdqtool.insertion.calibration_cache`, and the others have no scale.
         preprocess: How images become inputs, as for :func:`qdqtool.fix`.
         size: Height and width in pixels, if they are dynamic in the model.
 

@@ -49,8 +49,8 @@ class OutputJudge:
         notes: List to which notes about the comparison are added.
 
     Attributes:
-        noise: Output errors of the last changed model that was accepted. None until a model was
-            run.
+        noise: Output errors of the model with all changes that were accepted so far. None until a
+            model was run.
         first_noise: Output errors of the model before any change. None until a model was run.
         verdict: Comparison of detections by which the last model was accepted. None if the errors
             of the outputs decided.

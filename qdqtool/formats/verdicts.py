@@ -289,8 +289,7 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
 def describe_confidence(prediction: Prediction) -> str:
     """Describe how many results are confirmed by real builds or documents.
 
-    Float products of two activations have no result, although they are matrix products. The text
-    states their number.
+    Products of two float activations are not among the results. The text states their number.
     """
     total = len(prediction.convolutions)
     products = sum(c.is_product for c in prediction.convolutions)

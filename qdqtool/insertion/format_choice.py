@@ -70,8 +70,8 @@ def compare_precision(
 ) -> list[FormatFit]:
     """Compare the precision of each activation in INT8 and FP8.
 
-    The result lacks groups whose largest value is fixed, and activations without quantization
-    error.
+    The result lacks groups whose largest value does not depend on the data, and activations without
+    quantization error.
 
     Args:
         int8_scales: INT8 scales of the groups of activations.
@@ -232,7 +232,7 @@ def _describe_times(ms: Mapping[str, float], gpu: str) -> str:
 
 
 def _find_more_accurate(errors: npt.NDArray[np.float64]) -> str | None:
-    """Return the format with the smaller error; None if the errors count as equal."""
+    """Return the format with the smaller error; None if the difference is not clear."""
     tiny = np.finfo(np.float64).tiny
     ratios = np.log(np.maximum(errors[:, 0], tiny) / np.maximum(errors[:, 1], tiny))
     mean = float(ratios.mean())

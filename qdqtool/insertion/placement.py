@@ -235,7 +235,10 @@ def compute_placement(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
-    """Return the part of the head for each node that a preset leaves float, by node index."""
+    """Return the part of the head for each node that a preset leaves float, by node index.
+
+    `preset` is the value of the option `head`.
+    """
     if preset == "none":
         return {}
     head = find_head(model)

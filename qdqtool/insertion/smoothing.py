@@ -556,7 +556,10 @@ def _is_outside_summed_axis(places: Places, position: int) -> bool:
 
 
 def _find_constant_operands(model: Model, node: Node) -> list[int]:
-    """Return the position of the constant input, if exactly one of two inputs is constant."""
+    """Return a list with the position of the constant input, if one of two inputs is constant.
+
+    The list is empty if none or both are constant, or if the node does not have two inputs.
+    """
     if len(node.inputs) != 2:
         return []
     is_constant = [model.is_constant(skip_identities(model, t)) for t in node.inputs]

@@ -75,7 +75,7 @@ def find_int8_quantizers(view: View) -> list[Node]:
 
 
 def check_uniform_scales(view: View, report: FindingReport) -> None:
-    """Add a finding if all activations and weights have the same scale, a placeholder."""
+    """Add a finding if all activations and weights have the same, uncalibrated scale."""
     quantizers = find_int8_quantizers(view)
     scales = [_quantizer_scale(view, quantizer) for quantizer in quantizers]
     weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]

@@ -220,7 +220,7 @@ def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iter
 
 
 def _has_type_of_q(view: View, node: Node) -> bool:
-    """Return whether a node is a DQ after a Q and has no zero point of its own."""
+    """Return whether a node is a DQ after a Q and has no zero point that states its type."""
     if not qdq.is_dq(node) or node.input(2):
         return False
     return qdq.is_q(view.model.producer(node.input(0)))
