@@ -159,7 +159,7 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
 def format_issue(
     extraction: Extraction, command: str, model: str, verification: dict[str, Any] | None = None
 ) -> str:
-    """Return the text of a bug report: command, prediction, observation and versions.
+    """Return the text of a bug report: command, prediction, mismatches and versions.
 
     Args:
         extraction: Result of the extraction.

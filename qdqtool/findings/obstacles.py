@@ -1,4 +1,4 @@
-"""Quantization formats that TensorRT rejects, for the first line of a prediction."""
+"""Texts on rejected quantization formats, for the first line of a prediction."""
 
 from __future__ import annotations
 

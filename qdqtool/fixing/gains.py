@@ -23,7 +23,7 @@ _FAR = -1  # group of the nodes that are not connected to any change
 
 @dataclass(slots=True)
 class PredictionCounts:
-    """Counts of a prediction, or of a part of a prediction.
+    """Numbers of convolutions, conversions and findings in a prediction or a part of it.
 
     Attributes:
         int8: Number of INT8 convolutions.

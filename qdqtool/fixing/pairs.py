@@ -341,7 +341,7 @@ def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set
 def _has_weighted_consumer(view: View, q: Node) -> bool:
     """Return whether the values of a Q reach a layer with weights.
 
-    Through other operators, only layers outside a DFL are considered.
+    The convolution of a DFL is considered only if it is a direct consumer of the pair.
     """
     if q.index in view.feeds_weighted:
         return True

@@ -232,8 +232,9 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     """Write a TensorRT calibration table with the scales of the float network's tensors.
 
     ``IInt8Calibrator::readCalibrationCache`` reads the file. The first line names the target's
-    TensorRT version. For tensors without a Q, the scales follow from rules, or are measured if the
-    calibration data can be read again.
+    TensorRT version. For tensors without a Q, the scales follow from the rules of
+    :mod:`qdqtool.insertion.calibration_cache`, or are measured if the calibration data can be read
+    again.
 
     Returns:
         A report with the scales of the table, the tensors without a scale, and layer precisions for

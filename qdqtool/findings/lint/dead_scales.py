@@ -1,4 +1,4 @@
-"""Check for scales that map all possible values of a tensor to one integer, without data."""
+"""Check, without data, for scales that map all possible values of a tensor to one integer."""
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.bounds import find_bounds, find_concat_parts, find_constant_value, read_scalars

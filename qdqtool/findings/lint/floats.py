@@ -126,7 +126,11 @@ def check_bfloat16(view: View, report: FindingReport) -> None:
 
 
 def check_float_types(view: View, report: FindingReport) -> None:
-    """Add a finding on layers without Q/DQ: a flag for FP16, or FP32 types in the file."""
+    """Add a finding on the float types of the layers without Q/DQ.
+
+    On weakly typed targets, it names the flag that allows FP16. On strongly typed targets, it
+    reports layers that are FP32 in the file.
+    """
     if not view.fully_quantized_nodes:
         return
     if not target_named(report.target).strongly_typed:
