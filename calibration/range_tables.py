@@ -196,7 +196,7 @@ def _read_text_table(text: str, name: str) -> RangeTable:
 
 
 def _parse_scale(numbers: str) -> float:
-    """Return the scale for a text: the largest value, or several values separated by commas."""
+    """Return the scale for a text that is the largest value, or several values with commas."""
     values = [float(v) for v in numbers.split(",")]
     if len(values) == 1:
         return values[0] / _MAX_INT8
@@ -377,7 +377,7 @@ def _is_plain_table(content: Any) -> bool:
 
 
 def _range_entries(content: Any) -> Iterator[_Entry]:
-    """Yield the entries of JSON with the largest value, min and max, scale or amax of tensors."""
+    """Yield the entries of JSON with largest value, min and max, scale or amax per tensor."""
     for name, entry in _unwrap_entries(content).items():
         if not isinstance(entry, dict):
             value = _read_single_number(entry)

@@ -66,8 +66,8 @@ def collect(
 ) -> Statistics:
     """Collect statistics of tensors over calibration data, in one pass.
 
-    Memory does not depend on the number of images: onnxruntime returns only the tensors in
-    `tensors`, and each thread holds one sample at a time.
+    The required memory does not depend on the number of images: onnxruntime returns only the
+    tensors in `tensors`, and each thread holds one sample at a time.
 
     Args:
         model: A path, serialized bytes, a ModelProto or a Model.

@@ -42,7 +42,7 @@ MAX_SLOWEST = 8
 
 
 def rerun_commands(build: Build) -> dict[str, str]:
-    """Return commands that build the engine again with log, listing and profile, by version.
+    """Return commands for a new build with log, listing and profile, by TensorRT version.
 
     Without a known version, there is a command for TensorRT 8.2 to 10 and a command for 11. If the
     trtexec of a version lists no layers, the command requests a verbose log, which has the listing.

@@ -62,7 +62,7 @@ class GapKind(StrEnum):
 
     @property
     def is_truncation(self) -> bool:
-        """Whether content was lost. False for a section that nobody requested."""
+        """Whether content was lost. False for an absent section and a listing of names only."""
         return self not in (GapKind.ABSENT, GapKind.NAMES_ONLY)
 
 

@@ -586,9 +586,8 @@ def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[Change
 def are_scales_different(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
     """Return whether scales, axis, zero points or types of two quantizers differ.
 
-    If only one of them has known scales, they differ.
-
-    INT8 and FP8 scales of the same range do not differ.
+    If only one of them has known scales, they differ. INT8 and FP8 scales of the same range do not
+    differ.
     """
     if a is None or b is None:
         return a is not b

@@ -40,7 +40,7 @@ _BLOCK = 2**20  # number of bytes of output that are read at once
 
 
 class ModelCheck(Protocol):
-    """Check that a smaller model has a behavior of the whole model.
+    """Check that a smaller model behaves like the whole model.
 
     Attributes:
         is_ambiguous: Whether a model with a different fault could pass the check.
@@ -219,7 +219,9 @@ def _find_compiler_differences(
 
 
 class CommandCheck:
-    """Check that a user's command exits as for the whole model, and prints a given text.
+    """Check that a user's command exits with the same code as for the whole model.
+
+    If a text is given, the command must also print this text.
 
     The command is split into words as by a shell, but runs without a shell. The path of the model
     replaces ``{}``, or is added as the last argument.
@@ -321,7 +323,7 @@ class CommandCheck:
             ) from None
 
     def has_same_behavior(self, proto: onnx.ModelProto) -> bool:
-        """Return whether the command has the exit code of the whole model and prints the text."""
+        """Return whether the command exits as for the whole model, and prints the given text."""
         return self.run(proto, self._timeout) == self._code and self._has_printed_text()
 
     @property
