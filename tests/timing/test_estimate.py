@@ -485,7 +485,7 @@ def test_gain_of_light_models_is_at_most_the_ratio_of_rates(name: str) -> None:
     assert 1 / MOST_GAIN < time.best.gain < MOST_GAIN
 
 
-@pytest.mark.parametrize("case", slow_after(5, evidence.DIFFERENT))
+@pytest.mark.parametrize("case", slow_after(3, evidence.DIFFERENT))
 def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str) -> None:
     model = evidence.graph(case)
     prediction = predict(model, "trt10", advice=False)

@@ -12,6 +12,7 @@ from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from tests.findings.graphs import GRAPHS
 from tests.insertion.nets import detector
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 
@@ -87,7 +88,7 @@ def test_fix_saves_at_most_what_is_estimated(options: dict[str, Any]) -> None:
     assert bound_ms > 0.98 * (partial_ms - best_ms) > 0
 
 
-@pytest.mark.parametrize("gpu", ["T4", "Orin Nano 8GB", "RTX 4090"])
+@pytest.mark.parametrize("gpu", slow_after(1, ["T4", "Orin Nano 8GB", "RTX 4090"]))
 def test_float_head_saves_at_most_what_is_estimated(gpu: str) -> None:
     """The convolutions before the last ones then write INT8 too."""
     before = qdqtool.predict(quantized_detector(), gpu=gpu)
