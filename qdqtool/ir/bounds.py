@@ -172,7 +172,10 @@ def read_scalars(params: QuantParams) -> tuple[float, int] | None:
 
 
 def _find_full_range(params: QuantParams) -> tuple[float, float] | None:
-    """Return the least and greatest value that a DQ produces; see :func:`read_scalars` for None."""
+    """Return the least and greatest value that a DQ can produce.
+
+    None if :func:`read_scalars` returns None.
+    """
     scalars = read_scalars(params)
     if scalars is None:
         return None
@@ -185,8 +188,8 @@ def _quantize_range(params: QuantParams, low: float, high: float) -> tuple[float
     """Return the least and greatest value that a Q and DQ produce from a bounded tensor.
 
     ONNX divides by the scale in float32, rounds half to even, adds the zero point and saturates.
-    Each step is monotone, so that only the ends of the range are computed. None without one known
-    scale and zero point (see :func:`read_scalars`).
+    Each step is monotone, so only the ends of the range are computed. None if :func:`read_scalars`
+    returns None.
     """
     scalars = read_scalars(params)
     if scalars is None:

@@ -500,7 +500,7 @@ class Model:
         return external.to_array(proto, self.path, tensor)
 
     def forget_constants(self) -> None:
-        """Drop all cached values and results. Call this after adding data to initializers."""
+        """Drop all cached constants and results. Call this after adding data to initializers."""
         self._arrays.clear()
         self._initializer_types.clear()
         self.cache.clear()

@@ -129,7 +129,7 @@ def check_float_types(view: View, report: FindingReport) -> None:
     """Add a finding on the float types of the layers without Q/DQ.
 
     On weakly typed targets, it names the flag that allows FP16. On strongly typed targets, it
-    reports layers that are FP32 in the file.
+    reports layers that are FP32 in the file, unless the file has FP16 layers too.
     """
     if not view.fully_quantized_nodes:
         return
