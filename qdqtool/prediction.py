@@ -199,7 +199,7 @@ def collect_findings(
 
 
 def predict_part(model: Model, target: Target) -> Prediction:
-    """Predict a part of a model. The findings are not sorted and have no ids."""
+    """Predict a model that is a part of another one. Findings are not sorted and have no ids."""
     with pause_gc():
         prediction = predict_outcome(model, target)
         prediction.findings = _find_findings(model, prediction, None, target)

@@ -149,8 +149,8 @@ def load(model: ModelSource | Model) -> Model:
             onnx-graphsurgeon Graph, or Model.
 
     Raises:
-        ModelError: The file is missing, is not an ONNX model, or its graph is damaged, or its
-            names are too long.
+        ModelError: The file is missing or is not an ONNX model, its graph is damaged, or its names
+            are too long.
     """
     if isinstance(model, Model):
         return model

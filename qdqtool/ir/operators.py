@@ -618,7 +618,7 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
     """Return the axis of a node's weights along which scales differ; None for one scale.
 
     This is the output axis (NVIDIA's rule of one scale per output channel). A ConvTranspose gets a
-    single scale if the target is not known to support one per output
+    single scale if the target is not known to support one scale per output channel
     (``Target.transposed_per_channel``). A grouped ConvTranspose gets a single scale as well,
     because axis 1 of its weights counts the channels of one group only.
     """

@@ -69,7 +69,7 @@ _STORED_TYPES = (
 
 
 def read_smoothed_tensors(model: Model) -> frozenset[str]:
-    """Return the inputs of Linears whose outliers were moved into weights, from the metadata."""
+    """Read from the metadata the Linear inputs whose outliers SmoothQuant moved to weights."""
     return frozenset(model.metadata.get(SMOOTHED, "").splitlines())
 
 
@@ -99,7 +99,7 @@ class PerChannel:
 
 @dataclass(frozen=True, eq=False)
 class ParameterValues:
-    """Flat values of a scale or zero point, shared by all nodes that read the tensor."""
+    """Flat values of a scale or zero-point tensor, shared by all nodes that read it."""
 
     values: npt.NDArray[Any]
 

@@ -267,7 +267,7 @@ class _QuantizerFinder:
         scale: _FloatArray,
         zero_point: _FloatArray,
     ) -> FakeQuantizer:
-        """Return a dequantizer of integers; see :meth:`build` for the arguments."""
+        """Return a dequantizer of the integers `source`; see :meth:`build` for the arguments."""
         is_signed = self.model.elem_type(source) == onnx.TensorProto.INT8
         bounds = (-128.0, 127.0) if is_signed else (0.0, 255.0)
         fake = self.build(form, nodes, source, scale, zero_point, bounds)
@@ -440,9 +440,10 @@ class _QuantizerFinder:
         return scale.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
     def _read_pt2e(self, node: Node) -> FakeQuantizer | None:
-        """Return the quantizer of a quantize node of PyTorch's PT2E and its dequantize node.
+        """Return the quantizer that a quantize node of PyTorch's PT2E forms with its consumer.
 
-        The result has a `problem` if other nodes read the integers, or for torchao's affine nodes.
+        The result has a `problem` unless a dequantize node is the only consumer, and for torchao's
+        affine nodes.
         """
         consumers = self.model.consumers(node.output)
         form, source = QuantizerForm.PT2E, node.input(0)
@@ -709,7 +710,10 @@ def _rewrite_quantizer(editor: Editor, fake: FakeQuantizer) -> None:
 
 
 def _insert_lower_limit(editor: Editor, fake: FakeQuantizer) -> str:
-    """Return the input of a quantizer, limited to -127 steps, because Q clips at -128."""
+    """Limit a quantizer's input to -127 steps or more, and return the limited tensor.
+
+    A Q alone would clip values at -128 steps.
+    """
     assert fake.scale is not None
     low = (-127 * fake.scale).astype(_NUMPY_TYPES[fake.elem_types[0]])
     value = editor.model.constant(fake.source)

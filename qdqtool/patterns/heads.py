@@ -233,7 +233,7 @@ def convolutions_upstream(model: Model, tensor: str) -> set[int]:
 def _channel_sources(
     model: Model, node: Node, output: str, channels: _Range
 ) -> list[tuple[str, _Range]]:
-    """Return the inputs that a node moves to channels of its output, with their channels.
+    """Return the inputs whose values become channels of a node's output, with their channels.
 
     Empty if the node computes the channels instead of moving them.
     """
@@ -418,7 +418,7 @@ def _find_score_product(model: Model, softmax: Node) -> Node | None:
 
 
 def _find_value_product(model: Model, softmax: Node) -> tuple[Node, str] | None:
-    """Return the matrix product that reads the result of a Softmax, and the tensor it reads.
+    """Return the matrix product after a Softmax, and the input by which it reads the result.
 
     None if no matrix product is found.
     """
@@ -509,7 +509,7 @@ def _find_sampling_layers(model: Model) -> set[int]:
 
 
 def _find_boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
-    """Return the Linears that compute boxes in a network with attention.
+    """Return indices of the Linears that compute boxes in a network with attention.
 
     A last Linear computes boxes if it has four columns and comes after an MLP. Empty if all last
     Linears meet these conditions.

@@ -63,7 +63,7 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
 
 
 def find_normalized_inputs(model: Model) -> dict[str, int]:
-    """Return the inputs that a network normalizes itself, with their highest pixel value."""
+    """Return the inputs that a network normalizes itself, with the highest expected value."""
     highest_values = {}
     for tensor in model.inputs:
         shape = model.shape(tensor)

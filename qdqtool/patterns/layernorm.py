@@ -690,7 +690,8 @@ def _is_reciprocal(model: Model, node: Node) -> bool:
 def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
     """Return the only consumer of a node, and the constant that this consumer applies.
 
-    ``op`` is the operator of the consumer. ``(None, "")`` for another consumer, or for several.
+    ``op`` is the operator of the consumer. ``(None, "")`` for another operator, for several
+    consumers, or if the other operand is not constant.
     """
     consumers = _find_consumers(model, node)
     if len(consumers) != 1 or not _has_op(consumers[0], op):

@@ -71,7 +71,7 @@ class NonDetectorKind:
 
 
 def find_non_detector_kind(model: Model) -> NonDetectorKind | None:
-    """Return the kind of a network that is no YOLO-like detector; None if it may be one."""
+    """Return the kind of a network that is not a YOLO-like detector; None if it may be one."""
     task = model.metadata.get("task", "")
     if task == "classify":
         return NonDetectorKind(NetworkKind.CLASSIFIER, "the model's metadata has task=classify")

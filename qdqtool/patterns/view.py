@@ -92,7 +92,7 @@ class View:
 
     Attributes:
         model: The model.
-        cache: Results of functions over tensors of the view, by the function's name.
+        cache: Results of functions of the view: a dict for each function, by its name.
     """
 
     def __init__(self, model: Model) -> None:
@@ -352,7 +352,7 @@ def _chain_upstream(
     tensor: str,
     find_producer: Callable[[str], tuple[Node, str] | None],
 ) -> NodeChain:
-    """Return the nodes upstream of a tensor.
+    """Return the chain of nodes upstream of a tensor.
 
     Args:
         cache: Chains by tensor.

@@ -238,7 +238,7 @@ def _has_negative_size(proto: onnx.ModelProto, constants: Mapping[str, onnx.Tens
 def _has_usual_sizes(
     node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto], lengths: Mapping[str, int]
 ) -> bool:
-    """Return whether the inputs and attributes that state sizes have few and usual values."""
+    """Return whether inputs and attributes that state sizes are short, without huge values."""
     if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
         return False
     for tensor in _size_inputs(node):

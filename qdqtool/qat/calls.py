@@ -31,7 +31,7 @@ class NetworkCall:
 
     @property
     def description(self) -> list[TensorDescription]:
-        """Position, kind and shape of each tensor among the arguments."""
+        """Position, kind of numbers and shape of each tensor among the arguments."""
         places = {f"argument {i + 1}": v for i, v in enumerate(self.args)}
         places |= {f"'{k}'": v for k, v in self.kwargs.items()}
         return [

@@ -53,7 +53,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Check:
-    """Differences between a Q/DQ model and the torch network, for the sample.
+    """Differences between a Q/DQ model and the torch network, measured with the sample.
 
     Attributes:
         difference: Largest error of an output: root mean square of the difference between the
@@ -204,7 +204,7 @@ def measure_noise(
         network: Network whose quantizers call ``noise`` on their inputs.
         call: Arguments of the network.
         outputs: Outputs of the network in single precision, without noise.
-        noise: Adds the noise to the inputs of the quantizers.
+        noise: Injector that adds the noise to the inputs of the quantizers.
     """
 
     def measure(dtype: torch.dtype | None = None) -> float:

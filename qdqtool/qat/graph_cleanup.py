@@ -141,8 +141,8 @@ def _single_dq(model: Model, q: Node) -> Node | None:
     """Return the DQ that is the only consumer of an activation's Q.
 
     Returns:
-        None if `q` is no Q of an activation, if it has other consumers, or if the output of the DQ
-        is a network output.
+        None if `q` is not a Q of an activation, if it has other consumers, or if the output of the
+        DQ is a network output.
     """
     if q.op != qdq.Q or model.is_constant(q.input(0)):
         return None

@@ -1,4 +1,4 @@
-"""Callback for Lightning: prepare quantized training, and write a Q/DQ model at its end.
+"""Callback for Lightning: insert quantizers before training, write a Q/DQ model after it.
 
     from qdqtool.qat.lightning import QATCallback
     Trainer(callbacks=[QATCallback(sample, path="model_qdq.onnx")]).fit(module, loader)

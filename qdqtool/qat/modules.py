@@ -48,7 +48,7 @@ def observe_activations(observer: ActivationObserver) -> AbstractContextManager[
 
     Args:
         observer: Function that receives the module, the name of the quantizer's attribute, and the
-            tensor. Weights are not observed.
+            input of the quantizer. Quantizers of weights are not observed.
     """
     return override_attributes(_observers, activations=observer)
 
@@ -94,7 +94,7 @@ class QuantizedModule:
         qdq_weight: Attribute that holds the quantizer of the weights; None without a quantizer.
         qdq_calls: By kind of call, number of the call and position of an input: the attribute that
             holds the quantizer of this input.
-        qdq_expected: Number of calls that run inside the module, by kind.
+        qdq_expected: Number of calls that must run inside the module, by kind of call.
         qdq_off: Attributes of disabled quantizers, see :mod:`qdqtool.qat.switching`.
         qdq_norm: Parent and attribute of the BatchNormalization after the module, if the weights
             have one scale for all channels; else None.
@@ -108,7 +108,7 @@ class QuantizedModule:
     qdq_norm: tuple[nn.Module, str] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the original `forward` with quantized inputs, weights and calls."""
+        """Run the original `forward` with quantized data, weights and inputs of calls."""
         if self.qdq_input is not None:
             args = (_run_quantizer(self, self.qdq_input, args[0]), *args[1:])
         if self.qdq_weight is None and self.qdq_calls:
@@ -243,7 +243,7 @@ def convert_to_quantized_module(module: nn.Module) -> QuantizedModule:
 
 
 def is_weight_input(kind: str, position: int) -> bool:
-    """Return whether an input of a call has the weights of an attention's projection."""
+    """Return whether an input of a call is the weights of an attention's projection."""
     return kind == LINEAR and position == 1
 
 

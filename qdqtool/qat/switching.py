@@ -1,4 +1,4 @@
-"""``qat.disable``, ``enable`` and ``sensitivity``: disable and enable quantizers."""
+"""``qat.disable``, ``enable``, ``sensitivity``: switch quantizers, and measure the effect."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

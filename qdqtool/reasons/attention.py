@@ -204,7 +204,7 @@ class FloatMyelinLayer(Reason, key="in-myelin"):
 
 
 class QuantizedResidualStream(Reason):
-    """An Add in the residual stream of a transformer whose inputs come from DQs.
+    """An Add in a transformer's residual stream; the inputs of the Add come from DQs.
 
     Attributes:
         pairs: The DQs.

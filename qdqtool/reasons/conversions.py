@@ -45,7 +45,7 @@ from qdqtool.util.records import field_values
 
 
 class OperatorNotCommuting(Reason, key="not-commuting"):
-    """A Q cannot move up past the operator."""
+    """A Q cannot move up past an operator of this type."""
 
     op: str
     quantizer: str

@@ -13,7 +13,7 @@ from qdqtool.reasons.text import Message, describe_float_result, describe_origin
 
 
 class ActivationBeforeAdd(Reason, key="activation-before-add"):
-    """An activation is between the convolution and the Add.
+    """An activation is between a convolution and an Add.
 
     Attributes:
         add: The Add.
@@ -117,7 +117,7 @@ class QuantizerAfterPad(Reason, key="behind-pad"):
 
 
 class StemBeforePool(Reason, key="stem-before-pool"):
-    """A stem convolution fuses a Relu that has Q/DQ on both sides, and the MaxPool after it.
+    """A stem convolution fuses a Relu with Q/DQ on both sides, and the MaxPool after the Relu.
 
     Attributes:
         relu: The Relu.

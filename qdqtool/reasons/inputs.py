@@ -8,7 +8,7 @@ from qdqtool.reasons.text import Message, format_node
 
 
 class InputNotDequantized(Reason, key="input-not-dequantized"):
-    """The data input does not come from a DQ.
+    """The data of a convolution or matrix product does not come from a DQ.
 
     Attributes:
         tensor: The input's ONNX tensor.

@@ -33,7 +33,7 @@ from qdqtool.util.text import format_count
 
 
 def list_scale_rules(find_operator: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
-    """Return the rules for different scales; the code depends on the operator between them.
+    """Return the rules for different scales. The operator between them determines the code.
 
     ``find_operator`` returns this operator for a reason; None if the scales are on one tensor.
     """
@@ -73,9 +73,9 @@ def describe_concat_scales(r: ConcatScales, consequence: str, scales: Sequence[S
 
 
 def needs_coarse_common_scale(cause: Cause) -> bool:
-    """Return whether ``fix`` rejects one scale for all, because it costs more than two bits.
+    """Return whether ``fix`` rejects a common scale that would cost more than two bits.
 
-    False if the fix of the reason is not one scale for all.
+    False if the fix of the reason is not a common scale.
     """
     scales = list(cause.reason.scales_to_unify())
     if not scales:
@@ -136,7 +136,7 @@ class ConcatScales(Reason, key="concat-scales"):
 
 
 class ScalesDiffer(Reason, key="scales-differ"):
-    """Quantizers in a row, or on one tensor, have different scales."""
+    """Consecutive quantizers, or quantizers of one tensor, have different scales."""
 
     rules = (fixable_rule("DOUBLE-QDQ"),)
 
@@ -294,7 +294,7 @@ class ScaleNotPositive(Reason):
         return f"{_UNCALIBRATED}, or training or calibration diverged{half}"
 
     def _describe_rounding_to_zero(self) -> str:
-        """Return the text that a float16 scale may have been rounded to 0; empty for float32."""
+        """Return a remark that float16 rounded a scale to 0; empty for scales of another type."""
         if not self.is_half:
             return ""
         return f", float16 rounded a scale below {_SMALLEST_HALF:g} to 0"

@@ -38,7 +38,7 @@ class PathStep:
     Attributes:
         node: The ONNX node.
         op: Operator of the node.
-        part: Index of the input of a Concat on the path; -1 for other operators.
+        part: For a Concat, the index of its input on the path; -1 for other operators.
     """
 
     node: str
@@ -189,7 +189,7 @@ def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorCons
 
 
 def find_operator_between_scales(steps: Sequence[PathStep]) -> PathStep | None:
-    """Return the operator on a path that messages name as the cause of different scales.
+    """Return the operator that messages name as the cause of different scales on a path.
 
     The first Concat (or other join) is preferred, then the first Split or Slice, then the first
     operator. None for an empty path.

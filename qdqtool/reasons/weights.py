@@ -290,7 +290,7 @@ class WeightsPerTensor(Reason):
         spread: Largest range of a channel divided by the smallest, in the worst layer.
         lost: Share of the channels of the worst layer that lose two bits or more.
         lossy: Number of layers where at least a quarter of the channels lose two bits or more.
-        rounded: Number of layers for which the file has only rounded weights.
+        rounded: Number of layers whose weights in the file are already rounded to the scale.
     """
 
     rules = (fixable_rule("W-PER-TENSOR"),)

@@ -144,7 +144,7 @@ class CaseEntry:
 
 @dataclass(slots=True)
 class TraceLine:
-    """A line of the simulated optimizer's log, and the position of its case."""
+    """A line of the simulated optimizer's log, and the position of the evidence for it."""
 
     text: str
     case: int
@@ -303,7 +303,7 @@ class ValueHistogram:
 
 @dataclass(slots=True)
 class TimePart:
-    """Time of one kind of layers; ``layers`` is the number of layers, ``what`` their kind."""
+    """Time of one kind of layers; ``layers`` is their number, ``what`` describes the kind."""
 
     kind: str
     name: str

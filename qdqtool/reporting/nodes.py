@@ -247,7 +247,7 @@ class ModelCollector:
         )
 
     def find_nodes(self, names: Iterable[str]) -> list[int]:
-        """Return the positions of drawn nodes with some names.
+        """Return the positions of the drawn nodes that have one of the names.
 
         A Q or DQ is not drawn. Its name gives the positions of its consumers.
         """

@@ -221,7 +221,7 @@ def format_number(value: float) -> str:
 
 
 def round_digits(value: Any, digits: int) -> float:
-    """Round a number to some significant digits."""
+    """Round a number to `digits` significant digits."""
     return float(f"{float(value):.{digits}g}")
 
 

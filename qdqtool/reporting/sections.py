@@ -637,8 +637,8 @@ def collect_scale_groups(
 
     Args:
         collector: Contents of the Q/DQ model.
-        before: The float model, whose operators determine the groups as in ``insert``. Without a
-            float model, activations with equal scales are a group.
+        before: The model to compare with. If it is float, its operators determine the groups as in
+            ``insert``. Without a float model, activations with equal scales are a group.
     """
     view = collector.subject.view
     quantizers: dict[str, list[Node]] = defaultdict(list)

@@ -1,4 +1,4 @@
 """Time estimates: table of GPUs, work of each layer, time model, calibration.
 
-The package does not import the command line or the formats.
+The package imports neither the command line nor the output formats.
 """

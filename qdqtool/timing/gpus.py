@@ -380,7 +380,7 @@ class Gpu:
 
 @functools.cache
 def load_rates() -> dict[str, SmRates]:
-    """Return the rates by compute capability."""
+    """Return the rates of an SM by compute capability."""
     return {
         row["cc"]: SmRates(
             row["cc"],
@@ -692,7 +692,7 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
 
 
 def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
-    """Return a GPU with a power limit in watts, and the note about its clock."""
+    """Return a GPU with a power limit in watts, and a note on its clock."""
     mode = _POWER_MODES.get((gpu.name, limit))
     if mode is not None:
         sms, clock = mode

@@ -38,7 +38,7 @@ class ChannelRanges(NamedTuple):
         node: The layer.
         ratios: Range of each channel divided by the range of the tensor. Channels of zeros are left
             out.
-        rounded: Whether the file contains only rounded weights.
+        rounded: Whether the weights in the file are already rounded to the scale.
     """
 
     node: Node
