@@ -516,7 +516,7 @@ class _RoundChain:
         if not np.isfinite(bounds).any():
             consumers = self._model.consumers(self.nodes[-1].output)
             if not any(node.op in WEIGHTED for node in consumers):
-                return None  # The Round may round coordinates, for example.
+                return None  # not a quantizer: for example, a Round of coordinates
             return FakeQuantizer(
                 QuantizerForm.DECOMPOSED,
                 tuple(self.nodes),

@@ -46,7 +46,7 @@ _SQUARES = (
 )
 # Arithmetic that may be between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
-# Operators whose results do not exceed the input
+# Operators whose results do not exceed the magnitudes of the input
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
 _MAX_DEPTH = 4  # maximum number of arithmetic nodes before the root, and of consecutive Casts
@@ -749,7 +749,7 @@ def _inputs_before_casts(model: Model, node: Node) -> list[str]:
 
 
 def _find_producer(model: Model, tensor: str, *ops: str) -> Node | None:
-    """Return the producer upstream of a tensor's Casts if it has one of the operators."""
+    """Return the producer before a tensor's Casts; None unless its operator is in `ops`."""
     node = model.producer(_skip_casts(model, tensor))
     return node if _has_op(node, *ops) else None
 

@@ -24,7 +24,7 @@ from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.notes import Note
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
-_MIN_NORMS = 2  # layer normalizations that show a transformer; other networks may have one
+_MIN_NORMS = 2  # minimum number in a transformer; other networks may have one LayerNorm
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
 _POOLINGS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceMean")
 _UPSCALING = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace")

@@ -483,7 +483,7 @@ class _Inserter:
             )
             result.notes.append(note)
             if result.smoothed:
-                self._model.sha256 = None  # cached statistics of the original model do not fit
+                self._model.sha256 = None  # statistics of the original model do not apply
                 placement = compute_placement(self._model, rule_set)
         if not placement.inputs:
             raise create_nothing_to_quantize_error(placement.skipped, result.source or "model")

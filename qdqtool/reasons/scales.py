@@ -486,7 +486,7 @@ class ScaleComputed(Reason, key="scale-computed"):
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
+    identity_excludes = (*Reason.identity_excludes, "node")  # the same for all layers
 
     quantizer: str
     tensor: str = ""
@@ -504,7 +504,7 @@ class ActivationPerChannel(Reason, key="activation-per-channel"):
 
     rules = (fixable_rule("ACT-PER-CHANNEL"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
+    identity_excludes = (*Reason.identity_excludes, "node")  # the same for all layers
 
     dq: str
     scales: Scale

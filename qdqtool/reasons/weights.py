@@ -164,7 +164,7 @@ class WeightsShared(Reason, key="weights-shared"):
 
     rules = (fixable_rule("W-SHARED"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
+    identity_excludes = (*Reason.identity_excludes, "node")  # the same for all layers
 
     weight: str
     convolutions: tuple[str, ...]

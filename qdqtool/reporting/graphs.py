@@ -238,7 +238,7 @@ class _OnnxDrawing:
         return list(edges.values())
 
     def _find_box(self, origin: _TensorOrigin, numbers: dict[str | int, int]) -> int | None:
-        """Return the number of the box that produces a tensor; None without a box."""
+        """Return the number of the box that produces a tensor; None if no box produces it."""
         if origin.producer is None:
             return numbers.get(origin.tensor)
         return numbers.get(self.first_nodes[origin.producer])
