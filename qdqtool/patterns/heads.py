@@ -540,7 +540,7 @@ def _multiplies_few_columns(model: Model, node: Node) -> bool:
 
 
 def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
-    """Add to `producers` the layers whose results are combined with coordinates.
+    """Add to `layers.producers` the layers whose results are combined with coordinates.
 
     Returns:
         Tensors of coordinates.

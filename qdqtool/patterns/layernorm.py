@@ -394,7 +394,7 @@ def _layer_norm_sizes(
 
 
 def _is_broadcastable(name: str, value: _Array | None, sizes: list[int]) -> bool:
-    """Return whether a scale or bias is absent, or broadcasts to normalized axes of `sizes`."""
+    """Return whether a scale or bias is absent, has one element, or has the shape `sizes`."""
     if not name or value is None:
         return not name
     return value.size == 1 or (

@@ -759,7 +759,11 @@ def remove_unsupported_int8(target: Target, gpu: Gpu) -> Gpu:
 
 
 def _parse_watts(power: str) -> float | None:
-    """Return the power limit in W; None for the maximum (``MAXN``)."""
+    """Return the power limit in W; None for the maximum (``MAXN``).
+
+    Raises:
+        QdqtoolError: The text is neither a number of watts nor ``MAXN``.
+    """
     text = power.strip().lower()
     if text.startswith("max"):
         return None
