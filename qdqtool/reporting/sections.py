@@ -60,7 +60,8 @@ def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
     notes = [str(note) for note in result.notes]
     omitted = len(result.mismatches) - len(mismatches)
     if omitted:
-        notes.append(f"{omitted} more mismatches (qdqtool verify --format json lists them all)")
+        count = "1 more mismatch" if omitted == 1 else f"{omitted} more mismatches"
+        notes.append(f"{count} (qdqtool verify --format json lists all)")
     agreement = data.BuildAgreement(
         build=_describe_build(build),
         verdict=verdict(result),

@@ -408,7 +408,8 @@ def compare_with_build(
         mismatches.extend(part[:MAX_MISMATCHES])
         if len(part) > MAX_MISMATCHES:
             count, kind = len(part) - MAX_MISMATCHES, part[0].kind
-            text = f"{count} more mismatches of kind '{kind}'"
+            word = "mismatch" if count == 1 else "mismatches"
+            text = f"{count} more {word} of kind '{kind}'"
             notes.append(Note(text, code="more-mismatches", count=count, kind=kind))
     if has_fp32_convolutions(build):
         notes.append(

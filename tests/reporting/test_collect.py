@@ -15,6 +15,8 @@ import pytest
 
 import qdqtool
 from calibration import METHODS, amax_of, load_statistics
+from qdqtool.buildlog.agreement import Difference, Mismatch, MismatchKind
+from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.demo.network import yolov8n
@@ -26,10 +28,12 @@ from qdqtool.reporting import api, data
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import encode_contents, render_page
-from qdqtool.reporting.sections import read_tuning
+from qdqtool.reporting.sections import MAX_MISMATCHES, collect_agreement, read_tuning
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import render
+from qdqtool.verification.api import verify
+from tests.buildlog.evidence import build_file
 from tests.comparison.networks import float_network, network, with_dynamic_size
 from tests.errors import has
 from tests.insertion.nets import Net
@@ -604,6 +608,23 @@ def test_float_type_is_that_of_the_build(
     build = Build(precision_flags=frozenset(flags))
     subject = ReportSubject(model, qdqtool.predict(files.model, target), target, build=build)
     assert f"with {float_type} output" in ModelCollector(subject, "model").model.verdict
+
+
+@pytest.mark.parametrize(
+    ("omitted", "text"), [(1, "1 more mismatch ("), (2, "2 more mismatches (")]
+)
+def test_report_counts_mismatches_that_it_does_not_list(omitted: int, text: str) -> None:
+    model, target = published(FIRST[0]), target_named("trt8.6")
+    mismatch = Mismatch(MismatchKind.TRACE, "line", {}, {}, Difference.LOGGED)
+    mismatches = [mismatch] * (MAX_MISMATCHES + omitted)
+    build = read_build(build_file(FIRST[0]))
+    verification = dataclasses.replace(verify(model, build), mismatches=mismatches)
+    subject = ReportSubject(
+        model, qdqtool.predict(model, target), target, verification=verification, build=build
+    )
+    agreement = collect_agreement(ModelCollector(subject, "model"))
+    assert agreement is not None and len(agreement.mismatches) == MAX_MISMATCHES
+    assert [n for n in agreement.notes if n.startswith(text)]
 
 
 def test_both_models_have_one_image_size() -> None:
