@@ -176,13 +176,14 @@ class Difference(StrEnum):
     ABSORBS = "predicted to absorb {}, but the engine's layer does not"
     ABSORBED = "the engine's layer absorbs {}, which was not predicted"
     LINE_AND_INPUT = (
-        "the log contradicts itself: line {} quantizes the input, but the engine lists float"
+        "the log contradicts itself: line {} reports a quantized input, but the engine lists float"
     )
     LINE_AND_OUTPUT = (
-        "the log contradicts itself: line {} quantizes the output, but the engine lists float"
+        "the log contradicts itself: line {} reports a quantized output, but the engine lists float"
     )
     NO_LINE = (
-        "the log contradicts itself: the engine lists INT8, but no pass line quantizes the layer"
+        "the log contradicts itself: the engine lists a quantized input, but no line of an "
+        "optimizer pass reports one"
     )
     TWO_TYPES = "the log contradicts itself: {} in line {}, {} in line {}"
     END = "the model's {} is {}, but the engine lists {}"

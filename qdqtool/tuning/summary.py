@@ -207,7 +207,7 @@ def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -
         Note(
             f"only {format_count(chosen, 'selection image')} and "
             f"{format_count(judged, 'held-out image')}: too few to distinguish candidates whose "
-            f"metrics differ by some hundredths. Give {more}",
+            f"metrics differ by a few hundredths. Give {more}",
             code="few-images-to-judge",
             chosen_on=chosen,
             judged_on=judged,
