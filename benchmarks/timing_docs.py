@@ -147,7 +147,7 @@ def has_steady_clock(pair: dict[str, Any]) -> bool:
 def summary(blind: Rows, pairs: Rows) -> str:
     gains, steady = gain_figures(pairs), [p for p in pairs if has_steady_clock(p)]
     text = (
-        f"For {len(blind)} published times of GPUs or networks outside the fit, the median error is "
+        f"For {len(blind)} published times of GPUs or networks to which the model was not fitted, the median error is "
         f"{median(blind, 'model_ms'):.0%}. The faster of INT8 and FP16 is correct for {gains['right']} of "
         f"{gains['pairs']} measured pairs that differ by more than 5 %, each judged by a fit without its network and "
         f"GPU. The median error of the gain is {gains['median']:.1%} for all {len(pairs)} pairs, and "
