@@ -368,33 +368,40 @@ def test_last_of_two_builds_in_one_log_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "missing"),
+    ("line", "is_end_kept", "missing", "layers"),
     [
         (
             "Running: QuantizeDoubleInputNodes",
+            False,
             ["optimizer passes (cut off)", "engine listing", "end of the log"],
+            0,
         ),
         (
             "Layer(Reformat): Reformatting",
+            False,
             ["engine listing (cut off: 2 of 3 layers)", "end of the log"],
+            2,
         ),
         (
             "Parsing node: relu",
-            ["parse section (cut off)", "optimizer passes", "engine listing"] + ["end of the log"],
+            False,
+            ["parse section (cut off)", "optimizer passes", "engine listing", "end of the log"],
+            0,
+        ),
+        (
+            "ConstWeightsQuantizeFusion: Fusing",
+            True,
+            ["parse section", "optimizer passes (cut off)"],
+            3,
         ),
     ],
 )
-def test_log_that_is_cut_before_a_line(line: str, missing: list[str]) -> None:
-    text = LOG[: LOG.index(line)]
-    build = read(text[: text.rindex("\n") + 1])
-    assert (build.missing, build.complete) == (missing, False)
-
-
-def test_log_without_its_beginning() -> None:
-    text = LOG[: LOG.index("ConstWeightsQuantizeFusion: Fusing")]
-    build = read(LOG[text.rindex("\n") + 1 :])
-    missing = ["parse section", "optimizer passes (cut off)"]
-    assert (build.missing, build.complete, len(build.layers)) == (missing, False, 3)
+def test_log_that_is_cut_before_a_line(
+    line: str, is_end_kept: bool, missing: list[str], layers: int
+) -> None:
+    cut = LOG[: LOG.index(line)].rindex("\n") + 1
+    build = read(LOG[cut:] if is_end_kept else LOG[:cut])
+    assert (build.missing, build.complete, len(build.layers)) == (missing, False, layers)
 
 
 def test_profile_with_the_name_last() -> None:

@@ -4,22 +4,65 @@ import pytest
 
 from qdqtool.trt.passes.concat_removal import ConcatRemoval
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Build, run_pass
 
 STRIDING = "Generating copy because input does not support striding"
 STOMPING = "Generating copy because of stomping hazard"
 
 
-def test_resize_is_copied_and_other_input_retargeted(g: Graph) -> None:
-    # yolo-resnet18-orin-trt8502, /neck/Concat. Names are those of the quantized network.
-    left = g.resize(g.op("Sigmoid", g.input(1, 8, 2, 2), "s"), "Resize")
-    right = g.op("Tanh", g.input(1, 8, 4, 4, name="y"), "t")
-    out = g.op("Elu", g.pair(g.concat([left, right], "Concat"), "p"), "e")
-    assert run_pass(g.model(out), ConcatRemoval).lines == [
-        ("Eliminating concatenation", "Concat"),
-        (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
-        ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
-    ]
+@pytest.mark.parametrize(
+    ("build", "lines"),
+    [
+        # yolo-resnet18-orin-trt8502, /neck/Concat. Names are those of the quantized network.
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Elu",
+                    g.pair(
+                        g.concat(
+                            [
+                                g.resize(g.op("Sigmoid", g.input(1, 8, 2, 2), "s"), "Resize"),
+                                g.op("Tanh", g.input(1, 8, 4, 4, name="y"), "t"),
+                            ],
+                            "Concat",
+                        ),
+                        "p",
+                    ),
+                    "e",
+                )
+            ],
+            [
+                (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
+                ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
+            ],
+            id="Resize is copied",
+        ),
+        # Both BEVFusion builds.
+        pytest.param(
+            lambda g: [
+                g.op(
+                    "Tanh",
+                    g.concat(
+                        [
+                            g.conv(x := g.input(1, 8, 4, 4), "alone", scale=None, weights="float"),
+                            y := g.conv(x, "shared", scale=None, weights="float"),
+                        ],
+                        "Concat",
+                    ),
+                    "t",
+                ),
+                g.op("Sigmoid", y, "s"),
+            ],
+            [("Retargeting", "alone:0", "Concat:0"), (STRIDING, "shared:0", "Concat:0")],
+            id="convolution with another consumer is copied",
+        ),
+    ],
+)
+def test_input_is_copied_and_other_input_retargeted(
+    g: Graph, build: Build, lines: list[tuple[str, str, str]]
+) -> None:
+    result = run_pass(g.model(*build(g)), ConcatRemoval)
+    assert result.lines == [("Eliminating concatenation", "Concat"), *lines]
 
 
 def test_shared_tensor_and_network_input_are_copied(g: Graph) -> None:
@@ -30,19 +73,6 @@ def test_shared_tensor_and_network_input_are_copied(g: Graph) -> None:
     rows = run_pass(g.model(*outputs), ConcatRemoval).lines
     assert sorted(r[0] for r in rows if r[1] == "s:0") == [STOMPING, "Retargeting"]
     assert [r[0] for r in rows if r[1] == "x"] == [STOMPING, STOMPING]
-
-
-def test_convolution_read_by_concat_alone_is_retargeted(g: Graph) -> None:
-    # Both BEVFusion builds.
-    x = g.input(1, 8, 4, 4)
-    alone = g.conv(x, "alone", scale=None, weights="float")
-    shared = g.conv(x, "shared", scale=None, weights="float")
-    out = g.op("Tanh", g.concat([alone, shared], "Concat"), "t")
-    assert run_pass(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).lines == [
-        ("Eliminating concatenation", "Concat"),
-        ("Retargeting", "alone:0", "Concat:0"),
-        (STRIDING, "shared:0", "Concat:0"),
-    ]
 
 
 @pytest.mark.parametrize(

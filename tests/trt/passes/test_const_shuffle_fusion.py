@@ -1,6 +1,8 @@
+import pytest
+
 from qdqtool.trt.passes.const_shuffle_fusion import ConstShuffleFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 def test_bias_is_fused_with_its_shuffle(g: Graph) -> None:
@@ -22,12 +24,18 @@ def test_weights_of_converted_gemm_are_fused_with_transpose(g: Graph) -> None:
     ]
 
 
-def test_shared_constant_is_not_fused(g: Graph) -> None:
-    shared = g.const("k", [1.0, 2.0])
-    x = g.op("Add", [g.input(2), shared], "same-rank")
-    y = g.op("Add", [g.input(1, 2, name="y"), shared], "other-rank")
-    assert run_pass(g.model(x, y), ConstShuffleFusion).lines == []
-
-
-def test_shuffle_of_computed_tensor_is_not_fused(g: Graph) -> None:
-    assert run_pass(g.model(g.reshape(g.input(1, 4), "r", 4)), ConstShuffleFusion).lines == []
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda g: [
+                g.op("Add", [g.input(2), k := g.const("k", [1.0, 2.0])], "same-rank"),
+                g.op("Add", [g.input(1, 2, name="y"), k], "other-rank"),
+            ],
+            id="shared constant",
+        ),
+        pytest.param(lambda g: [g.reshape(g.input(1, 4), "r", 4)], id="computed tensor"),
+    ],
+)
+def test_shuffle_is_not_fused(g: Graph, build: Build) -> None:
+    assert run_pass(g.model(*build(g)), ConstShuffleFusion).lines == []
