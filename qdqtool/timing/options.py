@@ -10,7 +10,8 @@ class GpuOptions:
     """GPU that times are estimated for.
 
     Attributes:
-        gpu: Name as in ``qdqtool gpus``. None: no times, or the GPU that a build names.
+        gpu: Name as in ``qdqtool gpus``. None: the GPU that a build names; no times
+            without a build.
         clock: SM clock in MHz under load. None: the boost clock.
         power: Power mode of a Jetson: ``MAXN``, or a limit in watts (``15W``).
     """

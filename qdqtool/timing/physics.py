@@ -1,11 +1,11 @@
-"""Time of a layer from its work: a roofline model with a minimum, padding and an L2 cache.
+"""Time of a layer from its work: a roofline model with a minimum time, padding and an L2.
 
 The model gives the seconds of a kernel on a GPU, without the overhead that a profile adds:
 
     t        = minimum + latency + (compute^p + memory^p)^(1/p)   compute and memory overlap
     latency  = clocks for a step x steps of one tile                 equal for any number of SMs
     compute  = padded MACs / (rate x efficiency)
-    memory   = max(bytes that miss the L2 / DRAM, bytes / L2)
+    memory   = max(bytes that miss the L2 / DRAM bandwidth, all bytes / L2 bandwidth)
 
 The share of bytes that miss the L2 follows from the number of elements, not from their type.
 
@@ -100,10 +100,11 @@ class TimeConstants:
         architectures: Factor on computing rates, by compute capability of the measured GPUs.
         overhead_us: Microseconds that a profile adds to each layer (the median over GPUs; 0 to
             7.5 were seen).
-        spreads: Factors within which 80 % of measured times lie. ``layer`` and ``total`` are for
-            fits without the GPU but with its architecture, and ``total_unknown`` for fits without
-            the architecture. ``gain`` is the factor within which 80 % of gains lie (time in FP16
-            divided by time with Q/DQ), for fits without the GPU and the network.
+        spreads: Factors within which 80 % of measured times lie. ``layer`` and ``total`` hold for a
+            GPU whose times are not part of the fit, but times of its architecture are.
+            ``total_unknown`` holds if no times of its architecture are part of the fit. ``gain`` is
+            the factor within which 80 % of gains lie (time in FP16 divided by time with Q/DQ), if
+            neither the GPU nor the network is part of the fit.
         gap_us: Microseconds between two kernels of an engine that runs without a CUDA graph.
         gap_myelin_us: The same gap on GPUs whose whole engine Myelin compiles.
         signs: Number of correct guesses and number of pairs. Each pair has measured times of INT8
@@ -133,9 +134,8 @@ def architecture_factor(cc: str, factors: Mapping[str, float]) -> float:
 
     An architecture that was not measured has the factor of the measured architecture (from 7.2 on)
     with the closest number. GPUs without tensor cores (before 7.0) have the factor of 7.0, or 1.
-    Evidence for Hopper: compared with the ResNet-50 throughput that NVIDIA's MLPerf v3.0
-    configurations expect, the model's error on an H100 (0.69 of the speed) is similar to its error
-    on an A100 (0.77).
+    Evidence for Hopper: the time model predicts 0.69 of the ResNet-50 throughput that NVIDIA's
+    MLPerf v3.0 configurations expect of an H100, which is similar to an A100 (0.77).
     """
     number = float(cc)
     nearest = "7.0"

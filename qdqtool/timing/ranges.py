@@ -44,10 +44,11 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
 
 
 def _gpu_spread(gpu: Gpu, notes: list[Note], clock_share: float) -> tuple[float, float]:
-    """Return the factor of an uncalibrated range, and the slowdown by the power limit.
+    """Return the factor of the range of an uncalibrated time, and the power limit's slowdown.
 
-    The slowdown is the estimated clock divided by the clock of a GPU under full load. Notes about
-    both numbers are added to `notes`.
+    The range is from the time divided by the factor to the time multiplied by the factor and the
+    slowdown. The slowdown is the estimated clock divided by the clock of a GPU under full load.
+    Notes about both numbers are added to `notes`.
     """
     constants, slowdown = load_constants(), 1.0
     spread = constants.spreads["total"]

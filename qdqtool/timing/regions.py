@@ -71,7 +71,7 @@ def _extend_region(
 
 @dataclass(frozen=True, slots=True)
 class RegionNodes:
-    """Kernels of the nodes without weights in Myelin's regions.
+    """Estimates the work of the nodes without weights in Myelin's regions.
 
     Attributes:
         model: The model.

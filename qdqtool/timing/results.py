@@ -27,7 +27,7 @@ _TIME_FIELDS = (*_TOTALS, "layers_ms", "float", "gain", "best", "best_fp8", "fas
 
 @dataclass(slots=True)
 class FloatTime:
-    """Time of the same network without Q/DQ.
+    """Time of a network without its Q/DQ.
 
     Attributes:
         precision: Float type of the network.

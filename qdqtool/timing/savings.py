@@ -44,9 +44,9 @@ def add_savings(
         simulated: Prediction with engine layers: `prediction` itself, or a prediction for a similar
             target if the target does not name layers.
         workload: Work of the layers of `simulated`.
-        ms: Milliseconds of each kernel in a running engine, of shape [entries].
-        profile_ms: Milliseconds of each kernel with the overhead of a profile, of shape [entries],
-            for findings about a conversion.
+        ms: Milliseconds of each layer and extra kernel in a running engine, of shape [kernels].
+        profile_ms: The same milliseconds with the overhead of a profile, of shape [kernels], for
+            findings about a conversion.
         gpu: The GPU.
         correction: Correction of the times.
     """
@@ -80,7 +80,7 @@ def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
 
     Args:
         prediction: Prediction with the findings.
-        saved_ms: Milliseconds that the network is faster with the Q/DQ of ``insert``.
+        saved_ms: Milliseconds by which the Q/DQ of ``insert`` make the network faster.
     """
     if saved_ms <= _MIN_SAVING:
         return
@@ -141,7 +141,10 @@ class _SavingFinder:
         return self._savings[slow]
 
     def _is_fusible(self, j: int) -> bool:
-        """Return whether the layer of an INT8 convolution before layer j can fuse layer j."""
+        """Return whether layer j is a float pooling or pointwise layer.
+
+        An INT8 convolution before such a layer can fuse it.
+        """
         work_of_layer = self.workload.layers[j]
         return work_of_layer.precision.is_float and (
             self.layers[j].type == "Pooling" or work_of_layer.kind == work.POINTWISE

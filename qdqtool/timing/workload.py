@@ -197,7 +197,9 @@ class _WorkloadBuilder:
         return concat is not None and concat.name in self.regions
 
     def _merge_product(self, tensor: str, name: str, product: LayerWork) -> LayerWork:
-        """Return the work of a product; no kernel and no input if it is part of an earlier kernel.
+        """Return the work of a product, with 0 kernels if an earlier kernel also computes it.
+
+        The product then also has 0 bytes to read.
 
         In a region, one kernel of Myelin computes all products that read one tensor, such as query,
         key and value, or the experts of a mixture. Evidence: on 11.3, a ViTPose with 24 blocks has
@@ -706,7 +708,7 @@ class _WorkloadBuilder:
     def _layout_kernels(self) -> dict[str, list[ExtraKernel]]:
         """Kernels that change a tensor's layout, by tensor.
 
-        Read only after all layout changes were added.
+        The result is cached, so all layout changes must be added before the first access.
         """
         kernels: dict[str, list[ExtraKernel]] = defaultdict(list)
         for extra in self.result.extras:

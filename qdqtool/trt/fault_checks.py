@@ -309,7 +309,7 @@ def _compute_weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[
 def _has_tiny_scales(model: Model, node: Node, scales: npt.NDArray[np.float64]) -> bool:
     """Return whether all scales are too small and the stored integers are not all 0.
 
-    If the integers are unknown, return whether all scales are below the minimum scale of any tool.
+    If the integers are unknown, return whether all scales are smaller than any tool writes.
     """
     if not (scales <= SMALLEST_SCALE).all():
         return False
@@ -441,7 +441,7 @@ def check_weights_axis(
 def check_misread_constants(
     pass_name: str, model: Model, folds_identities: bool = False
 ) -> Iterator[MisreadConstant]:
-    """Yield a reason for each node other than a DQ that reads stored integers.
+    """Yield a reason for each node that reads stored integers but is not a DQ.
 
     Args:
         pass_name: Name of the calling pass or check.
@@ -458,10 +458,10 @@ def check_misread_constants(
 def check_bias(
     pass_name: str, node: str, convolution: str, precision: Precision, is_bias: bool = False
 ) -> BiasQuantized | None:
-    """Return a reason if the DQ before a convolution is on its bias.
+    """Return a reason if the DQ before a convolution dequantizes the bias.
 
-    ``precision`` is the type of the DQ's input. A DQ with INT32 input is always on the bias; for
-    other types, ``is_bias`` is whether the DQ is on the bias.
+    ``precision`` is the type of the DQ's input. A DQ of INT32 always dequantizes the bias. For
+    other types, ``is_bias`` states whether the DQ dequantizes the bias.
     """
     if not is_bias and precision != Precision.INT32:
         return None

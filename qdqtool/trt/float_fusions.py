@@ -81,7 +81,7 @@ def _is_part_of_activation(layer: Layer, model: Model) -> bool:
 
 
 def _find_convolution(tensor: Tensor, add: Layer) -> Layer | None:
-    """Return the convolution upstream of an input of an Add, past pointwise layers.
+    """Return the convolution upstream of an Add's input, with only pointwise layers between.
 
     None if the tensor also depends on a layer other than this convolution, if a layer outside this
     part of the network reads a tensor between convolution and Add, or if there are more than

@@ -1,4 +1,4 @@
-"""Range of TensorRT versions that build for each compute capability.
+"""Range of TensorRT versions that can build engines for each compute capability.
 
 Sources: release notes of TensorRT 8.5 (Ada, Hopper), 10.5 (Volta removed) and 10.8 (Blackwell);
 NVIDIA/TensorRT issues 3589 (Maxwell removed in 8.6) and 3826 (10.0.1 rejects Pascal). JetPack 5,
@@ -15,7 +15,7 @@ Version = tuple[int, int]
 
 
 class GpuSupport(StrEnum):
-    """Whether a TensorRT target builds for a GPU."""
+    """Whether a TensorRT target can build engines for a GPU."""
 
     FULL = "supported"
     PARTIAL = "supported by some versions of the target"
@@ -46,14 +46,14 @@ _SUPPORT = (
 
 
 def find_gpu_support(capability: str, target: Target) -> tuple[GpuSupport, str]:
-    """Return whether a target builds for a compute capability, and which TensorRT versions do.
+    """Return whether a target can build engines for a GPU, and which TensorRT versions can.
 
     A target without a minor version (``trt10``) stands for all its minor versions. TensorRT-RTX has
     a separate list (:meth:`Target.with_capability`).
 
     Returns:
-        The support, and the versions that build for the GPU, such as "8.5 or later". The versions
-        are empty for full support.
+        The support, and the versions that can build for the compute capability, such as "8.5 or
+        later". The versions are empty for full support.
     """
     number = float(capability)
     gpus = next((s for s in _SUPPORT if s.lowest <= number <= s.highest), None)
@@ -70,7 +70,7 @@ def find_gpu_support(capability: str, target: Target) -> tuple[GpuSupport, str]:
 
 
 def require_gpu_support(target: Target, capability: str, name: str) -> None:
-    """Check that a target builds for a GPU.
+    """Check that a target can build engines for a GPU.
 
     Raises:
         QdqtoolError: No version of the target builds for this compute capability.

@@ -1,4 +1,4 @@
-"""Translation of an ONNX model to TensorRT's network, as by TensorRT's ONNX parser.
+"""Translation of an ONNX model to the network that TensorRT's ONNX parser would create.
 
 Layers get the parser's names. Sources: NVIDIA's open-source parser (``node_of_<output>`` for a node
 without a name, ``_<n>`` after a name that is in use), and the logs of yolo-resnet18-orin-trt8502
@@ -54,7 +54,7 @@ class Importer:
         self._dfl = find_dfl(model)
 
     def run(self) -> Network:
-        """Translate the whole model."""
+        """Translate the whole model, and return the network."""
         for name in self.model.inputs:
             self.network.inputs.append(self._create_tensor(name))
         for node in self.model.ordered:
@@ -311,9 +311,10 @@ class Importer:
         )
 
     def _import_batch_normalization(self, node: Node) -> None:
-        """Add a scale, or ``(x - mean) / sqrt(var + epsilon) * scale + bias`` as separate layers.
+        """Add one SCALE layer, or several layers if a parameter is not a plain constant.
 
-        The parser decomposes the operator if a parameter is not a plain constant.
+        The parser then decomposes the operator into ``(x - mean) / sqrt(var + epsilon) * scale +
+        bias``.
         """
         if all(self.model.is_constant(name) for name in node.inputs[1:5]):
             self._import_simple(node)

@@ -91,7 +91,7 @@ def tensor_size(tensor: Tensor) -> TensorSize | None:
 
 
 def to_step(layer: Layer, part: int = -1) -> PathStep:
-    """Return the step of a path past a layer.
+    """Return a layer as a step of a path.
 
     ``part`` is the index of the input of a Concat through which the path goes; -1 for others.
     """
@@ -297,7 +297,7 @@ def _has_scale(tensor: Tensor) -> bool:
 
 
 def _quantizes_directly(layer: Layer) -> bool:
-    """Return whether a layer is a Q with one scale that has not moved.
+    """Return whether a layer is a Q that has one scale and has not moved.
 
     A Q that has moved counts if a Q that has not moved was merged into it.
     """
@@ -523,7 +523,7 @@ def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrig
 
 
 def _find_converted_input(layer: Layer) -> str:
-    """Return the network input that a Cast and pointwise layers up to this layer convert.
+    """Return the network input that a Cast and pointwise layers turn into a layer's output.
 
     Empty if there is no Cast directly after a network input.
     """

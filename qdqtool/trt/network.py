@@ -368,7 +368,7 @@ def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
 
 
 def describe_rules(cases: Iterable[Case], target: Target) -> str:
-    """Describe how many of the rules (cases) behind a network were seen on the target.
+    """Describe how many of the rules (cases) that a network used were seen on the target.
 
     Empty if no rule applied to the network.
     """

@@ -58,7 +58,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {SILU_ADD: tuple(SiluAdd)}
 
 
 def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:
-    """Predict the engine of a model on a classic target, without findings.
+    """Predict the engine of a model without findings, for a target other than TensorRT-RTX.
 
     Reports differ on whether TensorRT fuses Conv + activation + Add. If the model has such nodes,
     both choices are simulated, and ``assumptions`` of the prediction reports the result of the
@@ -204,8 +204,8 @@ class Outcome:
 
     Attributes:
         layers: Engine layers in execution order. Constants and layers inside Myelin's kernels are
-            left out. A region of Myelin on TensorRT 10 lists a kernel for each matrix product and
-            each Q and DQ at its edge, and no reshapes.
+            left out. For a region of Myelin on TensorRT 10, the entries are a kernel for each
+            matrix product and for each Q and DQ at the edge of the region, without reshapes.
         convolutions: One entry for each Conv, ConvTranspose, Gemm and MatMul that TensorRT
             computes.
         conversion_nodes: Names of the remaining Q and DQ.

@@ -58,7 +58,7 @@ from qdqtool.trt.trace import Event
 
 
 class RankLayers:
-    """Stage (not a pass) that renews the order of visits after passes have moved many layers."""
+    """Stage (not a pass) that ranks the layers again after passes have moved many layers."""
 
 
 GENERIC = (

@@ -238,7 +238,7 @@ class Target:
 
     @property
     def borrowed_rules(self) -> str:
-        """Sentence part on a version without rules of its own; empty for other versions."""
+        """Text that names the rules for a version without its own rules; empty for others."""
         if not self.borrows_rules:
             return ""
         return (
@@ -276,7 +276,7 @@ class Target:
 
     @property
     def has_int8(self) -> bool:
-        """Whether the target has INT8 on all its GPUs: TensorRT-RTX has no INT8 on GPUs of 7.5."""
+        """Whether the target has INT8. TensorRT-RTX has none if it builds also for 7.5."""
         return not (self.is_rtx and 75 in self.capabilities)
 
     @property

@@ -425,7 +425,7 @@ class _TuningRun:
         )
 
     def compute_deadline(self, fraction: float) -> float | None:
-        """Return the ``time.monotonic()`` at which a part of the time limit has passed.
+        """Return the ``time.monotonic()`` at which a fraction of the time limit has passed.
 
         None without a time limit.
         """
@@ -433,7 +433,7 @@ class _TuningRun:
         return None if limit is None else self.started + fraction * limit
 
     def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
-        """Choose the best placement, evaluate it on held-out images, and build its model."""
+        """Choose the best placement, and return its model and its results on held-out images."""
         gpu, weights = self.gpu, self.options.placement.weights
         placement, reached = search.choose_placement()
         front = summary.thin_front(search.find_front(), placement)

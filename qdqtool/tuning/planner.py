@@ -87,7 +87,7 @@ class Configuration:
 
     @staticmethod
     def from_json(fields: Json) -> Configuration:
-        """Return the configuration of `as_json`.
+        """Return the configuration that `as_json` has converted to `fields`.
 
         Raises:
             KeyError, TypeError, ValueError: The JSON has another structure.
@@ -223,8 +223,8 @@ class Planner:
     def possible_groups(self) -> list[ScaleGroup]:
         """Return the scale groups of all tensors that any placement may quantize.
 
-        These are more tensors than the model with every layer in INT8 has: if a node is float, the
-        Q of a residual Add may move to the other input.
+        These are more tensors than the placement with every layer in INT8 quantizes: if a node is
+        float, the Q of a residual Add may move to the other input.
         """
         model = self.model
         preset = frozenset(

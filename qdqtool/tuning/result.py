@@ -33,8 +33,9 @@ class SiteChoice:
     Attributes:
         choice: ``float``, ``int8``, a calibration method, or ``own-scale`` (a separate scale for a
             tensor of a scale group).
-        cost: Predicted cost of the model with every layer in INT8 and only this choice changed.
-        error: Estimated output error of that model; None if the choice was not measured.
+        cost: Predicted cost of the start configuration of the search with this choice applied. In
+            the start configuration, every layer is INT8 except sites that cost no time in float.
+        error: Estimated output error with this choice; None if the choice was not measured.
         why: Reason why the choice was not measured, else empty.
     """
 
@@ -210,7 +211,7 @@ class Tuning:
             and accuracy on the samples of the search.
         others: All other placements that were measured.
         sites: All sites of the network.
-        base: Predicted cost of the model with every layer in INT8.
+        base: Predicted cost of the start configuration of the search (see :class:`SiteChoice`).
         metric: JSON with the metric's name, its definition and the float model's value.
         cost: JSON with unit and definition of the cost.
         images: JSON with the number of images of each set, and their sources.

@@ -262,7 +262,7 @@ class PlacementSearch:
         return self._is_goal_reached(self.start, self.evaluator.sets.judged_on)
 
     def _sweep_choices(self) -> bool:
-        """Measure each choice alone; with a time limit, until `_find_sweep_end`.
+        """Measure each choice alone; with a time limit, for at most half of the remaining time.
 
         With a time limit, choices whose inputs have the largest quantization error come first. In
         the order of the network, a sweep that ends early would never reach the last layers.
@@ -425,7 +425,7 @@ class PlacementSearch:
                 chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
-        """For each placement in the pool, measure the last step of a chain that costs no more."""
+        """Measure, for each placement in the pool, the last step that does not cost more."""
         last_steps = []
         for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST
@@ -475,8 +475,8 @@ class PlacementSearch:
         """Return placements with the first 1, 2, 4, 8 and 16 of the ranked choices.
 
         Args:
-            ranked: Configurations with one choice each, in descending order.
-            reason: Reason for the order, which becomes part of the placements' names.
+            ranked: Configurations with one choice each; the choice for the worst site is first.
+            reason: Text after the number of choices in the names of the placements.
         """
         return [
             (f"{count} {reason}", functools.reduce(Configuration.merge, ranked[:count], self.start))
@@ -719,7 +719,7 @@ class PlacementSearch:
         return self.evaluator.value(recipe, samples)
 
     def is_goal_reached_with(self, metric: float) -> bool:
-        """Return whether a metric on the held-out samples reaches the goal; True without a goal."""
+        """Return whether a metric on held-out samples reaches the goal; True with a budget."""
         return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
 
     def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:

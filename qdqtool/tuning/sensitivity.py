@@ -66,18 +66,18 @@ class SensitivitySweep:
         )
 
     def start_error(self) -> float:
-        """Return the root mean square output error of the start; NaN if it was not measured."""
+        """Return the root mean square output error of `start`; NaN if it was not measured."""
         recipe = self.planner.plan(self.start).recipe
         errors = self.evaluator.errors(recipe)
         return math.sqrt(np.nanmean(errors**2)) if np.isfinite(errors).any() else math.nan
 
     def errors_with(self, candidate: Candidate) -> tuple[float, float] | None:
-        """Return the output errors of the start without and with a choice.
+        """Return the output errors of the start configuration without and with a choice.
 
         The error with the choice is estimated from the gain of the choice.
 
         Returns:
-            None if the start or the choice was not measured.
+            None if the start configuration or the choice was not measured.
         """
         before, gain = self.start_error(), self.mean_gain(candidate)
         if math.isnan(before + gain):

@@ -97,7 +97,10 @@ class MeasurementStore:
     def record_samples(
         self, chosen_on: tuple[int, ...], judged_on: tuple[int, ...], seconds_per_run: float
     ) -> None:
-        """Record the samples on which a run measures all its placements."""
+        """Record the samples on which a run measures its placements, and the time per run.
+
+        A time of 0 (unknown) leaves the recorded time unchanged.
+        """
         effort = ((chosen_on, judged_on), seconds_per_run or self.seconds_per_run)
         if effort != (self.samples, self.seconds_per_run):
             self.samples, self.seconds_per_run = effort

@@ -63,7 +63,7 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
 def _collect_choices(
     search: PlacementSearch,
 ) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
-    """Return the choices of each site, and the output error that a float site removes."""
+    """Return the choices of each site, and how much a float site decreases the output error."""
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
@@ -195,7 +195,7 @@ def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float)
 
 
 def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -> list[Note]:
-    """Return a warning if the search or the final evaluation has too few images, else none."""
+    """Return a warning if search or final evaluation has too few images, else an empty list."""
     chosen, judged = len(sets.chosen_on), len(sets.judged_on)
     if chosen >= budget.chosen_on and judged >= budget.judged_on:
         return []

@@ -28,9 +28,10 @@ class SharedTuple(tuple[T, ...]):
         return result
 
     def compute_once(self, function: Callable[[Sequence[T]], R]) -> R:
-        """Return the result of a function of the items, which is called only the first time.
+        """Call a function with the items, and return its result.
 
-        The result is cached, so callers must not change it.
+        The result is cached, so the function is called only once, and callers must not change the
+        result.
         """
         cache: dict[Any, R] = self.__dict__
         if function not in cache:

@@ -370,10 +370,10 @@ def _precision_name(precision: Precision) -> str:
 
 
 def _list_deciding_passes(prediction: Prediction) -> dict[str, str]:
-    """Return the pass that decided about each node, by the node's name.
+    """Return a text that names the pass that decided about each node, by the node's name.
 
     This is the pass with the first reason against a fusion at the node, else the first pass that
-    fuses a Q or DQ into the node.
+    fuses a Q or DQ into the node. The text also contains the key of such a reason.
     """
     rules: dict[str, str] = {}
     for reason in prediction.refusals:

@@ -223,7 +223,7 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
 def _compare_parsed_node(
     node: Node, printed: ParsedNode, shape: tuple[int, ...]
 ) -> NameConflict | None:
-    """Return a conflict of operator or weights' shape with the parse section, else None."""
+    """Return a conflict if the parse section shows another operator or shape of weights."""
     if printed.op != node.op:
         return NameConflict(node.name, node.op, printed.op)
     tensor = printed.inputs[1] if len(printed.inputs) > 1 else None
@@ -236,7 +236,7 @@ def _compare_parsed_node(
 def _compare_layer_shape(
     node: Node, layer: BuiltLayer, shape: tuple[int, ...]
 ) -> NameConflict | None:
-    """Return a conflict of filter count or kernel with the engine layer, else None."""
+    """Return a conflict if the engine layer has another filter count or kernel, else None."""
     filters, kernel = layer.extras.get("OutMaps"), layer.extras.get("Kernel")
     if node.op != "Conv" or len(shape) <= 2 or not filters or not kernel:
         return None

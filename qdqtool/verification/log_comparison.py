@@ -50,7 +50,7 @@ C = TypeVar("C")
 
 
 def count_agreement(predicted: Sequence[Hashable], built: Sequence[Hashable]) -> TraceCounts:
-    """Count the elements of two sequences, and common elements in any or in the same order.
+    """Count the elements of two sequences, the common ones, and those in the same order.
 
     A repeated element is common as often as both sequences contain it. The common elements in the
     same order are the longest common subsequence; their number is None for very long sequences.

@@ -166,7 +166,7 @@ class Pass(ABC):
         *,
         logged_pass: str | None = None,
     ) -> None:
-        """Emit one line of TensorRT's log, and record the explaining case in the layer.
+        """Emit one line of TensorRT's log, and record in the layer the case that explains it.
 
         Args:
             case: One of the pass's cases.

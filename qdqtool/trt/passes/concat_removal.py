@@ -108,7 +108,7 @@ def _choose_line(
 
 
 def _is_external_tensor(producer: Layer | None) -> bool:
-    """Return whether a tensor is an input or a constant, possibly converted or reshaped.
+    """Return whether a tensor is a network input or a constant, also if converted or reshaped.
 
     ``producer`` is the layer that writes the tensor; None for a network input.
     """

@@ -30,7 +30,7 @@ WITH_RELU = assumed(
 
 
 class ConstEltFusion(Pass):
-    """Turns an elementwise sum or product with a constant into a scale."""
+    """Turns an elementwise sum or product with a constant into a SCALE layer."""
 
     cases = (PLAIN, WITH_RELU)
     is_compared = False

@@ -32,7 +32,10 @@ DECONVOLUTION = seen(
 
 
 class ConvScaleFusion(Pass):
-    """Folds a scale into a convolution with plain weights, or a bias into any convolution."""
+    """Folds the SCALE layer after a convolution into the convolution.
+
+    If the weights are not plain (for example, if they have Q/DQ), only a bias is folded.
+    """
 
     cases: ClassVar[tuple[Case, ...]] = (BIAS, FLOAT)
     kind = LayerKind.CONVOLUTION
@@ -50,7 +53,7 @@ class ConvScaleFusion(Pass):
 
 
 class DeconvScaleFusion(ConvScaleFusion):
-    """Folds a scale or bias into a deconvolution."""
+    """Folds the SCALE layer after a deconvolution into it, as for a convolution."""
 
     cases = (DECONVOLUTION,)
     kind = LayerKind.DECONVOLUTION

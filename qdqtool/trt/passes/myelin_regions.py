@@ -227,7 +227,7 @@ def _multiplies_activations_in_fp8(layer: Layer) -> bool:
 
 
 def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:
-    """Fuse each product of constant weights with the pointwise layer after it.
+    """Fuse the pointwise layer after each product with constant weights into the product.
 
     Reshapes may be between the two layers. No other layer may read the result of the product.
     """
@@ -318,7 +318,7 @@ def _neighbors_in_region(layer: Layer) -> list[Layer]:
 
 
 def _quantizers_around(members: Collection[Layer]) -> list[Layer]:
-    """Return the Q and DQ next to a region, and further Q and DQ in a row with them."""
+    """Return the Q and DQ next to a region, and all Q and DQ that directly continue them."""
     around = find_reachable(members, _neighboring_quantizers)
     return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)
 

@@ -55,12 +55,12 @@ POINTWISE_KINDS = (
 class PointWiseFusion(Pass):
     """Fuses pointwise layers into one kernel, ``PWN(a, b)``.
 
-    Pointwise layers are activations other than Relu, elementwise and unary layers, scales by one
-    number and earlier ``PWN``. A layer is fused if its single consumer is pointwise as well. On a
-    target where Conv+SiLU+Add fuse, the SiLU is not fused with an Add whose other input comes from
-    a DQ. A sum directly after a convolution is left for ConvEltwiseSumFusion (assumed). A sum whose
-    inputs all come from DQs is quantized as a separate layer (yolov8-orin-trt8412-excerpts keeps
-    such an Add).
+    Pointwise layers are activations other than Relu, elementwise and unary layers, SCALE layers
+    with a single factor, and layers that this pass has fused already. A layer is fused if its
+    single consumer is pointwise as well. On a target where Conv+SiLU+Add fuse, the SiLU is not
+    fused with an Add whose other input comes from a DQ. A sum directly after a convolution is left
+    for ConvEltwiseSumFusion (assumed). A sum whose inputs all come from DQs is quantized as a
+    separate layer (yolov8-orin-trt8412-excerpts keeps such an Add).
 
     Layers are not fused if a Q/DQ pair is between a quantized convolution and its activation, or
     inside the activation. The pass records a reason for such a pair.
@@ -140,10 +140,10 @@ class PointWiseFusion(Pass):
                     pass
 
     def _absorb_constant(self, network: Network, layer: Layer) -> bool:
-        """Absorb the last operand of a layer that is a constant of one number.
+        """Absorb a layer's constant operand of one number; the last one if there are several.
 
         Returns:
-            Whether the layer had such an operand.
+            Whether an operand was absorbed. False also if all operands are such constants.
         """
         constants = [_constant_number(tensor) for tensor in layer.inputs]
         positions = [i for i, constant in enumerate(constants) if constant is not None]
@@ -260,7 +260,7 @@ def _adds_other_tensor(layer: Layer, consumer: Layer) -> bool:
 
 
 def _is_gated_activation(layer: Layer, consumer: Layer) -> bool:
-    """Return whether two layers are x * gate(x): SiLU, or Hardswish written out."""
+    """Return whether two layers compute x * gate(x), as SiLU and a decomposed Hardswish do."""
     is_gate = layer.op in GATES and not layer.acts_as
     return is_gate and consumer.operation == "PROD" and layer.data in consumer.inputs
 

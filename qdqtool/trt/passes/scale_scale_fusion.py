@@ -4,7 +4,7 @@ PLAIN = seen("two-scales", "Two scales in a row become one.", "yolo-resnet18-ori
 
 
 class ScaleScaleFusion(Pass):
-    """Fuses two scales in a row, such as those of a decomposed BatchNormalization."""
+    """Fuses two SCALE layers in a row, such as those of a decomposed BatchNormalization."""
 
     cases = (PLAIN,)
     is_compared = False

@@ -319,7 +319,7 @@ def _check_pair(states: GraphStates, node: Node) -> list[Reason]:
 
 
 def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
-    """Yield the faults of a quantizer with ``name`` as node; None for each passed check."""
+    """Yield the faults of a quantizer, as faults of the node ``name``; None for passed checks."""
     if qdq.is_dq(node):
         source = states.types.get(node.input(0), 0)
         bias = fault_checks.check_bias(COMPILER, name, "", precision_of(source))

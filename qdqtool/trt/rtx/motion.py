@@ -81,8 +81,8 @@ class ConsumerIndex:
     def live(self) -> set[int]:
         """Indices of the nodes that a network output depends on.
 
-        The result of a Shape of known dimensions is a constant, so the producer of the input does
-        not count.
+        The result of a Shape (or Size) of known dimensions is a constant, so no output depends on
+        its input.
         """
         live: set[int] = set()
         for node in reversed(self.model.ordered):

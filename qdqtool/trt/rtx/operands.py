@@ -36,7 +36,7 @@ WIDTH: dict[int, int] = {
 
 @dataclass(frozen=True)
 class IntegerState:
-    """State of a tensor that equals integers times a scale, which the compiler can multiply.
+    """State of a tensor that equals a scale times integers that the compiler can multiply.
 
     Attributes:
         dq: DequantizeLinear that the tensor comes from.
@@ -99,7 +99,7 @@ NEVER_QUANTIZED = FloatState()
 def resolve_precision(
     model: Model, node: Node, left: State, right: State, capabilities: tuple[int, ...]
 ) -> Precision | Reason:
-    """Return the type (INT8 or FP8) in which a node multiplies, or the reason for float.
+    """Return the type (INT8 or FP8) in which a node multiplies, or why it multiplies floats.
 
     Args:
         model: The model.
