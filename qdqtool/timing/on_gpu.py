@@ -30,7 +30,7 @@ UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-NO-BF16", "GPU-VERSION", "FP8-GPU")
 
 
 def check_image_size(size: tuple[int, int] | None, *models: Model) -> None:
-    """Check the image size that the user gives for an estimate; None needs no check.
+    """Check the image size that the user gives for an estimate, unless it is None.
 
     Raises:
         DataError: A model has another fixed size, or the size is not a multiple of the

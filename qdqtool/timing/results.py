@@ -96,7 +96,7 @@ class KernelTime:
     Attributes:
         name: Name of the layer.
         kind: Kind of the work (see :mod:`qdqtool.timing.work`).
-        ms: Milliseconds as in a profile.
+        ms: Milliseconds, as a profile would show them.
         title: ONNX node of the layer, or the layer's name.
     """
 
@@ -268,9 +268,10 @@ class TimeEstimate:
 
     @property
     def faster_range(self) -> SpeedGain | None:
-        """The larger of `best_range` (INT8) and `best_fp8_range`; None if both are unknown.
+        """`best_fp8_range` if FP8 is clearly faster than INT8, else `best_range`.
 
-        FP8 has to be faster by more than 2 percent, because it needs a strongly typed build.
+        FP8 has to be faster by more than 2 percent, because it needs a strongly typed build. If one
+        range is unknown, the other is returned; None if both are unknown.
         """
         int8, fp8 = self.best_range, self.best_fp8_range
         if fp8 is not None and (int8 is None or is_worthwhile(fp8.value / int8.value)):

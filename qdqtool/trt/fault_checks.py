@@ -216,7 +216,7 @@ def check_scale_plausible(
 def find_implausible_limit(scales: Iterable[float]) -> float:
     """Return the largest scale of an activation that is too small for any calibration.
 
-    In networks without training, the scales may shrink gradually from layer to layer, down to
+    In untrained networks, the scales may shrink gradually from layer to layer, down to
     1e-13. A scale that no calibration has set is much smaller than all others.
 
     Args:

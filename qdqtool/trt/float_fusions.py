@@ -113,8 +113,8 @@ def _list_variable_operands(layer: Layer) -> dict[Tensor, None]:
 def _has_no_activation(convolution: Layer, tensor: Tensor) -> bool:
     """Return whether no activation is between a convolution and a tensor.
 
-    Scales may be between them, because they are folded into a convolution even with Q/DQ. False for
-    a deconvolution.
+    SCALE layers may be between them, because they are folded into a convolution even with Q/DQ.
+    False for a deconvolution.
     """
     while (scale := tensor.producer_of_kind(LayerKind.SCALE)) is not None:
         tensor = scale.data

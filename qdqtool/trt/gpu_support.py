@@ -73,7 +73,7 @@ def require_gpu_support(target: Target, capability: str, name: str) -> None:
     """Check that a target can build engines for a GPU.
 
     Raises:
-        QdqtoolError: No version of the target builds for this compute capability.
+        QdqtoolError: No version of the target can build for this compute capability.
     """
     support, versions = find_gpu_support(capability, target)
     if support in (GpuSupport.TOO_NEW, GpuSupport.DROPPED):

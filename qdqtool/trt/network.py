@@ -62,7 +62,7 @@ class Network:
     # Building ---------------------------------------------------------------------------------
 
     def add(self, layer: Layer, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> Layer:
-        """Add a layer and connect it."""
+        """Add a layer, and connect it to its input and output tensors."""
         layer.id = next(self._ids)
         layer.inputs, layer.outputs = list(inputs), list(outputs)
         for tensor in layer.inputs:

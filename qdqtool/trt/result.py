@@ -242,7 +242,10 @@ class ConvOutcome:
         return self.precision is Precision.FP8
 
     def computes_in(self, precision: Precision) -> bool:
-        """Return whether the convolution computes in `precision`: FP8, or INT8 (or UINT8)."""
+        """Return whether the convolution computes in `precision`, which is INT8 or FP8.
+
+        UINT8 counts as INT8.
+        """
         return self.is_fp8 if precision is Precision.FP8 else self.is_int8
 
     @property

@@ -276,7 +276,10 @@ class Target:
 
     @property
     def has_int8(self) -> bool:
-        """Whether the target has INT8. TensorRT-RTX has none if it builds also for 7.5."""
+        """Whether the target has INT8.
+
+        TensorRT-RTX has no INT8 if one of the compute capabilities is 7.5.
+        """
         return not (self.is_rtx and 75 in self.capabilities)
 
     @property

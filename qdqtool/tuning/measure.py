@@ -461,7 +461,7 @@ class PartitionedNetwork:
         return self._runs_of[recipe.key]
 
     def _open_session(self, part: NetworkPart, recipe: Recipe) -> tuple[TensorFetcher, int]:
-        """Open the session of a part; return it with its estimated memory in bytes.
+        """Open a session for a part and a recipe; return it with its estimated memory in bytes.
 
         The memory includes the weights, which a session copies.
         """

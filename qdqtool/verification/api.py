@@ -167,7 +167,8 @@ def choose_target_for_gpu(
 ) -> tuple[Target, list[Note]]:
     """Return the target of :func:`choose_target` with the GPU's compute capability, and notes.
 
-    The GPU is the GPU in the options; if the options name none, the GPU of the build.
+    The GPU is the GPU in the options; if the options name none, the GPU of the build. The compute
+    capability is only set if the options name a GPU, or if the rules of the target depend on it.
 
     Raises:
         QdqtoolError: The GPU is unknown, or the target or the build does not support the GPU.

@@ -134,7 +134,10 @@ class NodeMapper:
         return positions[0] if len(positions) == 1 else None
 
     def _node_groups(self, layer: BuiltLayer) -> list[list[Node]]:
-        """Return the nodes of each layer merged with ``||``; a single group if none are merged."""
+        """Return the nodes of a layer, in one group for each layer merged into it with ``||``.
+
+        Without such a merge, there is a single group. Empty for a block of Myelin.
+        """
         if layer.onnx_names:
             return [self._find_nodes(layer.onnx_names)]
         fused = parse_layer_name(layer.name)

@@ -89,7 +89,7 @@ class PartComparison(Generic[C]):
 
 @functools.cache
 def qdq_pass_names() -> frozenset[str]:
-    """Return the names of the optimizer passes that place or fuse Q and DQ."""
+    """Return the names of the optimizer passes whose log lines ``verify`` compares."""
     return frozenset(kind.__name__ for kind in passes() if kind.is_compared)
 
 
@@ -164,7 +164,7 @@ def _remove_event(remaining: Counter[Event], event: Event) -> bool:
 def compare_conversions(
     prediction: Prediction, build: Build, complete: bool
 ) -> PartComparison[ConversionCounts]:
-    """Compare the Q and DQ that remain in the engine.
+    """Compare the predicted Q and DQ that remain in the engine with those of the build.
 
     Args:
         prediction: The prediction.

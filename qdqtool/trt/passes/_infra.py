@@ -131,7 +131,7 @@ class Pass(ABC):
             that only prepare the names of constants and shuffles are not compared, nor are passes
             whose name in TensorRT is unknown.
         events: Lines that TensorRT logs for the last run, as data.
-        reasons: Layers at which the pass did not fire in the last run, with the reasons.
+        reasons: Reasons why the pass left layers unchanged in the last run.
     """
 
     cases: ClassVar[tuple[Case, ...]]
@@ -187,26 +187,26 @@ class Pass(ABC):
         self.fire(case, layer, RUNNING, layer.name, logged_pass=logged_pass)
 
     def fire_fusing(self, case: Case, layer: Layer, first: Layer, second: Layer) -> None:
-        """Emit two lines: the pass runs on the first of two layers, and fuses both."""
+        """Emit two log lines: the pass runs on the first of two layers, and fuses both."""
         self.fire_running(case, first)
         self.fire(case, layer, FUSING, first.name, second.name)
 
     def fuse_consumer(self, network: Network, case: Case, layer: Layer, consumer: Layer) -> None:
         """Fuse a layer's single consumer into the layer as ``<layer> + <consumer>``.
 
-        Emits two lines.
+        Two lines of TensorRT's log are emitted.
         """
         self.fire_fusing(case, layer, layer, consumer)
         network.absorb_consumer(layer, consumer, join_names(layer, consumer))
 
     def convert_kind(self, network: Network, case: Case, layer: Layer, kind: LayerKind) -> None:
-        """Change the kind of a layer; emit two lines."""
+        """Change the kind of a layer, and emit two lines of TensorRT's log."""
         self.fire_running(case, layer)
         self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to {kind}")
         network.set_kind(layer, kind)
 
     def refuse(self, reason: Reason) -> None:
-        """Record why the pass did not fire."""
+        """Record a reason why the pass left a layer unchanged."""
         self.reasons.append(reason)
 
 

@@ -53,7 +53,7 @@ class ConvScaleFusion(Pass):
 
 
 class DeconvScaleFusion(ConvScaleFusion):
-    """Folds the SCALE layer after a deconvolution into it, as for a convolution."""
+    """Folds the SCALE layer after a deconvolution into the deconvolution."""
 
     cases = (DECONVOLUTION,)
     kind = LayerKind.DECONVOLUTION

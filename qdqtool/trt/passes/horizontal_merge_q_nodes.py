@@ -140,7 +140,10 @@ class HorizontalMergeQNodes(Pass):
 
 
 def _collect_nodes(quantizers: list[Layer]) -> list[str]:
-    """Return the ONNX nodes of Qs. A list that copies of a Q share is read only once."""
+    """Return the ONNX nodes of Qs, each node once.
+
+    Copies of a Q share one list of nodes, which is read only once to save time.
+    """
     lists = {id(q.nodes): q.nodes for q in quantizers}
     nodes: dict[str, None] = {}
     for names in lists.values():

@@ -164,7 +164,8 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
 def _find_before_activation(model: Model, node: Node) -> Node | None:
     """Return the first node upstream of a node, itself included, that is not an activation.
 
-    None if the activations read a network input.
+    The search also ends at an activation whose input has other consumers. None if the activations
+    read a network input.
     """
     current: Node | None = node
     while current is not None and current.op in _ACTIVATIONS:

@@ -84,7 +84,7 @@ class GraphStates:
     def _dequantize(self, node: Node) -> IntegerState:
         """Return the state of a DQ's output.
 
-        A blocked scale, as weights of a MatMul may have, counts as a scale without axes, because
+        A blocked scale (weights of a MatMul may have one) counts as a scale without axes, because
         blocks do not prevent an INT8 product.
         """
         params = qdq.read_params(self.model, node)
