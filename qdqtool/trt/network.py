@@ -214,7 +214,7 @@ class Network:
         self.edited_tensors[tensor] = None
 
     def set_output(self, layer: Layer, tensor: Tensor, position: int = 0) -> None:
-        """Replace the output of a layer at a position; the old output loses its producer."""
+        """Replace one output of a layer. The old output loses its producer."""
         for old in layer.outputs[position : position + 1]:
             if old.producer is layer:
                 old.producer = None

@@ -114,7 +114,7 @@ class Assumption:
         alternatives: Counts of the prediction for each other value.
         places: ONNX nodes (the Adds) that the choice concerns.
         given: Whether the user chose the value, or a build showed it.
-        why: Reason why the value is the default of the target.
+        why: Reason why the value is assumed: evidence about the target, the user, or the build.
     """
 
     name: str
@@ -192,12 +192,12 @@ class EngineLayer:
 
 @dataclass(slots=True)
 class ConvOutcome:
-    """Predicted outcome of one Conv, ConvTranspose, Gemm or MatMul.
+    """Predicted outcome of one convolution or matrix product.
 
     Attributes:
         index: Position of the node in the ONNX graph's node list.
         name: The node's name, or its first output's name if the name is missing or not unique.
-        op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
+        op: ``Conv``, ``ConvTranspose``, ``Gemm``, ``MatMul``, or ``Einsum`` (TensorRT-RTX only).
         weights: ``constant`` or ``computed`` (a MatMul of two activations).
         precision: Data type in which the convolution computes.
         inputs: Precision of the data input, then of the residual input if there is one.

@@ -118,7 +118,8 @@ class PlacementResult:
     Attributes:
         name: Short description.
         configuration: Differences from the placement with every layer in INT8.
-        sites: Names of the sites that are float.
+        sites: Names of the sites that are float, but INT8 in the start configuration of the search
+            (see :class:`SiteChoice`).
         changed: Further choices: calibration method or ``own-scale`` by tensor, ``int8`` by node.
         cost: Predicted cost.
         chosen_on: Metric on the samples on which the search compares placements.

@@ -45,8 +45,8 @@ class TuningSite:
     """Nodes that the search quantizes or leaves float together.
 
     Attributes:
-        name: Name of the convolution or residual, first tensor of a scale group, or ``branch of``
-            and the name of a last convolution of the head.
+        name: Name of the first node; the first tensor of a scale group; ``last convolutions``; or
+            ``branch of`` a last convolution of the head, ``attention of`` a Softmax.
         kind: ``convolution``, ``group`` (consumers of tensors with one scale), ``residual``,
             ``pooling``, ``head`` or ``attention`` (products without weights).
         nodes: Names of the nodes.

@@ -317,7 +317,8 @@ def compare_under_assumptions(
 ) -> Verification:
     """Return the verification under the assumed values that fit the build best.
 
-    A note for each assumption states which value the build shows, or that it shows none.
+    A note for each assumption states which value the build shows or fits best, or that the build
+    does not show the value.
     """
     best = compare_with_build(model, prediction, build)
     for assumption in prediction.assumptions:

@@ -45,12 +45,12 @@ _NAMED_OPERATORS = ("Add", "MaxPool")  # all TensorRT versions keep these in lay
 
 @dataclass(frozen=True, slots=True)
 class BuiltNode:
-    """A Conv, ConvTranspose, Gemm or MatMul as the compiler built it.
+    """A convolution or matrix product as the compiler built it.
 
     Attributes:
         index: Position of the node in the ONNX graph's node list.
         name: The node's name, or its first output's name if the name is missing or not unique.
-        op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
+        op: ``Conv``, ``ConvTranspose``, ``Gemm``, ``MatMul`` or ``Einsum``.
         precision: Data type of the multiplication. UNKNOWN if no engine layer computes the node
             (the node was removed or merged with an equal node), or if the layer does not show the
             type.
@@ -75,7 +75,7 @@ class BuiltNode:
 def find_built_nodes(
     model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None
 ) -> list[BuiltNode]:
-    """Return every Conv, ConvTranspose, Gemm and MatMul of a model as built.
+    """Return every convolution and matrix product of a model as the compiler built it.
 
     Args:
         model: The model that was built.
