@@ -37,7 +37,7 @@ def has_qdq(model: Model) -> bool:
 
 
 def float_variant(model: Model) -> Model:
-    """Return a copy without Q and DQ, and without the data of large constants.
+    """Return a copy of a model without Q and DQ, and without the data of large constants.
 
     If all consumers of an input are DQs, the input is float in the copy.
     """
@@ -93,7 +93,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
 
 
 def fill_missing_weights(model: Model) -> Model | None:
-    """Return a copy with ones in place of missing float weights; None if too many are missing."""
+    """Return a copy of a model with ones as missing float weights; None if they are too large."""
     missing = [t for t in model.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     if sum(4 * math.prod(t.dims) for t in missing) > _MAX_FILLED:
         return None

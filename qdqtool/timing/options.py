@@ -32,7 +32,7 @@ class TimingOptions(GpuOptions):
     Attributes:
         sm: Compute capability such as ``7.5``, for findings without times.
         batch: Batch size to estimate for. None: the model's batch size.
-        no_fp16: Whether floats are FP32.
+        no_fp16: Whether float layers compute in FP32.
         calibrate: A measured time, a profile or a calibration file.
         save_calibration: File to which the correction is written.
         size: Height and width in pixels to estimate for, if the model does not fix them. None: the

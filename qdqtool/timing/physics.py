@@ -1,4 +1,4 @@
-"""Time of a layer from its work: a roofline model with a minimum time, padding and an L2.
+"""Time of a layer from its work: a roofline model with minimum time, padding and L2 cache.
 
 The model gives the seconds of a kernel on a GPU, without the overhead that a profile adds:
 

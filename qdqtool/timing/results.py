@@ -183,7 +183,7 @@ class TimeEstimate:
         calibration: Correction of the times by a measurement. None for uncorrected times.
         unknown: Names of layers whose shapes are unknown.
         notes: Notes about the figures.
-        float_type: Type of floats: FP16 or FP32.
+        float_type: Type of float layers: FP16 or FP32.
         is_float: Whether the network has no Q/DQ.
         requested_batch: Batch size that the caller requested. None for the model's batch size.
         fixes: Savings of automatic fixes by kind, the largest first.

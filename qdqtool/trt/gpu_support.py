@@ -24,9 +24,10 @@ class GpuSupport(StrEnum):
 
 
 class _SupportedRange(NamedTuple):
-    """Range of compute capabilities, with the first TensorRT that supports it (``since``).
+    """Range of compute capabilities, and the TensorRT versions that support it.
 
-    ``dropped`` is the first TensorRT that no longer supports the range.
+    ``since`` is the first version that supports the range, ``dropped`` the first that no longer
+    does.
     """
 
     lowest: float

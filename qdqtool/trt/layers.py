@@ -134,7 +134,7 @@ class LayerWeights:
         group: As in ONNX.
         auto_pad: As in ONNX.
         from_matmul: Whether the layer is a convolution that replaced a matrix product.
-        dfl: Whether the layer is YOLO's distribution focal loss.
+        dfl: Whether the layer is the convolution of YOLO's distribution focal loss (DFL).
     """
 
     name: str

@@ -30,8 +30,8 @@ class Network:
         outputs: Network output tensors.
         was_relisted: Whether Myelin has removed layers. TensorRT then lists the layers in a new
             order.
-        counts: Number of layers after a stage, by name of the stage, for the stages whose number
-            TensorRT logs (``Original``, ``After ...``).
+        counts: Number of layers after a stage, by name of the stage, for the stages after which
+            TensorRT logs this number (``Original``, ``After ...``).
         adds_after_activation: ONNX nodes of the Adds whose fusion the target's
             ``residual_through_activation`` decided.
         regions: Regions of Myelin, on targets whose regions affect Q and DQ.
@@ -306,7 +306,7 @@ class Network:
         layer.fusion.has_weights = True
 
     def bypass_dq(self, dq: Layer, consumer: Layer) -> bool:
-        """Connect a consumer of a DQ to the DQ's INT8 input. Return whether the DQ was removed."""
+        """Connect a consumer of a DQ to the DQ's input. Return whether the DQ was removed."""
         out, data = dq.out, dq.data
         for position, tensor in enumerate(consumer.inputs):
             if tensor is out:

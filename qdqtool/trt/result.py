@@ -424,7 +424,7 @@ class Prediction(SavableResult):
         ]
 
     def convolution(self, name: str) -> ConvOutcome:
-        """Return the outcome of the convolution with a name.
+        """Return the outcome of a convolution by its name.
 
         Raises:
             KeyError: No convolution has this name.

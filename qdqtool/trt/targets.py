@@ -289,7 +289,7 @@ class Target:
 
     @property
     def has_fp8_convolutions(self) -> bool:
-        """Whether convolutions compute in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`).
+        """Whether convolutions can compute in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`).
 
         On TensorRT 10.2 this holds for Hopper only. If no compute capability is named, Hopper is
         assumed.
@@ -649,10 +649,10 @@ class PublishedBuild(NamedTuple):
 
     Attributes:
         name: Name that cases use.
-        tensorrt: Version.
+        tensorrt: TensorRT version, such as ``8.5.2``, or ``8.4 or 8.5`` if only this is known.
         gpu: GPU of the build; empty if unknown.
         flags: Options of the builder.
-        network: Network.
+        network: Network that was built.
         source: Publisher and place.
         parts: Published parts, such as the log or the engine's layers.
         graph: Whether the ONNX graph could be reconstructed. The tests then compare the simulation

@@ -58,7 +58,7 @@ class SiteChoice:
 
 @dataclass
 class SiteResult:
-    """A site (nodes that are quantized or float together), and the choice in the result.
+    """A site (nodes that are quantized or float together), and the choice of the search.
 
     Attributes:
         site: Name of the site.

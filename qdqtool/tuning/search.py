@@ -425,7 +425,10 @@ class PlacementSearch:
                 chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
-        """Measure, for each placement in the pool, the last step that does not cost more."""
+        """Measure, for each placement in the pool, the last step that does not cost more.
+
+        The steps are those of a chain (:class:`_MeasuredChain`).
+        """
         last_steps = []
         for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST
@@ -504,7 +507,7 @@ class PlacementSearch:
         return [single[name] for name in dict.fromkeys(names) if name in single]
 
     def _undo_choices(self) -> None:
-        """Undo float choices of the cheapest sufficient placement as long as it reaches the goal.
+        """Undo float choices of the cheapest accurate placement as long as it reaches the goal.
 
         The most expensive choices are tried first. Each removal is measured alone. Then the
         removals that still reach the goal are combined.

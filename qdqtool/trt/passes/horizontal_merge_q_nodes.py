@@ -117,10 +117,10 @@ class HorizontalMergeQNodes(Pass):
             self.refuse(different)
 
     def _merge_into_survivor(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
-        """Merge Qs into another Q of the same tensor, and emit the lines.
+        """Merge Qs into another Q of the same tensor, and emit the lines of TensorRT's log.
 
-        TensorRT logs one heading, then an Eliminating line for each Q, then a Removing line for
-        each.
+        TensorRT logs one Running line, then an Eliminating line for each Q, then a Removing line
+        for each.
         """
         cases = [_choose_case(survivor, q, network.was_relisted) for q in others]
         self.fire_running(cases[0], survivor)

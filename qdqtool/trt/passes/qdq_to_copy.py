@@ -119,7 +119,7 @@ class QDQToCopy(Pass):
 
 
 def _named_type(layer: Layer) -> Precision:
-    """Return the quantized type; UNKNOWN for a type that TensorRT lacks, such as FP8 E5M2."""
+    """Return the quantized type of a Q or DQ; UNKNOWN if TensorRT lacks it (FP8 E5M2)."""
     quant = layer.quant
     if quant is not None and quant.precision == Precision.UNKNOWN and quant.has_zero_point:
         return Precision.UNKNOWN
