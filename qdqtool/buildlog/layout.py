@@ -153,7 +153,11 @@ def lay_out(
 
 
 def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
-    """Spread the ends of edges along the sides of boxes, in the order of the edges' next x."""
+    """Spread the ends of edges along the sides of boxes, in an order that avoids crossings.
+
+    At each side, the edges are sorted by the x of their adjacent point. An edge without points is
+    sorted by the center of the box at its other end.
+    """
     for end, other, position in (("source", "target", 0), ("target", "source", -1)):
         groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
         for edge in edges:

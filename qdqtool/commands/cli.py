@@ -220,8 +220,8 @@ def _error_location(error: OSError) -> str:
         os.getcwd()
     except OSError:
         return "the current folder was deleted: "
-    # An error at a file contains the name of the file. An error without a name is therefore from
-    # standard output.
+    # An error that concerns a file contains the file name. Without a file name, the error "no space
+    # left" is therefore from standard output.
     return "standard output: " if error.errno == errno.ENOSPC else ""
 
 

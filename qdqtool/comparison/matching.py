@@ -32,7 +32,7 @@ _MIN_EQUAL_NAMES = 0.8
 # If structure pairs no nodes, names are used if at least this share of the smaller graph's anchors
 # has a name that is in both graphs.
 _MIN_COMMON_NAMES = 0.5
-# Maximum number of unpaired nodes that are aligned in order, because the cost is quadratic.
+# Maximum number of unpaired nodes that are aligned in order. The cost is quadratic.
 _MAX_SEQUENCE = 3000
 # Minimum likeness of two graphs of one network. Exports of one network have 1.0; YOLOv8n and
 # YOLO11n have 0.2.

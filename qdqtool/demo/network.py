@@ -230,7 +230,11 @@ class YoloBuilder:
         )
 
     def add_sppf(self, name: str, tensor: str, channels: int) -> str:
-        """Add an SPPF block: a chain of three MaxPools, and a Concat of all their outputs."""
+        """Add an SPPF block.
+
+        The block is a convolution, a chain of three MaxPools, a Concat of the outputs of the
+        convolution and all MaxPools, and a second convolution.
+        """
         parts = [self.add_conv(f"{name}/cv1", tensor, channels, channels // 2)]
         for suffix in ("", "_1", "_2"):
             parts.append(

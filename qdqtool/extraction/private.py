@@ -244,7 +244,7 @@ def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) 
     is_scaled = not isinstance(ratio, float) or ratio != 1.0
     by_channel = scaled.ndim > 1 and (is_scaled or scaled.size >= _FEW * scaled.shape[0])
     rows = scaled.reshape(scaled.shape[0] if by_channel else 1, -1)
-    finite = np.isfinite(rows)  # infinities and NaN may cause the fault
+    finite = np.isfinite(rows)  # others are kept: they may cause the fault that the user reports
     if not finite.any(axis=1).all():
         return value
     low = np.where(finite, rows, np.inf).min(axis=1, keepdims=True)

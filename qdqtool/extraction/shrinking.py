@@ -22,7 +22,7 @@ from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.util import limits
 
 ModelCheck = Callable[[onnx.ModelProto], bool]
-_FINDING_COST = 8  # a candidate is created in about 1/8 of the time of its prediction
+_FINDING_COST = 8  # finding a candidate spends 1/8 of the budget that its prediction spends
 
 
 class ModelShrinker:

@@ -11,8 +11,9 @@ from qdqtool.ir.graph import Node
 from qdqtool.util import limits
 
 PartCheck = Callable[[ModelPart], bool]
-_FINDING_COST = 8  # a part is completed in about 1/8 of the time of its prediction
-# Maximum distances from the anchors of the parts that are tried, in steps from node to node
+_FINDING_COST = 8  # finding a part spends 1/8 of the budget that its prediction spends
+# Distances from the anchors, in nodes. For each distance, the part with all nodes within this
+# distance is tried.
 _HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
 

@@ -55,7 +55,7 @@ class BuildMethod(NamedTuple):
         return self.strong
 
     def as_json(self, target: str) -> Json:
-        """Return the published fields."""
+        """Return the fields of the JSON output, with the flags for a target."""
         return {
             "way": self.name,
             "flags": self.flags(target),

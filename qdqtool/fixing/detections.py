@@ -61,7 +61,11 @@ class DetectionVerdict:
         )
 
     def add_to(self, growth: Note) -> Note:
-        """Return the note on a refused change, with the agreement if it is meaningful."""
+        """Return a note on grown output errors, with the agreement if it is meaningful.
+
+        Args:
+            growth: The note without the agreement.
+        """
         if not self.is_meaningful:
             return growth
         text = f"{growth}, and the detections get worse: {self.describe()}"

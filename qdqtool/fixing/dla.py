@@ -73,7 +73,7 @@ class DlaTranslation:
         target: TensorRT version of the build.
         source: Path of the Q/DQ model; empty for a model in memory.
         notes: Notes on properties of the Q/DQ model that the translation cannot keep, and on the
-            data.
+            calibration data.
         read: Files that were read; :meth:`save` does not overwrite them.
     """
 

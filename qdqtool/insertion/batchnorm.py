@@ -116,7 +116,7 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
     if bias is not None and bias.shape != factor.shape:
         return None
     old_bias = 0.0 if bias is None else bias.astype(np.float64)
-    with np.errstate(all="ignore"):  # the quantization of the weights reports NaN
+    with np.errstate(all="ignore"):  # NaN is reported when the weights are quantized
         new_bias = beta + (old_bias - mean) * factor
     if output_axis(conv, weight.ndim) == 0:
         factors = factor[:, None]

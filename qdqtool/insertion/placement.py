@@ -1,7 +1,7 @@
 """Placement: the node inputs to quantize, and the reasons why other nodes remain float.
 
 The rules are for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds
-with 8.0 to 8.5):
+with TensorRT 8.0 to 8.5):
 
 * Data and constant weights of Conv, ConvTranspose, Gemm and MatMul are quantized. A convolution
   computes in INT8 only if both its data and its weights are quantized.
@@ -18,8 +18,8 @@ with 8.0 to 8.5):
   channels or large kernels, matrix products with a single row, average poolings, and attentions
   that TensorRT does not fuse. Sources: NVIDIA's release notes of TensorRT 10.6 and 10.16
   (attention; kernels of more than 32 elements), NVIDIA/TensorRT issue 4524 (groups), ModelOpt (few
-  channels, single rows), and builds of TensorRT-RTX 1.7.1 for 8.9 and 12.0 (kernels, ConvTranspose,
-  attention).
+  channels, single rows), and builds of TensorRT-RTX 1.7.1 for compute capabilities 8.9 and 12.0
+  (kernels, ConvTranspose, attention).
 """
 
 from __future__ import annotations

@@ -317,8 +317,8 @@ class _ScaleRegion:
         self.blocking_node = ""
         self._shapes = shapes
         self._whole = whole
-        # By node index and input position of a constant: the powers of s by which the constant is
-        # multiplied, and for each power the index in s for each entry.
+        # Factors of constants, by node index and input position of the constant. Each factor is a
+        # pair: the index in s for each entry of the constant, and the power of s.
         self._folds: dict[tuple[int, int], list[tuple[Places, int]]] = {}
         visited = 0
         while visited < len(self.tensors) and not self.skip_reason:

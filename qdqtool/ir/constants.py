@@ -312,7 +312,7 @@ def fold_constants(model: Model) -> Model:
 
 
 def _find_foldable(model: Model) -> list[str]:
-    computed: dict[str, bool] = {}  # whether operators other than moves computed each constant
+    computed: dict[str, bool] = {}  # whether each constant is computed, not only moved or cast
     nodes: set[int] = set()
     for node in model.ordered:
         is_computed = _computes_constant(model, node, computed)

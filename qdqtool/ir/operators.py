@@ -580,7 +580,11 @@ def operator_of(node: Node | None) -> Operator:
 
 
 def find_case(name: str) -> Case:
-    """Return the evidence for an operator's Q passage, else its activation, else its weights."""
+    """Return the evidence that a Q can move past an operator.
+
+    Without such evidence, return the evidence that a convolution absorbs the operator as its
+    activation, else that the operator runs in INT8 with quantized weights.
+    """
     return OPERATORS[name].cases[0]
 
 

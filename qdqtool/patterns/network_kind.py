@@ -218,8 +218,9 @@ def _find_map_network(model: Model) -> NonDetectorKind | None:
 
 
 def _stride(sides: tuple[int, int] | None, shape: Sequence[int | None]) -> float | None:
-    """Return the size of an image relative to a map; None if height and width disagree.
+    """Return the ratio of the image size to a feature map's size; None if it is unknown.
 
+    The ratio is unknown if no image size is given, or if height and width give different ratios.
     Height and width of a map are its last two axes, or the two axes before the channels.
     """
     if sides is None:

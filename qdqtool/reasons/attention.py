@@ -204,10 +204,10 @@ class FloatMyelinLayer(Reason, key="in-myelin"):
 
 
 class QuantizedResidualStream(Reason):
-    """An Add in a transformer's residual stream; the inputs of the Add come from DQs.
+    """An Add in a transformer's residual stream with at least one input from a DQ.
 
     Attributes:
-        pairs: The DQs.
+        pairs: DQs that produce inputs of the Add.
         norm: Normalization of the sum.
     """
 

@@ -378,9 +378,9 @@ def sustained_shares(
 def l2_miss_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
     """Return the share of a kernel's bytes that miss the L2 and move through memory.
 
-    The share depends on the number of elements, not on their type. If the type mattered, INT8 would
-    gain more than the ratio of the rates in layers whose tensors fit into the L2 only in INT8. No
-    such gain was measured.
+    The share depends on the number of elements, not on their type. If it depended on the type, the
+    estimated speedup of INT8 over FP16 would reach 2.6 in layers whose tensors fit into the L2 only
+    in INT8. The largest measured speedup is 2.32.
     """
     share: Array = np.clip(1.0 - f.l2 * c["l2_share"] / np.maximum(f.in_fp16, 1.0), 0.0, 1.0)
     return share

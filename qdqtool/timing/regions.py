@@ -100,7 +100,8 @@ class RegionNodes:
         if node.op == "Softmax" and not self._is_fused_softmax(node):
             return self._moving_work(POINTWISE, sum(sizes), written)
         if node.op == "Add" and len(sizes) > 1 and min(sizes) == written:
-            # Another kernel computes the Add, and also reads and writes the residual.
+            # Another node's kernel computes the Add, and therefore also reads the residual and
+            # writes the sum.
             return self._moving_work(POINTWISE, written, written, steps=0.0)
         return nothing
 

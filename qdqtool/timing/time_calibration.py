@@ -102,7 +102,7 @@ def parse_time(text: str) -> float | None:
 
 
 def calibrate_by_time(gpu: str, measured_ms: float, estimated_ms: float) -> TimeCalibration:
-    """Return the factor that corrects time estimates, from one measured end-to-end time.
+    """Return a calibration with one factor for all time estimates, from one end-to-end time.
 
     Raises:
         QdqtoolError: The time is too far from the estimate to be of the same network.

@@ -122,7 +122,7 @@ class MeasurementTask:
     """Candidates to measure on samples.
 
     Attributes:
-        images: Numbers of the samples.
+        images: Indices of the samples.
         candidates: The candidates.
         with_metric: Whether to measure the metric in addition to the error.
     """

@@ -313,8 +313,8 @@ def _find_int8_bindings(
 ) -> list[Mismatch]:
     """Return the float inputs and outputs of the network that are INT8 in the engine.
 
-    Inputs and outputs are found by their names in the model. If all of them are float, they are
-    also found by their names in the build.
+    Inputs and outputs are searched by their names in the model. If all of them are float in the
+    model, the inputs and outputs that the build lists under other names are searched too.
     """
     names = (*model.inputs, *model.outputs)
     types = {name: precision_of(model.elem_type(name)) for name in names}

@@ -108,7 +108,8 @@ def run(view: View, report: FindingReport) -> None:
 
 # Minimum score of a reported object; the default of Ultralytics.
 CONFIDENCE = 0.25
-COARSE_LOGITS = 2.0  # this scale of logits is too coarse: a step changes 0.5 to 0.88
+# Minimum scale of logits that is too coarse: with 2.0, one step raises a score from 0.5 to 0.88.
+COARSE_LOGITS = 2.0
 
 
 def _check_concats(view: View, report: FindingReport) -> None:

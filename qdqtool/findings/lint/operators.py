@@ -279,7 +279,7 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
         report.add(large, convolutions=[conv.name])
 
 
-# Forms that insertion leaves float because builds failed ------------------------------------------
+# Convolutions that `insert` leaves float because their builds failed ------------------------------
 
 
 def find_large_kernel(pass_name: str, conv: Node, kernel: Sequence[int]) -> LargeKernel | None:

@@ -27,7 +27,7 @@ MAX_LAYER_VALUES = 8_000_000  # a layer with more weights is not read
 MAX_LOSSY_RANGE = 0.25  # a channel with at most this fraction of the range loses two bits
 MIN_LOSSY_SHARE = 0.25  # minimum fraction of channels that lose two bits in a lossy layer
 MIN_SPREAD = 1.05  # minimum `spread` for which one scale for each channel is an improvement
-MAX_COMPARED = 100_000  # weights of a layer that are checked to be multiples of the scale
+MAX_COMPARED = 100_000  # maximum number of weights that are checked to be multiples of the scale
 _MAX_STEP_ERROR = 1e-3  # maximum distance of a weight from a multiple of the scale, in steps
 
 

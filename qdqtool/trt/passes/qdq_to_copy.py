@@ -90,8 +90,8 @@ class QDQToCopy(Pass):
         is_q = layer.kind == LayerKind.QUANTIZE
         tensor = layer.data if is_q else layer.out
         is_in_attention = _is_in_attention(layer)
-        # DEQUANTIZE does not weaken the evidence. This case is assumed, because no log shows the
-        # line, but an engine shows such a conversion.
+        # DEQUANTIZE is left out, because it would weaken the evidence: no log contains its line,
+        # but the layers of an engine confirm the conversion.
         cases = [*layer.cases, *layer.stationary_cases]
         if is_in_attention:
             cases.append(ATTENTION)

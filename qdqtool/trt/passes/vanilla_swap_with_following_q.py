@@ -54,7 +54,8 @@ class VanillaSwapWithFollowingQ(Pass):
         # Consumers by tensor. Several Qs after one operator need the same list; a move of a Q makes
         # all lists invalid.
         self._consumers: dict[Tensor, tuple[TensorConsumer, ...]] = {}
-        self._refused: set[int] = set()  # ids of operators whose other consumers were reported
+        # Ids of operators that were reported because a Q is not their only consumer.
+        self._refused: set[int] = set()
 
     def _apply(self, network: Network) -> None:
         self._consumers, self._refused = {}, set()

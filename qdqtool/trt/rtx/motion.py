@@ -435,7 +435,7 @@ class IntegerMotion:
         is_identity = self._keeps_shape(node)
         if node.op == "AveragePool":
             is_identity = _is_unit_pooling(node) and not any(node.attributes.get("pads", []))
-        elif node.op == "Einsum":  # an Einsum of one input may only reorder axes
+        elif node.op == "Einsum":  # without effect if it has one input and keeps all axes
             terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")
             is_identity = (
                 len(node.inputs) == 1
