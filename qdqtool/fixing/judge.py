@@ -173,7 +173,7 @@ class OutputJudge:
         return None
 
     def _run_samples(self, proto: onnx.ModelProto) -> list[Arrays]:
-        return [self._runner.run(proto, arrays) for arrays in self._inputs]
+        return self._runner.run_samples(proto, self._inputs)
 
     def _measure_noise(self, proto: onnx.ModelProto, reference: list[Arrays]) -> OutputNoise:
         return self._compare_outputs(self._run_samples(proto), reference)

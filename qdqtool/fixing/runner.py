@@ -20,7 +20,7 @@ from qdqtool.patterns.view import View
 from qdqtool.proto.external_data import serialize
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD
 from qdqtool.runtime import sessions
-from qdqtool.runtime.run_cost import estimate_run_cost
+from qdqtool.runtime.run_cost import RunCost, estimate_run_cost
 from qdqtool.util import limits
 from qdqtool.util.checks import check_not_text
 
@@ -98,34 +98,55 @@ class ModelRunner:
         self.work_left = limits.SESSION_WORK_ALL * effort * samples
 
     def run(self, proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
+        """Return the outputs of a model for one sample, as :meth:`run_samples`."""
+        return self.run_samples(proto, [inputs])[0]
+
+    def run_samples(self, proto: onnx.ModelProto, samples: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of a model, computed on the CPU without fusion of Q/DQ.
 
         Inputs that the model does not have are ignored. Outputs that are not arrays of numbers are
         left out.
 
+        Args:
+            proto: The model.
+            samples: For each sample, the inputs by name.
+
         Raises:
-            RunLimitError: A run needs more memory or work than permitted.
+            RunLimitError: The runs need more memory or work than permitted.
             RunError: onnxruntime cannot load or run the model.
         """
-        inputs = {v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs}
+        names = [v.name for v in proto.graph.input]
+        samples = [{n: sample[n] for n in names if n in sample} for sample in samples]
         source = _serialize(proto)
-        self._spend_work(proto, inputs, len(source))
+        self._spend_work(proto, samples, len(source))
         threads = min(_MAX_THREADS, sessions.core_count())
         try:
             session = sessions.open_session(source, threads, optimize="basic", fold_qdq=False)
-            names = [output.name for output in session.get_outputs()]
+            outputs = [output.name for output in session.get_outputs()]
             with sessions.silence_output():
-                values = session.run(names, inputs)
+                results = [session.run(outputs, sample) for sample in samples]
         except Exception as error:  # onnxruntime's exceptions share no other base class
             raise RunError(sessions.describe_failure(error), code="onnxruntime-error") from error
-        return {
-            name: value
-            for name, value in zip(names, values, strict=True)
-            if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-        }
+        return [
+            {
+                name: value
+                for name, value in zip(outputs, values, strict=True)
+                if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+            }
+            for values in results
+        ]
 
-    def _spend_work(self, proto: onnx.ModelProto, inputs: Arrays, model_bytes: int) -> None:
-        cost = estimate_run_cost(proto, {n: array.shape for n, array in inputs.items()})
+    def _spend_work(
+        self, proto: onnx.ModelProto, samples: Sequence[Arrays], model_bytes: int
+    ) -> None:
+        shapes = [{n: array.shape for n, array in sample.items()} for sample in samples]
+        cost: RunCost | None = None
+        for number, sample_shapes in enumerate(shapes):
+            if cost is None or sample_shapes != shapes[number - 1]:
+                cost = estimate_run_cost(proto, sample_shapes)
+            self._spend_work_of_run(cost, model_bytes)
+
+    def _spend_work_of_run(self, cost: RunCost, model_bytes: int) -> None:
         memory = limits.SESSION_BYTES * self.effort
         if cost.peak_bytes > memory:
             raise RunLimitError(

@@ -17,6 +17,7 @@ from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
+from qdqtool.runtime import sessions
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
@@ -293,3 +294,23 @@ def test_change_that_outputs_refused_is_tried_again_after_other_fixes(
         assert (applied, refused) == (set(), {"SILU-INNER-Q"})
     else:
         assert len(applied) == 2 and "SILU-INNER-Q" in applied and not refused
+
+
+def test_samples_share_one_session(
+    convolution_run: tuple[onnx.ModelProto, dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto, inputs = convolution_run
+    model, open_session, opened = Model(proto), sessions.open_session, []
+
+    def count(*args, **options):
+        opened.append(1)
+        return open_session(*args, **options)
+
+    monkeypatch.setattr(sessions, "open_session", count)
+    counts = []
+    for samples in (1, 4):
+        opened.clear()
+        OutputJudge(model, [inputs] * samples, 1.0, []).run_reference()
+        counts.append(len(opened))
+    assert counts[0] == counts[1] > 0
+    assert len(ModelRunner(samples=2).run_samples(proto, [inputs] * 2)) == 2
