@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from qdqtool.accuracy.metrics import (
     DetectionAgreementMetric,
@@ -83,6 +85,20 @@ class DetectionVerdict:
         )
 
 
+class _Agreement(NamedTuple):
+    """Agreement of a model's detections with those of the float network.
+
+    Attributes:
+        value: Agreement mAP.
+        resampled: Agreement mAP of each resample of the images.
+        references: Number of detections of the float network.
+    """
+
+    value: float
+    resampled: npt.NDArray[np.float64]
+    references: int
+
+
 class DetectionJudge:
     """Compares the detections of changed models with those at the start of a step.
 
@@ -95,6 +111,11 @@ class DetectionJudge:
         self._metric = metric
         self._current = self._select(outputs)
         self._start = self._current
+        # Cached for the tries of a step: the float network's outputs with its detections, and the
+        # agreement at the start of the step.
+        self._reference: Sequence[Arrays] = ()
+        self._truths: list[Any] = []
+        self._before: _Agreement | None = None
 
     def _select(self, outputs: Sequence[Arrays]) -> list[Arrays]:
         return [{name: sample[name] for name in self._metric.tensors} for sample in outputs]
@@ -102,6 +123,7 @@ class DetectionJudge:
     def start_step(self) -> None:
         """Start a step: its changes are compared with the present outputs."""
         self._start = self._current
+        self._before = None
 
     def keep(self, outputs: Sequence[Arrays]) -> None:
         """Replace the present outputs by those of a change that was kept."""
@@ -114,23 +136,27 @@ class DetectionJudge:
             outputs: Outputs of the changed model for each image.
             reference: Outputs of the float network for each image.
         """
-        truths = [self._metric.prepare_reference(sample) for sample in reference]
-        before, after = (
-            [self._metric.observe(t, s, "") for t, s in zip(truths, samples, strict=True)]
-            for samples in (self._start, self._select(outputs))
-        )
-        count = count_references(self._metric, before)
-        if not count:
+        if reference is not self._reference:
+            self._truths = [self._metric.prepare_reference(sample) for sample in reference]
+            self._reference, self._before = reference, None
+        if self._before is None:
+            self._before = self._measure(self._start)
+        before, after = self._before, self._measure(self._select(outputs))
+        if not before.references:
             return DetectionVerdict(0.0, 0.0, 0.0, 0.0, len(outputs), 0)
-        difference = resample_metric(self._metric, after) - resample_metric(self._metric, before)
-        low, high = np.nanpercentile(difference, [2.5, 97.5])
+        low, high = np.nanpercentile(after.resampled - before.resampled, [2.5, 97.5])
         return DetectionVerdict(
-            self._metric.value(before),
-            self._metric.value(after),
-            float(low),
-            float(high),
-            len(outputs),
-            count,
+            before.value, after.value, float(low), float(high), len(outputs), before.references
+        )
+
+    def _measure(self, outputs: Sequence[Arrays]) -> _Agreement:
+        samples = zip(self._truths, outputs, strict=True)
+        evidence = [self._metric.observe(truth, sample, "") for truth, sample in samples]
+        count = count_references(self._metric, evidence)
+        if not count:
+            return _Agreement(0.0, np.empty(0), 0)
+        return _Agreement(
+            self._metric.value(evidence), resample_metric(self._metric, evidence), count
         )
 
 

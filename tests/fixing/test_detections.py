@@ -1,10 +1,13 @@
 """Changes of detectors are judged by their detections if images are given."""
 
+from typing import Any, ClassVar
+
 import numpy as np
 import onnx
 import pytest
 
-from qdqtool.fixing.detections import DetectionVerdict
+from qdqtool.accuracy.metrics import DetectionAgreementMetric
+from qdqtool.fixing.detections import DetectionJudge, DetectionVerdict
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
@@ -72,3 +75,32 @@ def test_few_detections_do_not_permit_a_larger_error(objects: int) -> None:
     refusal, _ = judge_coarse_scale(x)
     assert refusal is not None and refusal.code == "distance-grows"
     assert "agreement" not in refusal
+
+
+class CountingMetric(DetectionAgreementMetric):
+    """Agreement that counts the decoded outputs."""
+
+    decoded: ClassVar[list[str]] = []
+
+    def prepare_reference(self, reference: Any) -> Any:
+        self.decoded.append("reference")
+        return super().prepare_reference(reference)
+
+    def observe(self, reference: Any, outputs: Any, image: str) -> Any:
+        self.decoded.append("model")
+        return super().observe(reference, outputs, image)
+
+
+def test_tries_of_a_step_share_the_reference() -> None:
+    rows = np.stack([image(offset).reshape(1, 5, 64) for offset in (0.0, 2.0, 4.0, 30.0)])
+    rows[:, :, 4] = 1 / (1 + np.exp(-rows[:, :, 4]))
+    reference, start, first, second = ([{"y": row}] for row in rows)
+    judge = DetectionJudge(CountingMetric("y", 1), start)
+    verdicts = [judge.compare(outputs, reference) for outputs in (first, second)]
+    assert CountingMetric.decoded.count("reference") == 1
+    assert CountingMetric.decoded.count("model") == 3
+    assert verdicts[0].before == verdicts[1].before > verdicts[1].after
+    judge.keep(second)
+    judge.start_step()
+    assert judge.compare(first, reference).before == verdicts[1].after
+    assert judge.compare(first, start).before < 1 == judge.compare(first, second).before
