@@ -105,6 +105,7 @@ def command(
         data=calib,
         **images.as_keywords(),
         gpu=gpu,
+        progress=True,
     )
     fixed.save(output)
     seconds = perf_counter() - started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
+from qdqtool.util.progress import track_progress
 from qdqtool.util.text import format_count, format_count_were
 from qdqtool.version import TOOL_VERSION
 
@@ -187,6 +188,7 @@ def fix(
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
     gpu: str | None = None,
+    progress: bool = False,
 ) -> Fixed:
     """Apply automatic fixes to a Q/DQ model, without calibration.
 
@@ -211,6 +213,8 @@ def fix(
         size: Height and width in pixels, if they are dynamic in the model. Default: ``imgsz`` in
             the model's metadata.
         gpu: GPU for which the time of the fixed model is estimated; see ``qdqtool gpus``.
+        progress: Whether to show on stderr how many changes were tried: a bar on a terminal, else
+            one line per minute.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
@@ -238,7 +242,9 @@ def fix(
             session = FixSession(model, version, samples, options.effort)
             session.applied += [*raised, *rewritten]
             session.notes += [*notes_of_rewrite, *notes, *_note_subgraphs(original)]
-            _apply_fixes(session, requested)
+            attempts = _apply_fixes(session, requested)
+            for _ in track_progress(attempts, "attempts to fix") if progress else attempts:
+                pass
             before = session.before if model is original else predict(original, version)
             time = None if gpu is None else _estimate_time(session.model, version, gpu)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
@@ -397,18 +403,20 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
     return resolved
 
 
-def _apply_fixes(session: FixSession, requested: set[str]) -> None:
+def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
+    """Try all fixes; yield after each attempt."""
     for step in STEPS:
         if requested.intersection(step.codes):
-            session.try_step(step, requested)
+            yield from session.try_step(step, requested)
         elif not requested and session.is_tried_by_default(step):
-            session.try_step(step, set(step.codes))
-    session.retry_steps()
+            yield from session.try_step(step, set(step.codes))
+    yield from session.retry_steps()
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
             not requested and session.is_tried_by_default(model_step)
         ):
             session.try_model_step(model_step)
+            yield
     session.record_unfixed(requested)
     session.note_added_relus()
     session.note_losses()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
@@ -116,12 +116,14 @@ class FixSession:
             f.code in step.codes and not needs_request(f) for f in self.prediction.findings
         )
 
-    def try_step(self, step: FixStep, codes: set[str]) -> None:
+    def try_step(self, step: FixStep, codes: set[str]) -> Iterator[None]:
         """Try all places of a step together, then without the places that prevent acceptance.
 
         If the prediction gets worse near a place, this place is refused. If no such place is found,
         for example because the outputs change too much, halves of the places are tried. The number
         of tries therefore grows little with the number of places.
+
+        Yields after each try, so that the caller can show progress.
         """
         self.judge.start_step()
         refused: dict[Place, FixAttempt] = {}
@@ -139,6 +141,7 @@ class FixSession:
             half = suspects[: max(1, len(suspects) // 2)]
             selection = [s for s in sites if s.place in half] or sites
             reason, culprits = self._try_sites(selection, step)
+            yield
             if reason is None:
                 done.update(s.place for s in selection)
                 suspects = [place for place in suspects if place not in done]
@@ -153,11 +156,11 @@ class FixSession:
         if any(map(_is_refused_by_outputs, refused.values())):
             self._refused_steps.append((step, codes, self.model))
 
-    def retry_steps(self) -> None:
+    def retry_steps(self) -> Iterator[None]:
         """Try again the places that were refused because of output errors, if the model changed.
 
         Fixes of other kinds, which were kept later, change these errors. The places of a step are
-        only tried together.
+        only tried together. Yields after each try.
         """
         for step, codes, model in self._refused_steps:
             refused = {(a.code, a.node) for a in self.refused if _is_refused_by_outputs(a)}
@@ -167,6 +170,7 @@ class FixSession:
                 continue
             self.judge.start_step()
             reason, _ = self._try_sites(sites, step)
+            yield
             if reason is None:
                 kept = {site.place for site in sites}
                 self.refused = [a for a in self.refused if (a.code, a.node) not in kept]

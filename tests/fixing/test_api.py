@@ -1,4 +1,5 @@
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qdqtool
+from qdqtool.commands import cli
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.findings.rules import reason_classes
 from qdqtool.fixing import pairs
@@ -553,3 +555,14 @@ def test_fixed_model_is_valid_and_not_worse(proto):
     assert qdqtool.fix(proto, "trt8.5").proto.SerializeToString(
         deterministic=True
     ) == fixed.proto.SerializeToString(deterministic=True)
+
+
+def test_fix_command_shows_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(residual("own", conv_side=True), tmp_path / "model.onnx")
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr("qdqtool.util.progress.time.monotonic", lambda: float(next(clock)))
+    assert cli.run(["fix", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "fixed.onnx")]) == 0
+    lines = [x for x in capsys.readouterr().err.splitlines() if "attempts to fix" in x]
+    assert lines and lines[0].startswith("qdqtool: attempts to fix: 0 after")
