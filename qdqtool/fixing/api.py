@@ -18,7 +18,7 @@ from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
-from qdqtool.fixing.site import FixSite
+from qdqtool.fixing.site import FixSite, FixStep
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
@@ -406,10 +406,13 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
     """Try all fixes; yield after each attempt."""
     for step in STEPS:
-        if requested.intersection(step.codes):
-            yield from session.try_step(step, requested)
-        elif not requested and session.is_tried_by_default(step):
-            yield from session.try_step(step, set(step.codes))
+        if codes := _choose_codes(session, step, requested):
+            yield from session.try_step(step, codes, separate=False)
+    model = session.model
+    for step in STEPS:
+        if session.is_deferred(step) or session.model is not model:
+            if codes := _choose_codes(session, step, requested):
+                yield from session.try_step(step, codes)
     yield from session.retry_steps()
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
@@ -420,6 +423,13 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
     session.record_unfixed(requested)
     session.note_added_relus()
     session.note_losses()
+
+
+def _choose_codes(session: FixSession, step: FixStep, requested: set[str]) -> set[str]:
+    """Return the codes for which a step is tried; empty if it is not tried."""
+    if requested.intersection(step.codes):
+        return requested
+    return set(step.codes) if not requested and session.is_tried_by_default(step) else set()
 
 
 def add_fix_savings(

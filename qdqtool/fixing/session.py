@@ -103,6 +103,9 @@ class FixSession:
         self.judge = OutputJudge(model, samples, effort, self.notes)
         # Steps with places that were refused because of the outputs, and the model after the step.
         self._refused_steps: list[tuple[FixStep, set[str], Model]] = []
+        # For each step that may be tried again: the model after the step, and the reason of the
+        # refusal if the outputs refused all places together.
+        self._deferred_steps: dict[FixStep, tuple[Model, Note | None]] = {}
         # For the place of each finding, the place of the attempt that may remove the finding.
         self._attempt_places: dict[Place, Place] = {}
 
@@ -116,12 +119,22 @@ class FixSession:
             f.code in step.codes and not needs_request(f) for f in self.prediction.findings
         )
 
-    def try_step(self, step: FixStep, codes: set[str]) -> Iterator[None]:
+    def is_deferred(self, step: FixStep) -> bool:
+        """Return whether places of a step remain that may be kept now."""
+        model, reason = self._deferred_steps.get(step, (self.model, None))
+        return reason is not None or model is not self.model
+
+    def try_step(self, step: FixStep, codes: set[str], *, separate: bool = True) -> Iterator[None]:
         """Try all places of a step together, then without the places that prevent acceptance.
 
         If the prediction gets worse near a place, this place is refused. If no such place is found,
         for example because the outputs change too much, halves of the places are tried. The number
         of tries therefore grows little with the number of places.
+
+        Fixes of other kinds change the prediction and the errors of the outputs. With `separate`
+        False, the step is therefore deferred if all its places together change the outputs too
+        much, unless the step removes errors of the model. It is also deferred if the prediction
+        gets worse near a place.
 
         Yields after each try, so that the caller can show progress.
         """
@@ -132,6 +145,12 @@ class FixSession:
         reason: Note | None = None
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
+        model, known_reason = self._deferred_steps.pop(step, (None, None))
+        if (
+            known_reason is not None and model is self.model
+        ):  # the places together were refused for this model already
+            reason = known_reason
+            suspects = _list_places(self._find_open_sites(step, codes, refused, done))
         while sites := self._find_open_sites(step, codes, refused, done):
             if tries == limit:
                 reason = _describe_try_limit(limit, reason, len({s.code for s in sites}))
@@ -148,13 +167,26 @@ class FixSession:
                 if selection is sites:
                     break
                 continue
+            if not separate and selection is sites and self._can_defer(step, sites, reason):
+                self._deferred_steps[step] = self.model, reason
+                break
             culprits = self._choose_refused_sites(selection, reason, culprits)
             for number, why in culprits.items():
                 refused[selection[number].place] = _make_attempt(selection[number], why)
-            suspects = [] if culprits else [s.place for s in selection]
-        self.refused += refused.values()
+            suspects = [] if culprits else _list_places(selection)
+        earlier = [a for a in self.refused if (a.code, a.node) not in {*refused, *done}]
+        self.refused = [*earlier, *refused.values()]
         if any(map(_is_refused_by_outputs, refused.values())):
             self._refused_steps.append((step, codes, self.model))
+        if not separate and any(map(_is_refused_by_prediction, refused.values())):
+            self._deferred_steps.setdefault(step, (self.model, None))
+
+    def _can_defer(self, step: FixStep, sites: Sequence[FixSite], reason: Note) -> bool:
+        removes_errors = any(
+            f.severity == Severity.ERROR and step.select_causes(f) for f in self.prediction.findings
+        )
+        is_separable = len(_list_places(sites)) > 1
+        return reason.code in _OUTPUT_REFUSALS and is_separable and not removes_errors
 
     def retry_steps(self) -> Iterator[None]:
         """Try again the places that were refused because of output errors, if the model changed.
@@ -199,8 +231,8 @@ class FixSession:
         """
         if self.judge.failure is not None:
             return dict.fromkeys(range(len(sites)), reason)
-        if len(sites) == 1:
-            return {0: reason}
+        if len(_list_places(sites)) == 1:
+            return dict.fromkeys(range(len(sites)), reason)
         return culprits if len(sites) > _FEW_SITES else {}
 
     def _try_sites(
@@ -332,8 +364,17 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
     return FixAttempt(site.code, site.node, site.description, why_not)
 
 
+def _list_places(sites: Sequence[FixSite]) -> list[Place]:
+    """Return the places of sites in order; several sites may share a place."""
+    return list(dict.fromkeys(site.place for site in sites))
+
+
 def _is_refused_by_outputs(attempt: FixAttempt) -> bool:
     return isinstance(attempt.why_not, Note) and attempt.why_not.code in _OUTPUT_REFUSALS
+
+
+def _is_refused_by_prediction(attempt: FixAttempt) -> bool:
+    return isinstance(attempt.why_not, Note) and attempt.why_not.code in gains.WORSE_CODES
 
 
 def _describe_try_limit(tries: int, reason: Note | None, codes: int) -> Note:
