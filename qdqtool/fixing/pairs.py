@@ -74,31 +74,63 @@ def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | N
 
     None if the activation does not read this pair. TensorRT has then merged the pair with another.
     """
-    consumers = [n for dq in _consuming_dqs(view, q) for n in view.model.consumers(dq.output)]
+    consumers = _consumers_of_pairs(view, [q])
     if activation not in consumers:
         return None
+    others = _find_pairs_before_product(view, q, activation)
+    consumers += _consumers_of_pairs(view, others)
     last = next((n for n in consumers if operator_of(n).operation == "PROD"), activation)
     following = view.model.consumers(last.output)
     if view.model.is_output(last.output) or all(qdq.is_q(n) for n in following):
         description = f"{q.name} and its DequantizeLinear removed"
-        return FixSite(q.name, description, _make_pair_removal(view, q))
+        return FixSite(q.name, description, _make_pair_removal(view, q, *others))
     scale = _scale_within_bounds(view, q, last.output)
     description = f"{q.name} moved after {last.name}"
     if scale is not None:
         description += f", with scale {format_number(float(scale))} for its range"
-    return FixSite(q.name, description, _make_pair_move(view, q, last, scale))
+    return FixSite(q.name, description, _make_pair_move(view, q, last, scale, others))
+
+
+def _consumers_of_pairs(view: View, quantizers: Sequence[Node]) -> list[Node]:
+    dqs = [dq for q in quantizers for dq in _consuming_dqs(view, q)]
+    return [n for dq in dqs for n in view.model.consumers(dq.output)]
+
+
+def _find_pairs_before_product(view: View, q: Node, activation: Node) -> list[Node]:
+    """Return the other Qs between the input of an activation and the Mul after the activation.
+
+    onnxruntime's option DedicatedQDQPair gives each consumer of a tensor a pair of its own.
+    """
+    gates = view.model.consumers(activation.output)
+    gates = [*gates, *_consumers_of_pairs(view, [n for n in gates if qdq.is_q(n)])]
+    products = {n.index for n in gates if operator_of(n).operation == "PROD"}
+    others = [n for n in view.model.consumers(q.input(0)) if qdq.is_q(n) and n.index != q.index]
+    return [
+        other
+        for other in others
+        if any(n.index in products for n in _consumers_of_pairs(view, [other]))
+    ]
 
 
 def _make_pair_move(
-    view: View, q: Node, last: Node, scale: npt.NDArray[Any] | None
+    view: View,
+    q: Node,
+    last: Node,
+    scale: npt.NDArray[Any] | None,
+    others: Sequence[Node] = (),
 ) -> Callable[[Editor], None]:
-    """Return the change that moves a pair after a node. A `scale` of None keeps the old scale."""
+    """Return the change that moves a pair after a node, and removes the pairs of `others`.
+
+    A `scale` of None keeps the old scale.
+    """
     dqs = _consuming_dqs(view, q)
+    remove_others = _make_pair_removal(view, *others)
     consumers = view.model.consumers(last.output)
 
     def move(editor: Editor) -> None:
         if not editor.remove_pairs(q, dqs):
             return
+        remove_others(editor)
         dq = dqs[0]
         first = min(consumers, key=lambda n: n.index)
         parameters: list[str] = []
@@ -152,11 +184,12 @@ def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] |
     return np.asarray(reach / LEVELS, scale.dtype)
 
 
-def _make_pair_removal(view: View, q: Node) -> Callable[[Editor], None]:
-    dqs = _consuming_dqs(view, q)
+def _make_pair_removal(view: View, *quantizers: Node) -> Callable[[Editor], None]:
+    pairs = [(q, _consuming_dqs(view, q)) for q in quantizers]
 
     def apply(editor: Editor) -> None:
-        editor.remove_pairs(q, dqs)
+        for q, dqs in pairs:
+            editor.remove_pairs(q, dqs)
 
     return apply
 

@@ -250,9 +250,13 @@ def test_fix_folds_batch_norm_after_conv_transpose(g):
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_pair_inside_silu_is_moved_or_removed(g, behind):
-    y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.3)
-    m = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
+@pytest.mark.parametrize("dedicated", [True, False])
+def test_pair_inside_silu_is_moved_or_removed(g, behind, dedicated):
+    c0 = g.conv(g.input(1, 16, 8, 8), "c0", 16)
+    y = x = g.pair(c0, "inner", 0.3)
+    if dedicated:  # each consumer has a pair of its own
+        x = g.pair(c0, "inner2", 0.3)
+    m = g.op("Mul", [x, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
     fixed = qdqtool.fix(g.model(g.conv(m, "c1", 16, scale=0.3 if behind else None)), "trt8.5")
     assert {c.code for c in fixed.applied} == {"SILU-INNER-Q"}
     assert "SILU-INNER-Q" not in codes(fixed.after)
