@@ -319,8 +319,8 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         findings = side.prediction.findings if side.prediction is not None else []
         if any(isinstance(f.causes[0].reason, IntegerOperator) for f in findings):
             raise QdqtoolError(
-                f"{side.title} has {describe_obstacles(findings)}, so the comparison is "
-                "impossible. Give a model with Q/DQ pairs",
+                f"{side.title} cannot be compared. It has {describe_obstacles(findings)}. Give a "
+                "model with Q/DQ pairs",
                 code="unsupported",
             )
     reason = "no layer in common"

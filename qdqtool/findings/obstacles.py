@@ -56,7 +56,10 @@ def describe_obstacles(findings: Iterable[Finding]) -> str:
     forms = ", ".join(_describe_rejected_form(code, group) for code, group in reasons.items())
     if set(reasons) == {"ZP-UINT8"}:
         return f"{forms}: TensorRT rejects the model, or clips every value above 127 steps"
-    return f"{forms}: TensorRT rejects the model, because it supports only symmetric INT8"
+    return (
+        f"{forms}: TensorRT rejects the model, because it reads INT8 only from Q/DQ nodes with "
+        "zero point 0"
+    )
 
 
 def suggest_recipe(findings: Sequence[Finding]) -> str:

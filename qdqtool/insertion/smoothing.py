@@ -140,8 +140,8 @@ def smooth_activations(
     migrations = _smooth_regions(usable, quantized, alpha, data, images)
     if not migrations:
         return [], Note(
-            f"`smooth={alpha:g}` has no effect: values or constants are NaN, infinite or too "
-            "large for FP16",
+            f"`smooth={alpha:g}` has no effect: activations or weights are NaN, infinite or all 0, "
+            "or smoothed constants are too large for their type. Check the images and the weights",
             code="too-large-to-smooth",
             alpha=alpha,
         )

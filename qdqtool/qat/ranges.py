@@ -128,9 +128,9 @@ def calibrate(
     for q in members.values():
         if q.name not in statistics.tensors:
             raise DataError(
-                f"quantizer '{q.name}' received no data, because its module was not called in "
-                "evaluation mode (it may be an expert or a branch that these batches do not "
-                "reach); exclude the module, or give batches that reach it",
+                f"quantizer '{q.name}' received no data: its module does not run in evaluation "
+                "mode with these batches. It may be an expert that they do not select, or a branch "
+                "for training. Exclude the module, or give batches for which it runs",
                 code="quantizer-without-data",
                 node=q.name,
             )

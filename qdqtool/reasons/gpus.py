@@ -35,25 +35,31 @@ _DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
 # Placeholders are the fields {gpu}, {count} and {first}; {0}, {1} ... are the values.
 _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
-    GpuFact.NO_FP8: "{gpu} has no FP8, so the FP8 layers ({count}, {first} first) cannot be built.",
+    GpuFact.NO_FP8: (
+        "{gpu} has no FP8, so the FP8 layers ({count}, the first is {first}) cannot be built."
+    ),
     GpuFact.NO_BF16: "{gpu} has no BF16, which the model uses: the build fails.",
     GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores.",
     GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32.",
     GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32.",
     GpuFact.FUSION: (
-        "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after "
-        "convolutions ({count}, {first} first) may not be fused. These convolutions then write "
-        "float."
+        "{gpu} has no INT8 tensor cores: TensorRT may leave the activations (LeakyRelu, SiLU, GELU "
+        "or similar) after convolutions ({count}, the first is {first}) unfused. These "
+        "convolutions then write float."
     ),
-    GpuFact.KERNELS: "{gpu} may have no INT8 kernel for depthwise convolutions ({count}, {first} "
-    "first).",
+    GpuFact.KERNELS: (
+        "{gpu} may have no INT8 kernel for depthwise convolutions ({count}, the first is {first})."
+    ),
     GpuFact.JETSON: (
         "{gpu}: this prediction is for the GPU of the Jetson. Its DLA does not support Q/DQ."
     ),
     GpuFact.NO_FP16: "{gpu} has no fast FP16, so the float convolutions ({count}) run in FP32.",
     GpuFact.SINCE: "{gpu} needs TensorRT {1}; the target is {0}.",
     GpuFact.DROPPED: "{gpu} needs TensorRT {1}; the target is {0}.",
-    GpuFact.PARTLY: "{gpu} needs TensorRT {1}; the target {0} stands for any minor version.",
+    GpuFact.PARTLY: (
+        "{gpu} needs TensorRT {1}, but the target {0} covers all minor versions. Give the exact "
+        "version as target."
+    ),
 }
 
 

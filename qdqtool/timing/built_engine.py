@@ -142,10 +142,9 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
         if device.memory_clock < _CLOCK_TOLERANCE * log_clock:
             notes.append(
                 Note(
-                    f"the log prints {log_clock:.0f} MHz as clock of the GPU and "
-                    f"{device.memory_clock:.0f} MHz as clock of the memory; on a Jetson both are "
-                    "clocks of the GPU, so the lower clock was used. Set `clock` if you know the "
-                    "GPU's clock",
+                    f"the log gives {log_clock:.0f} MHz as the GPU clock and "
+                    f"{device.memory_clock:.0f} MHz as the memory clock, but on a Jetson both are "
+                    "GPU clocks. The lower clock was used. Set `clock` if you know the GPU clock",
                     code="clock-of-log",
                     memory_clock=device.memory_clock,
                 )
