@@ -242,7 +242,7 @@ def _read_progress(archive: Archive) -> CalibrationProgress:
     header = parse_json(archive.read("header").tobytes().decode(), infinities=True)
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
         raise DataError(
-            "the calibration cache was written by another version of qdqtool",
+            "the calibration cache was written by another version of qdqtool; delete it",
             archive.path,
             code="wrong-version",
         )

@@ -128,7 +128,7 @@ def command(
     for name, is_model, more in zip(("more_a", "more_b"), models, (more_a, more_b), strict=True):
         if is_model and more:
             raise UsageError(
-                "--with-a and --with-b add files to a build, not to a model",
+                "--with-a and --with-b add files to a build, not to a model; leave the option out",
                 code="option-conflict",
                 parameter=name,
             )

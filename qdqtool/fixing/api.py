@@ -317,9 +317,9 @@ def _rewrite_quantizers(
 
 def _describe_inexact_rounding(count: int) -> Note:
     return Note(
-        f"the original model has {format_count(count, 'quantizer')} with another rounding than Q: "
-        "by the reciprocal of the scale, or in float16. Values halfway between two steps may "
-        "therefore differ by one step",
+        f"the original model has {format_count(count, 'quantizer')} that rounded differently from "
+        "Q: they multiplied by the reciprocal of the scale, or computed in float16. Values halfway "
+        "between two steps may therefore differ by one step",
         code="rounding-differs",
         count=count,
     )

@@ -435,7 +435,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
         tensor = quantizers[scales.index(smallest)].input(0)
         skip_reason = Note(
             f"one common scale would cost '{tensor}' {lost:.1f} bits of precision, but a fix may "
-            "cost at most 2: keep the scales separate, or leave one side in float",
+            "cost at most 2: keep the scales separate, or leave one of the tensors in float",
             code="scale-too-coarse",
             bits=lost,
         )

@@ -248,9 +248,9 @@ def _to_channel_array(model: Model, name: str, values: Sequence[float]) -> npt.N
     shape = model.shape(name)
     if shape is None or len(shape) != 4 or shape[1] != len(values):
         raise ModelError(
-            f"`input_type='uint8'`: `mean` and `std` have {len(values)} values, but input '{name}' "
-            f"is not NCHW with {len(values)} channels; give one value for each channel of the "
-            "input",
+            f"`input_type='uint8'`: `mean` or `std` differs between channels, but input '{name}' "
+            f"is not NCHW with {len(values)} channels; give equal values, or leave `input_type` "
+            "out",
             code="wrong-shape",
             parameter="input_type",
             node=name,
