@@ -23,7 +23,7 @@ _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_KINDS = "biuf"  # numpy's kinds of types: booleans, integers, floats
+_KINDS = "biuf"  # kinds of numpy's dtypes: booleans, signed and unsigned integers, floats
 
 
 @dataclass(frozen=True, slots=True)

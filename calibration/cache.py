@@ -209,7 +209,8 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
     """
     name = os.fspath(path)
     try:
-        # A recorded input is never overwritten, but a command updates the cache that it reads.
+        # Recorded inputs are never overwritten. The cache is not recorded, because a command
+        # updates the cache that it reads.
         with Archive(path, record=False) as archive:
             if "header" not in archive.members:
                 raise DataError(_NO_CACHE, name, code="wrong-format")

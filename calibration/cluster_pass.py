@@ -179,7 +179,7 @@ def count_portion(
 
 # Client -------------------------------------------------------------------------------------------
 
-_MAX_SAMPLES = 64  # samples in a portion, which limits the loss if a worker dies
+_MAX_SAMPLES = 64  # maximum number of samples in a portion; limits the loss if a worker dies
 _PORTIONS_PER_THREAD = 4  # portions per thread into which the remaining samples are split
 
 

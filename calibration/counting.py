@@ -207,6 +207,6 @@ class ThreadPass:
             for counter in self.counters:
                 result = result.merge(Statistics(counter.tensors, images=counter.images))
                 done |= counter.done
-            if not self._ended:  # the threads will change the statistics
+            if not self._ended:  # the threads still change the statistics, so copy them
                 result.tensors = {name: part.copy() for name, part in result.tensors.items()}
         return result, done

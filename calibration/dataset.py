@@ -349,8 +349,8 @@ class SubsetSource(SampleSource):
 
     def digest(self, index: int) -> bytes:
         """Return bytes that change if the sample changes."""
-        # For an npz or npy file, only the `digest` of row 0 contains a hash of the file. The subset
-        # may lack row 0. The `identity` of every row contains the hash.
+        # For an npz or npy file, only the `digest` of row 0 contains a hash of the file, and the
+        # subset may lack row 0. The `identity` contains the hash for every row.
         return self.whole.identity(self.indices[index])
 
     def select_samples(self, indices: Sequence[int]) -> SampleSource:
@@ -385,7 +385,7 @@ def spread_indices(total: int, count: int) -> Sequence[int]:
     if total <= count:
         return range(total)
     gaps = max(count - 1, 1)
-    # An array, because millions of integers would take much memory.
+    # An array, because a tuple of millions of integers would take much memory.
     return array("q", ((i * (total - 1) + gaps // 2) // gaps for i in range(count)))
 
 

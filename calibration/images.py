@@ -25,7 +25,7 @@ from qdqtool.util.text import format_reason
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
-    ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # messages keep this order
+    ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
 )
 # Only these decoders of Pillow are used, whatever the suffix of a file. Other decoders are unsafe:
 # the decoder for EPS starts Ghostscript.
@@ -123,7 +123,7 @@ def _open_image(file: IO[bytes], name: str) -> Image.Image:
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
     transposition = _TRANSPOSITIONS.get(image.getexif().get(_ORIENTATION, 1))
-    if image.mode.startswith("I"):  # 16 bits: the high byte, as imread does
+    if image.mode.startswith("I"):  # keep the high byte of 16 bits, as OpenCV's imread does
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode == "RGB":
         image.load()  # before the file is closed

@@ -19,7 +19,7 @@ from qdqtool.errors import shorten_text
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
 INT8_LEVELS = 127
 _FP8_MAX, _FP8_MANTISSA_BITS, _FP8_MIN_EXPONENT = 448.0, 3, -6
-FOCUS_WEIGHT = 0.9  # weight of the error in focus; the error of all values has weight 0.1
+FOCUS_WEIGHT = 0.9  # weight of the error of values in focus; the error of all values has 0.1
 # Share of a tensor that is in focus, and the power of the error that `focus_power` returns for that
 # share.
 _DENSE, _SPARSE = (0.18, 2.0), (0.06, 3.0)

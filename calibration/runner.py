@@ -360,8 +360,8 @@ class _Calibration:
     # Pass
 
     def _run_pass(self, names: list[str], progress: bool) -> Statistics:
-        # A pass that only adds tensors to a finished cache is saved at the end: a cache cannot
-        # describe that some of its tensors are incomplete.
+        # A pass that only adds tensors to a finished cache is saved only at its end: a cache cannot
+        # store that only some of its tensors are incomplete.
         saves_progress = self.cache is not None and not len(self.finished)
         with contextlib.ExitStack() as stack:
             running = self._start_pass(names, stack)

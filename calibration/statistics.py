@@ -195,7 +195,7 @@ class MagnitudeCounter:
             np.subtract(work, lowest, out=work)
             np.right_shift(work, shift, out=work)
             bins[:] = work
-            np.add.at(counts, bins, weight)  # bincount would pass twice and allocate an array
+            np.add.at(counts, bins, weight)  # bincount would read `bins` twice, and allocate
 
     def merge(self, other: MagnitudeCounter) -> MagnitudeCounter:
         """Return a counter with the counts of both counters. Their order does not matter."""
@@ -291,7 +291,7 @@ def _unit_edges(bits: int) -> Floats:
 
 # Sampling of values -------------------------------------------------------------------------------
 
-# Approximate number of values of an activation that are counted, in one sample and in all samples.
+# Approximate number of values of an activation that are counted in each sample, and in all samples.
 _SAMPLE_VALUES = 1 << 16
 _ALL_VALUES = 1 << 22
 
@@ -381,7 +381,7 @@ def rounding_errors(spots: Sequence[Spots], ranges: Floats, levels: int) -> tupl
     steps_squared = (ranges / levels) ** 2
     for values in _stack_spots(spots, len(ranges)):
         count = values.shape[2]
-        exact = values / scales  # in steps [image, range, position, channel]
+        exact = values / scales  # in steps; shape [image, range, position, channel]
         error = np.rint(exact)
         np.maximum(error, -levels, out=error)
         np.minimum(error, levels, out=error)

@@ -123,8 +123,8 @@ def connect(cluster: Any, mixed_cpus: bool = False) -> Iterator[Cluster]:
             if local is not None:
                 count = int(local[1]) if local[1] else core_count()
                 address, security = stack.enter_context(_start_workers(count))
-            # Python's garbage collector closes clients of earlier failures. Closing waits forever
-            # if Dask holds its lock at that time.
+            # Python's garbage collector closes clients that earlier failures left open. Closing
+            # waits forever if Dask holds its lock at that time.
             with pause_gc():
                 client = Client(
                     address,

@@ -98,7 +98,7 @@ def probe_network() -> Any:
         "w4": (96, 32, 2, 2),
         "w5": (2048, 10),
     }
-    # Constant weights, because onnxruntime prepares these for its fastest kernels.
+    # The weights are constants, because onnxruntime prepares constants for its fastest kernels.
     weights = [
         numpy_helper.from_array(_deterministic_numbers(shape), name)
         for name, shape in shapes.items()
@@ -124,9 +124,11 @@ def probe_network() -> Any:
 
 # Jobs ---------------------------------------------------------------------------------------------
 
-#: Creates the state of a job in a process from the payload and the worker's number of threads.
+#: Function that creates a process's state of a job. Its arguments are the payload and the worker's
+#: number of threads.
 Factory = Callable[[Any, int], Any]
-#: Is called with the state, an item, and an event that is set when the client has ended the job.
+#: Function that processes an item. Its arguments are the state, the item, and an event that is set
+#: when the client has ended the job.
 ItemFunction = Callable[[Any, Any, threading.Event], Any]
 
 

@@ -260,7 +260,7 @@ def _rate_similarity(first: _LayerSignature, second: _LayerSignature) -> int:
     same = [a == b for a, b in zip(first.shapes, second.shapes, strict=True)]
     if not any(same):
         return 0
-    # An equal number of inputs shows whether a residual Add is fused into both layers.
+    # If a residual Add is fused into only one of the layers, the numbers of inputs differ.
     return 2 + 3 * all(same) + (first.inputs == second.inputs)
 
 
@@ -291,7 +291,7 @@ def align_sequences(
     if len(left) * len(right) > _MAX_CELLS:
         return []
     similarity = _rate_pairs([value for _, value in left], [value for _, value in right], rate)
-    # best[i][j] is the largest total of left[i:] and right[j:].
+    # best[i][j] is the largest total similarity of pairs from left[i:] and right[j:].
     best = np.zeros((len(left) + 1, len(right) + 1), np.int32)
     for row, below, rating in zip(best[-2::-1], best[:0:-1], reversed(similarity), strict=True):
         row[-2::-1] = np.maximum.accumulate(np.maximum(below[:-1], below[1:] + rating)[::-1])

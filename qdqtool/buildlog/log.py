@@ -204,7 +204,7 @@ _TIMING = re.compile(
     rb"|(?P<other>Setting workspace to |Block size \d|Fast skip Tactic|Optimizer Reformat|"
     rb"Deleting timing cache|Skipped printing|Iteration:|\d+ tactics? |Splitting [A-Z]))"
 )
-# First bytes of timing lines, except timing lines that may begin with any word.
+# First bytes of timing lines. Only lines with _AFTER_ANY_WORD may begin with other bytes.
 _TIMING_STARTS = frozenset(b"%c" % sign for sign in b"\x1b[VTF-*=>ASBODI0123456789")
 _AFTER_ANY_WORD = b" has no valid tactics for"
 _SET_TACTIC = b" Set Tactic Name: "

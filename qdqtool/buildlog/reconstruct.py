@@ -202,7 +202,7 @@ class _GraphRebuilder:
         tensor = self.tensors.get(name)
         shape = [size or 0 for size in tensor.shape or ()] if tensor is not None else []
         dtype = helper.tensor_dtype_to_np_dtype(self._onnx_type(tensor))
-        # numpy checks the product of the other dimensions even if one of them is 0.
+        # If a dimension is 0, numpy still limits the product of the other dimensions.
         self._constant_bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
         limits.check_size(
             self._constant_bytes,
@@ -557,7 +557,7 @@ def _infer_conv_transpose(node: InferredAttributes) -> None:
 def _infer_pool(node: InferredAttributes) -> None:
     fields = node.listed
     if "PoolingWindowSize" in fields:
-        # The layer fuses the pooling with a convolution, and prefixes the fields of the pooling.
+        # The layer fuses the pooling with a convolution. The pooling's fields have a prefix.
         fields = {
             key.removeprefix("Pooling"): value
             for key, value in fields.items()

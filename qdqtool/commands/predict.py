@@ -138,8 +138,8 @@ def command(
     request = requests[0]
     _check_options(requests, require_gain, answer.form, len(paths))
     if len(paths) == len(requests) == 1:
-        # The prediction is needed until the process ends. A search for garbage among the objects of
-        # a network of 100,000 nodes would take a tenth of the time.
+        # The prediction is needed until the process ends. For a network of 100,000 nodes, searching
+        # its objects for garbage would take a tenth of the command's time.
         gc.disable()
     build_method = find_build_method(way) if way is not None else None
     _prepare_request(request, chosen_target)

@@ -65,8 +65,8 @@ def set_up_process() -> None:
 
 
 def _require_address_space() -> None:
-    # If memory is too small, OpenBLAS ends the process with exit code 1, which would mean that a
-    # check failed.
+    # If there is too little memory, OpenBLAS ends the process with exit code 1, which would mean
+    # that a check failed.
     try:
         import resource
     except ImportError:  # Windows

@@ -30,9 +30,9 @@ COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
 _LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; 127 for all other formats
-# Relative tolerance between ranges of INT8 and FP8, because FP8 models store scales in FP16.
+# Relative tolerance between ranges of INT8 and FP8. FP8 models store scales in FP16.
 _MAX_FORMAT_ERROR = 0.01
-# Relative tolerance between equal scales, because some exporters store float32 as text.
+# Maximum relative difference of scales that count as equal. Some exporters store float32 as text.
 _MAX_RELATIVE_ERROR = 1e-5
 
 

@@ -13,7 +13,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.proto.subgraphs import extract_submodel, find_dependencies, remove_unused_opsets
 
-_SMALL = 4096  # maximum size in bytes of a constant whose data a sketch contains
+_SMALL = 4096  # maximum size in bytes of a constant whose data `sketch_model` keeps
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class ModelShrinker:
     ) -> None:
         self._light = typed
         marks = (t.doc_string for t in typed.graph.initializer)
-        # New tensors are copied, because a tensor would keep its whole candidate in memory.
+        # New tensors are copied, because the original would keep its whole candidate in memory.
         self._constants = {
             m: self._constants.get(m) or deepcopy(constants[m]) for m in marks if m in constants
         }

@@ -43,7 +43,7 @@ REASONS: tuple[type[Reason], ...] = (
     ScaleRank,
     ZeroPointCount,
 )
-_NODE_CAUSES = (  # causes that are reported at the node that loses the integers
+_NODE_CAUSES = (  # causes that are reported at the node whose output becomes float
     LossCause.OPERATOR,
     LossCause.SHARED,
     LossCause.POOL,
@@ -72,7 +72,8 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
         if quantizer is not None and reason.node not in convolutions:
             affected = view.consuming_convolutions(quantizer)
         is_fatal = is_build_failure(reason)
-        is_wrong_result = isinstance(reason, fp8.NonzeroFp8ZeroPoint)  # the build succeeds
+        # The build succeeds, but the network computes wrong results.
+        is_wrong_result = isinstance(reason, fp8.NonzeroFp8ZeroPoint)
         is_joined = is_pair_fault or (is_fatal and code != "QTYPE")
         report.add(
             reason,

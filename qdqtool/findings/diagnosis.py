@@ -131,8 +131,8 @@ def _diagnose_residual(
         r.elements,
         convolutions,
         joined=True,
-        # If a consumer needs float, Q/DQ on the residual only adds a remaining DQ
-        # (resnet18-a100-qat-residual, last block).
+        # If a consumer needs float, Q/DQ on the residual only add a remaining DQ (seen in the last
+        # block of the build resnet18-a100-qat-residual).
         gains=can_be_int8(r.consumers),
         automatic=_has_shareable_scale(recorded, r.add),
     )
@@ -224,7 +224,7 @@ def _diagnose_before_average(
     if reduction is not None:
         return Diagnosis(average, Cause(r, (reduction,)), reduction.elements, convolutions)
     pooling = recorded.first_reason(PoolingQuantizedOnOneSide, average)
-    # If no Q reads the output of the pooling, Q/DQ before the pooling only adds a conversion.
+    # If no Q reads the output of the pooling, Q/DQ before the pooling only add a conversion.
     gains = pooling is not None and bool(quantizer_consumers(pooling.consumers))
     cause = Cause(r, () if pooling is None else (pooling,))
     return Diagnosis(average, cause, r.elements, convolutions, gains=gains)

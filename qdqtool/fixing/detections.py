@@ -20,8 +20,8 @@ from qdqtool.ir.graph import Model
 from qdqtool.util.notes import Note
 
 _MIN_DETECTIONS = 10  # fewer detections of the float network are too few to decide
-_MIN_AGREEMENT = 0.25  # a detector that finds less has no detections that a change could lose
-_MAX_LOSS = 0.02  # permitted loss of agreement if its interval contains 0
+_MIN_AGREEMENT = 0.25  # minimum agreement before a change; with less, a loss cannot be measured
+_MAX_LOSS = 0.02  # permitted loss of agreement if the interval of the change contains 0
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ class OutputJudge:
         for self._body in (False, True):
             try:
                 self._run_original()
-            except RunLimitError as error:  # a part of the model needs almost as much work
+            except RunLimitError as error:  # running fewer nodes would need almost as much work
                 self.failure = Note(str(error), code=error.code)
                 return
             except RunError as error:

@@ -344,7 +344,8 @@ class FixSession:
         errors = self.judge.list_errors()
         inputs = "" if self.judge.has_samples else " on random inputs"
         self.notes += _note_worse_outputs(errors, inputs)
-        # Fixes may store these constants as floats, but the exact values are lost already.
+        # Constants that the file stores as INT8: fixes may make them floats, but the exact values
+        # are lost.
         rounded = quantizers.find_rounded_constants(View(self._original))
         if rounded:
             self.notes.append(_describe_rounded_constants(rounded))

@@ -194,7 +194,7 @@ def _add_skipped_kernels(page: TextPage, tuning: Json) -> None:
 
 def _add_tuning(page: TextPage, facts: Json) -> None:
     tuning = facts["tuning"]
-    if not tuning["tactics"]:  # an excerpt of a log that has no timings
+    if not tuning["tactics"]:  # the log is an excerpt without timings
         _add_skipped_kernels(page, tuning)
         return
     counts = (

@@ -63,8 +63,8 @@ class ResidualFloat(Reason, key="residual-float"):
         fix = advise_residual_pair(self.add, f"'{self.tensor}'", self.quantizers)
         others = [x for x in self.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
         if others:
-            # If the sum remains float, Q/DQ on the residual only adds a conversion
-            # (resnet18-a100-qat-residual).
+            # If the sum remains float, Q/DQ on the residual only add a conversion (seen in the
+            # build resnet18-a100-qat-residual).
             fix += (
                 f" This helps only if the result of {self.add} is quantized as well. At present, "
                 f"{describe_consumers(others)}."

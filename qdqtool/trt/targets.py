@@ -539,7 +539,7 @@ def _find_by_version(text: str) -> Target | None:
     if version_numbers(version) == target.version and version.count(".") < 2 and not is_range:
         return target
     named = replace(target, requested_version=version)
-    if not named.borrows_rules:  # a patch version
+    if not named.borrows_rules:  # only the patch version was added to the name of the target
         return named
     proof = f"{version} is predicted with the nearest rules, those of {target.name}; {target.proof}"
     return replace(named, proof=proof)

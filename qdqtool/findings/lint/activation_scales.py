@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 _INT8_MAX = 127.0
-# Entropy calibration intentionally clips up to a twelfth of the values, with half of the power.
+# Entropy calibration intentionally clips up to a twelfth of the values. They have up to half of the
+# power (sum of squares).
 _MAX_CLIPPED_SHARE = 0.1  # maximum fraction of the values that exceed the range
-_MAX_LOST_POWER = 0.6  # maximum fraction of the power beyond the range
-_MIN_USED_STEPS = 0.25  # minimum fraction of the integer steps in use; below, two bits are lost
+_MAX_LOST_POWER = 0.6  # maximum fraction of the power that is lost by clipping
+_MIN_USED_STEPS = 0.25  # minimum fraction of the integer steps in use; with less, two bits are lost
 # Maximum factor between the largest value and the range, in both directions, for the median
 # quantizer. The median range of entropy calibration is about half the largest value.
 _MAX_MEDIAN_FACTOR = 3.0

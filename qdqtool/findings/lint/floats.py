@@ -134,7 +134,7 @@ def check_float_types(view: View, report: FindingReport) -> None:
     if not view.fully_quantized_nodes:
         return
     if not target_named(report.target).strongly_typed:
-        if not report.has_code("FP8-WEAK"):  # such a model is built without precision flags
+        if not report.has_code("FP8-WEAK"):  # FP8 models are built without precision flags
             report.add(FloatFlag(MODEL_CHECK, "", bool(find_bfloat16(view.model))))
         return
     _check_remaining_float(view, report)

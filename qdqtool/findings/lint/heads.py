@@ -98,7 +98,7 @@ def run(view: View, report: FindingReport) -> None:
     head, _ = _find_float_head(view)
     for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
         add(conv, "dfl", _find_sums_after(view.model, conv))
-    for conv in last:  # the finding on a "box" is a warning, on a "class" a note
+    for conv in last:  # a finding on "box" is a warning, a finding on "class" is a note
         if head.dfl and conv.index not in head.boxes:
             add(conv, "class")
         else:

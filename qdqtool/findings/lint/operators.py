@@ -48,9 +48,10 @@ from qdqtool.trt.layers import SILU
 from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import target_named
 
-_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors have at most 7
+_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; kernels of detectors: 7
 _RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime
-_FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")  # no INT8 in the support matrix
+# Operators without INT8 in TensorRT's support matrix.
+_FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")
 # Operators that TensorRT-RTX 1.7.1 imports. For MatMulNBits it requires FP16 data.
 _IMPORTED_BY_RTX = ("GroupQueryAttention", "MatMulNBits", "RotaryEmbedding")
 _REPORTED = (ATEN, *_RUNTIME)  # domains whose operators are reported by other findings

@@ -34,8 +34,8 @@ _UNSUPPORTED_FP8: dict[int, str] = {
 }
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
-# Maximum relative difference between the scales of a Q and its DQ. Rounding to float16 causes half
-# of it.
+# Maximum relative difference between the scales of a Q and its DQ: twice the difference that
+# rounding to float16 causes.
 _SCALE_TOLERANCE = 1e-3
 # Default factor by which `insert --input-type uint8` divides the scale of the first Q.
 _PIXEL_FACTOR = 1 / 255

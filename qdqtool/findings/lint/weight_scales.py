@@ -33,7 +33,7 @@ from qdqtool.trt.fault_checks import (
 )
 
 _INT8_MAX = 127.0
-_MAX_VALUES = 64_000_000  # maximum number of weights read; of larger networks, some layers are read
+_MAX_VALUES = 64_000_000  # maximum number of weights read; in larger networks, some layers are not
 _MAX_LAYER_VALUES = 8_000_000  # a layer with more weights is not read
 # Maximum ratio of the largest weight to the largest representable weight. A channel with a larger
 # ratio counts as clipped if more than the fraction _MAX_CLIPPED_SHARE of its weights exceed the
@@ -52,8 +52,8 @@ _MAX_LEARNED_RATIO = 1.5  # maximum ratio of a learned scale to the initial scal
 _MIN_LEARNED_SHARE = 0.9  # minimum fraction of channels with a learned scale
 _MIN_LAYERS = 3  # with fewer layers, a fraction of the layers means little
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
-# Single channels are reported if at least this mean fraction of the channels of a layer has the
-# usual ratio of largest weight to scale.
+# Minimum fraction of the channels of a layer, averaged over the layers, that have the usual ratio
+# of largest weight to scale. With less, single channels are not reported.
 _MIN_EXACT_SHARE = 0.8
 # A single channel is reported if its ratio differs from the usual (median) ratio by more than this
 # factor. Quantization tools cause differences of at most 1.001.
@@ -63,7 +63,8 @@ _MAX_EXACT_RATIO = 1.25
 _MAX_DEAD_RANGE = 0.02
 _MIN_LAYERS_FOR_MEDIAN = 8  # with fewer layers, the median of all layers means little
 _MAX_LAYER_RATIO = 1.5  # maximum ratio of the median of a layer to that of all layers
-# Maximum distance of a layer from the median, divided by the third quartile of all distances.
+# Maximum distance of a layer's median from the median of all layers, divided by the third quartile
+# of these distances.
 _MAX_LAYER_SPREAD = 8.0
 
 
@@ -475,7 +476,7 @@ def _measure_channels(
     largest = largest[alive] * (scale if stored else 1.0)
     largest_representable = _INT8_MAX * scale
     extreme = find_extreme_scales(scale, largest)
-    # The check of quantizers reports these scales.
+    # Scales that are too small or too large for any tensor are reported by the check of quantizers.
     is_reported = (scale <= SMALLEST_SCALE) | (scale > LARGEST_SCALE)
     extremes = np.stack([scale, largest])[:, extreme & ~is_reported]
     ratios: npt.NDArray[np.float64] = largest / largest_representable
