@@ -37,7 +37,7 @@ TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and di
 EDITED = "edited"  # used in place of the hash if a model differs from its file
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Cast")
 _UNKNOWN: tuple[int, None] = (0, None)
-# Larger constants are not cached, because the cache would contain copies of all weights.
+# Larger constants are not cached: otherwise, the cache could contain copies of all weights.
 _MAX_CACHED_BYTES = 1 << 16
 
 
@@ -279,7 +279,7 @@ class Model:
             for name in node.outputs:
                 self.producers.pop(name, None)
         removed = set(map(id, nodes))
-        for name in _input_tensors(nodes):  # a set, because many nodes may read the same scale
+        for name in _input_tensors(nodes):  # each name once: many nodes may read the same scale
             remaining = [n for n in self.consumers_by_tensor[name] if id(n) not in removed]
             if remaining:
                 self.consumers_by_tensor[name] = remaining

@@ -252,7 +252,8 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         dtype = np.float64 if precision == Precision.FP8 else np.int64
         zeros = _read_parameter(model, zero_name, dtype)
     else:
-        # The scales that were read are counted, because the stated dimensions may be wrong.
+        # There are as many zero points as scales. If the scales were read, their number is used,
+        # because the stated dimensions may be wrong.
         zero_count = size if scales is not None else 1
         zeros = ParameterValues(np.broadcast_to(np.zeros(1, np.int64), (zero_count,)))
     return QuantParams(
@@ -357,7 +358,7 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     misreading: set[int] = set()
     for tensor in constants:
         consumers = filter(_reads_values, model.consumers(tensor))
-        # The bounds of a Clip do not count, because the parser reads them.
+        # A Clip misreads only its data, because the parser itself reads its bounds.
         misreading.update(n.index for n in consumers if n.op != "Clip" or n.input(0) == tensor)
     if not misreading:
         return

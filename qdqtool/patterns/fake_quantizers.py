@@ -340,7 +340,7 @@ class _QuantizerFinder:
     def _find_elem_types(self, source: str, output: str) -> tuple[int, int] | None:
         """Return the float types of input and output; None if Q or DQ does not support them."""
         first, last = self.model.elem_type(source), self.model.elem_type(output)
-        if not first and self._has_half_inputs:  # unknown after an operator of another domain
+        if not first and self._has_half_inputs:  # operators of other domains have unknown types
             first = _HALF
         if first not in (0, onnx.TensorProto.FLOAT, _HALF, *_BYTES):
             return None
@@ -615,7 +615,7 @@ class _RoundChain:
         first, second = node.inputs
         values = self._finder.value(first), self._finder.value(second)
         is_first = values[1] is None and values[0] is not None
-        # If both are constant, the larger operand is the weights.
+        # If both operands are constant, the larger one is the weights.
         if values[0] is not None and values[1] is not None:
             is_first = values[0].size < values[1].size
         return (second, values[0]) if is_first else (first, values[1])

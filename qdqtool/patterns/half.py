@@ -30,7 +30,8 @@ HALF_OPSET = 19  # first opset whose QuantizeLinear accepts float16
 # have the attribute output_dtype. If the attribute is missing or FP32, this opset's rule applies.
 _SCALE_TYPE_OPSET = 22
 HALF_MAX = float(np.finfo(np.float16).max)
-# Ranges above this limit are too near the largest FP16 number: values of new images may exceed it.
+# Maximum range of a tensor in FP16. With a wider range, values of new images may exceed the largest
+# FP16 number.
 WIDE = HALF_MAX / 2
 _MAX_SCALE = WIDE / 128  # scale of an INT8 tensor with the range WIDE
 _MAX_FP8_SCALE = WIDE / E4M3_MAX

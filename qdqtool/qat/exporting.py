@@ -402,7 +402,7 @@ def _fold_norms_and_freeze(network: nn.Module, plan: Plan, mark_input: Any) -> N
         scale: Tensor | None
         if not q.is_weight:
             scale = compute_scale(q.quantizer, torch.empty(0))
-        elif q.attribute != q.module.qdq_weight:  # a projection of attention
+        elif q.attribute != q.module.qdq_weight:  # weights of a projection in an attention
             amax = read_amax(q.quantizer)
             scale = None if amax is None else compute_scale(q.quantizer, amax)
         else:

@@ -66,7 +66,7 @@ def observe_quantizers(observer: QuantizerObserver) -> AbstractContextManager[No
 def _run_quantizer(module: Any, attribute: str, value: Tensor, *, is_weight: bool = False) -> Any:
     if _observers.activations is not None:
         if not is_weight:
-            with torch._C.DisableTorchFunction():  # avoids the cost of the call watchers
+            with torch._C.DisableTorchFunction():  # the observer's own calls are not observed
                 _observers.activations(module, attribute, value)
         return value
     if attribute in module.qdq_off:
@@ -184,7 +184,7 @@ class QuantizedWeightModule(QuantizedModule):
             folded = _run_quantizer(module, self.qdq_weight, value * factor, is_weight=True)
             return folded / torch.where(factor == 0, 1, factor)
         except AttributeError as error:
-            # If a property raises AttributeError, nn.Module falls back to the float weights.
+            # After an AttributeError in this property, nn.Module would return the float weights.
             raise RuntimeError(f"the weights' quantizer failed: {error}") from error
 
     @weight.setter

@@ -101,7 +101,7 @@ class NonzeroZeroPoint(Reason, key="zero-point"):
 
     rules = (fixable_rule("ZP-NONZERO"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # the same for all layers
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all layers
 
     dq: str
     zero_points: tuple[int, int]

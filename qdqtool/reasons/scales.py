@@ -486,7 +486,7 @@ class ScaleComputed(Reason, key="scale-computed"):
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # the same for all layers
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all layers
 
     quantizer: str
     tensor: str = ""
@@ -504,7 +504,7 @@ class ActivationPerChannel(Reason, key="activation-per-channel"):
 
     rules = (fixable_rule("ACT-PER-CHANNEL"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # the same for all layers
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all layers
 
     dq: str
     scales: Scale

@@ -164,7 +164,7 @@ class WeightsShared(Reason, key="weights-shared"):
 
     rules = (fixable_rule("W-SHARED"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # the same for all layers
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all layers
 
     weight: str
     convolutions: tuple[str, ...]

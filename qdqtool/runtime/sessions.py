@@ -103,7 +103,8 @@ def open_session(
             options.add_session_config_entry(FOLDER_KEY, folder)
         if values:
             options.add_external_initializers(list(values), list(values.values()))
-        # The fallback is off, because it would only repeat the attempt and print a line.
+        # onnxruntime's fallback to other providers is off. It would only repeat a failed attempt,
+        # and print a line.
         session = onnxruntime.InferenceSession(
             source,
             options,

@@ -211,7 +211,7 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
         "in_fp16": _count_fp16_bytes(w),
         "cold": w.weights if cold else 0.0,  # bytes of weights read from memory in each run
         "is_myelin": gpu.has_fused_conversions,
-        # This was measured only on 12.0. On 10.x, another instruction computes INT8.
+        # Slow INT8 was measured only on 12.0. On 10.x, another instruction computes INT8.
         "is_slow_int8": float(gpu.cc) >= 12.0 and w.precision in BYTES,
         "is_fp8": is_fp8,
         "is_fp8_convolution": is_fp8 and not w.is_matrix_product and gpu.cc in _MMA_SYNC,

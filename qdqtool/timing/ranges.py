@@ -8,7 +8,7 @@ from qdqtool.timing.results import UNKNOWN_SPREAD, UNMEASURED_SPREAD, TimeEstima
 from qdqtool.util.notes import Note
 
 _NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are assumed
-_REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured: runs differ
+_REPEATED_SPREAD = 1.05  # factor of the range if the network itself was measured: runs differ
 
 
 def set_time_range(time: TimeEstimate, kernels: float) -> None:

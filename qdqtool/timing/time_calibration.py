@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-_FACTORS = (0.1, 20.0)  # other factors mean that another model was measured
+_FACTORS = (0.1, 20.0)  # factors outside these limits mean that another model was measured
 # Smallest and largest overhead per layer in microseconds of nine profiles of GPUs with their own
 # memory (docs/timing.md).
 _OVERHEADS = (0.5, 7.5)

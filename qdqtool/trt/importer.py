@@ -227,7 +227,7 @@ class Importer:
     def _import_resize(self, node: Node) -> None:
         if self.model.is_constant(node.input(3)):
             # A constant size uses up one of TensorRT's layer numbers, although TensorRT creates no
-            # layer for it (both BEVFusion builds).
+            # layer for it (seen in both builds of BEVFusion).
             self.layer_number += 1
         self._import_simple(node)
 

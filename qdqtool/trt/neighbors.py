@@ -61,8 +61,8 @@ _RETYPING_OPERATORS = frozenset(
 )
 
 _Path = tuple[PathStep, ...]
-# Positions are not followed past a Concat with more inputs: the cost of following all inputs grows
-# with the square of their number.
+# Maximum number of inputs of a Concat past which positions of values are followed. The cost grows
+# with the square of this number.
 _MAX_CONCAT_INPUTS = 16
 _Spans = dict[int, tuple[int, int]]
 """Where values lie in a tensor: for an axis, the first index and the index after the last one."""

@@ -231,7 +231,7 @@ class Outcome:
         self.conversion_nodes: list[str] = []
         self.float_products: list[str] = []
         self._layer_of_node: dict[str, Layer] = {}
-        # Tensor before the layers inside a kernel of Myelin, by the tensor after them.
+        # For layers inside a kernel of Myelin: the tensor before them, by the tensor after them.
         self._sources: dict[Tensor, Tensor] = {}
         # Names of network outputs after fused layers, by the name of the tensor before the layers.
         self._output_names: dict[str, str] = {}

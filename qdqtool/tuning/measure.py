@@ -336,7 +336,7 @@ class PartitionedNetwork:
         self.parts = partition.build_parts(partition.first_cut_after(job.compared))
         self._producer = {t: part.number for part in self.parts for t in part.outputs}
         self._focus = Focus(job.scores) if job.scores else None
-        self._constants: _Arrays = {}  # constant tensors of the metric or the error
+        self._constants: _Arrays = {}  # constant tensors that the metric or the error uses
         for name in self._tensors:
             constant = self.model.constant(name) if name in self.model.initializers else None
             if constant is not None:

@@ -97,7 +97,7 @@ class NetworkPartition(NetworkCuts):
         Branches are ordered by their last nodes.
         """
         nodes = self.model.ordered[start:end]
-        branches: UnionFind[int] = UnionFind()  # the last position represents a branch
+        branches: UnionFind[int] = UnionFind()  # the last position of a branch represents it
         producer: dict[str, int] = {}
         for position, node in enumerate(nodes):
             for tensor in node.consumed_tensors:

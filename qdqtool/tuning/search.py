@@ -41,11 +41,11 @@ _RANGE_SITES = 8  # number of worst sites for which other ranges are tried
 _MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # lengths at which a chain is measured
 _REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by one at the end
 _REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
-_POINTS_OVER_BUDGET = 4  # number of placements above the budget that are reduced until they fit
-_STEPS_IN_BUDGET = 3  # number of last steps within the budget that are measured
-_LEAST_GAIN = 1e-9  # smallest assumed gain of a choice, divided by the start's squared error
+_POINTS_OVER_BUDGET = 4  # maximum number of placements above the budget that are made to fit
+_STEPS_IN_BUDGET = 3  # number of steps that are measured: the last steps of a chain in the budget
+_LEAST_GAIN = 1e-9  # smallest assumed gain of a choice, as a fraction of the start's squared error
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
-_SWEPT_TOGETHER = 8  # number of choices that share a sweep if there is a time limit
+_SWEPT_TOGETHER = 8  # number of choices that are measured together if there is a time limit
 _TIME_LIMIT = "time limit"
 _STANDARD_ERRORS = 2.0  # minimum gain of other ranges, in standard errors of the gain
 

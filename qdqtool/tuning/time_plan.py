@@ -16,7 +16,9 @@ JUDGING_END = 0.8
 _COMBINATIONS = 30  # typical number of combinations that a search measures
 _TIMED_SAMPLES = 2
 _FEWEST_SAMPLES = 4  # minimum number of samples in a set, even if the time limit is short
-_SIMPLE_PLACEMENTS = 10  # float, every layer in INT8, and simple placements of `PlacementSearch`
+# Number of placements that are measured first: float, every layer in INT8, and the simple
+# placements of `PlacementSearch`.
+_SIMPLE_PLACEMENTS = 10
 _SIMPLE_TIME = 1 / 3  # maximum fraction of a time limit for measuring the simple placements
 _JUDGING_TIME = 0.1  # maximum fraction of a time limit for evaluating one placement
 

@@ -83,7 +83,7 @@ TUNING_SAMPLES = 4096  # samples of one set
 
 # Drawings
 DRAWN_LAYERS = 5_000  # layers of a drawing
-DRAWN_POINTS = 12_000  # sum over all edges of the rows that an edge crosses
+DRAWN_POINTS = 12_000  # number of rows that an edge crosses, summed over all edges
 DRAWN_ROW = 400  # layers in one row
 REPORT = 48 * MB  # an HTML report
 

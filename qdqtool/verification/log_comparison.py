@@ -30,7 +30,8 @@ from qdqtool.trt.trace import Event
 from qdqtool.verification.kernels import is_myelin_kernel
 from qdqtool.verification.layer_mapping import NodeMapper
 
-# Maximum product of sequence lengths for the longest common subsequence: 60,000 lines on each side.
+# Maximum product of the lengths of two sequences of lines whose longest common subsequence is
+# searched: about 60,000 lines each.
 _MAX_STEPS = 4_000_000_000
 _COPY_KINDS = frozenset(
     {
@@ -116,8 +117,8 @@ def compare_trace(
         return event.kind in _COPY_KINDS if is_copy else event.pass_name in qdq_pass_names()
 
     predicted = [e for e in prediction.trace if is_compared(e) and e not in excluded]
-    # The lines about copies are printed near the end of the optimizer's section, close to this
-    # heading. Without the heading, the log lacks these lines.
+    # The lines about copies are printed near the end of the optimizer's section, close to the
+    # heading "After concat removal". A log without the heading lacks these lines.
     are_logged = is_copy and build.milestone("After concat removal") is not None
     if not are_logged and not any(map(is_compared, build.trace)):
         return PartComparison(TraceCounts(len(predicted)))

@@ -48,7 +48,7 @@ _FACTOR_TOLERANCE = 0.01  # maximum relative difference of factors that count as
 # Logarithm of the maximum ratio of scales that count as equal. Exporters divide the range by 127 or
 # by 127.5. The logarithm of the ratio of the two is 0.004.
 _ROUNDING_TOLERANCE = 0.006
-_MAX_LEARNED_RATIO = 1.5  # maximum ratio of a learned scale to the initial scale of LSQ
+_MAX_LEARNED_RATIO = 1.5  # maximum ratio between a learned scale and the initial scale of LSQ
 _MIN_LEARNED_SHARE = 0.9  # minimum fraction of channels with a learned scale
 _MIN_LAYERS = 3  # with fewer layers, a fraction of the layers means little
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance

@@ -47,7 +47,7 @@ class ConvActPoolFusion(Pass):
         for conv, pool in pairs:
             if conv.int8 and conv.int8_out and _is_stem(conv) and _is_stem_pool(pool.window):
                 relu = conv.fusion.quantized_relu
-                if relu:  # TensorRT may have no kernel for the three layers
+                if relu:  # TensorRT may have no kernel for convolution, Relu and pooling
                     self.refuse(StemBeforePool(self.name, node_name(conv), relu, node_name(pool)))
                 case = STEM if conv.weights.kernel == (7, 7) else OTHER_STEM
                 self.fuse_consumer(network, case, conv, pool)

@@ -30,7 +30,7 @@ from qdqtool.trt.rtx.operands import (
     State,
 )
 
-# The compiler moves a Q up before these operators, even if they have other consumers.
+# The compiler moves a Q upstream past these operators, even if they have other consumers.
 _PULLED = frozenset(
     {
         "Transpose",
@@ -52,7 +52,7 @@ _PULLED = frozenset(
         "Where",
     }
 )
-# The compiler moves a Q up before these operators if the Q is the only consumer.
+# The compiler moves a Q upstream past these operators if the Q is their only consumer.
 _PULLED_ALONE = frozenset(
     {
         "DepthToSpace",
