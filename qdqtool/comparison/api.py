@@ -36,10 +36,11 @@ from qdqtool.comparison.text import (
     list_image_notes,
     note_quantized_reference,
 )
-from qdqtool.errors import BuildLogError, QdqtoolError
+from qdqtool.errors import BuildLogError, ModelError, QdqtoolError
 from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
 from qdqtool.insertion.options import ImageOptions
+from qdqtool.insertion.prepare import MIN_OPSET
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import find_common_size, has_dynamic_size
@@ -158,7 +159,10 @@ def _measure_agreement(
 ) -> NetworkAgreement:
     from qdqtool.accuracy.agreement import measure_agreement
 
-    pairs = match_nodes(View(first), View(second)).pairs
+    views = View(first), View(second)
+    for view in views:
+        _require_axis_opset(view)
+    pairs = match_nodes(*views).pairs
     return measure_agreement(
         first,
         second,
@@ -172,6 +176,17 @@ def _measure_agreement(
         },
         progress=progress,
     )
+
+
+def _require_axis_opset(view: View) -> None:
+    model = view.model
+    if model.opset < MIN_OPSET and any(view.params(q).is_per_channel for q in view.quantizers):
+        raise ModelError(
+            f"its per-channel Q/DQ need opset {MIN_OPSET}, but the model has opset {model.opset}, "
+            "so onnxruntime cannot run it. Fix the model first (qdqtool fix raises the opset)",
+            model.path or "model",
+            code="axis-opset",
+        )
 
 
 def _compare_by_kind(

@@ -13,12 +13,13 @@ import qdqtool
 from qdqtool.comparison.matching import match_nodes
 from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
 from qdqtool.comparison.text import summarize_comparison
-from qdqtool.errors import QdqtoolError
+from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from tests.comparison.networks import float_network, network, quantize, with_dynamic_size
+from tests.comparison.test_fp8 import quantized, three_convolutions
 from tests.errors import has
 from tests.insertion.transformers import samples, vit
 from tests.trt.builder import Graph
@@ -337,6 +338,31 @@ def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
     path = quantize(float_path, "QDQ", "QInt8", **options)
     result = qdqtool.compare(float_path, path, target=TARGET)
     assert not result.b.obstacle and result.count(ChangeKind.GAINED_INT8)
+
+
+def with_old_opset() -> onnx.ModelProto:
+    """Return a model with per-channel Q/DQ in opset 12, as of onnxruntime's quantize_static."""
+    model = onnx.ModelProto()
+    model.CopyFrom(quantized("int8"))
+    model.opset_import[0].version = 12
+    return model
+
+
+def test_compare_names_a_rejected_model_first() -> None:
+    old, new = with_old_opset(), quantized("int8")
+    assert "OPSET-AXIS" in qdqtool.predict(old).findings_by_code()
+    for models, name in (((new, old), "B"), ((old, new), "A")):
+        result = qdqtool.compare(*models)
+        assert summarize_comparison(result).startswith(f"TensorRT rejects {name} (")
+    assert "TensorRT" not in summarize_comparison(qdqtool.compare(new, new))
+
+
+def test_agreement_with_old_opset_is_refused_with_advice() -> None:
+    data = np.zeros((1, 32, 8, 8), np.float32)
+    with pytest.raises(ModelError, match="qdqtool fix", check=has("axis-opset")):
+        qdqtool.compare(three_convolutions(), with_old_opset(), data=data)
+    fixed = qdqtool.fix(with_old_opset()).proto
+    assert qdqtool.compare(three_convolutions(), fixed, data=data).agreement is not None
 
 
 def test_float_model_has_no_obstacle(float_path: Path) -> None:
