@@ -126,7 +126,7 @@ def _to_upright_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # keep the high byte of 16 bits, as OpenCV's imread does
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode == "RGB":
-        image.load()  # before the file is closed
+        image.load()  # reads the pixels before the file is closed
     else:
         image = image.convert("RGB")
     return image if transposition is None else image.transpose(transposition)

@@ -87,7 +87,7 @@ def choose_range(stats: TensorStatistics, method: str, percentile: float = 99.99
     if not 0.0 < percentile <= 100.0:
         raise ValueError(f"percentile is {percentile:g}; it must be above 0 and at most 100")
     absmax = stats.absmax
-    if absmax < math.ldexp(1.0, MIN_TOP):  # zeros, or values below any float32 scale
+    if absmax < math.ldexp(1.0, MIN_TOP):  # all values are 0, or too small for a float32 scale
         return Range(1.0, None)
     power: float | None = None
     if method == "percentile":

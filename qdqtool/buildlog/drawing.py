@@ -94,7 +94,7 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
     """Create the graph of an engine: boxes are layers, arrows are tensors between them."""
     drawing = EngineDrawing(_format_title(report))
     boxes = drawing.boxes
-    # A tensor has several producers if a concatenation became one buffer.
+    # A tensor has several producers if the layers before a concatenation write into its result.
     producers: dict[str, list[tuple[int, BuiltTensor]]] = defaultdict(list)
     inputs: dict[str, int] = {}
     for row in report.rows:

@@ -469,8 +469,8 @@ ALL: tuple[Reduction, ...] = (
     reduce_images,
     flatten_weights,
 )
-# Order for checks whose time depends on the size of the model: the reductions that save most come
-# first.
+# Order for checks whose time depends on the size of the model: the reductions that remove the most
+# bytes come first.
 BYTES_FIRST: tuple[Reduction, ...] = (
     store_constants,
     reduce_channels,

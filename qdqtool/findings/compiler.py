@@ -54,7 +54,7 @@ _NODE_CAUSES = (  # causes that are reported at the node whose output becomes fl
 )
 CODES = frozenset(code for kind in REASONS for code in finding_codes(kind))
 """Codes that :func:`explain_compiler` reports. The checks of the model do not report them."""
-_PAIR_CODES = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # affect all consumers of a pair
+_PAIR_CODES = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # faults of a Q/DQ pair, for all its consumers
 
 
 def explain_compiler(prediction: Prediction, report: FindingReport, view: View) -> None:

@@ -99,7 +99,7 @@ def diagnose_scales(
 
 # Float outputs --------------------------------------------------------------------------------
 
-# The order is that of precedence. Reasons why a layer does not fuse its BatchNormalization, Add or
+# Reasons in order of precedence. Reasons why a layer does not fuse its BatchNormalization, Add or
 # activation precede reasons at the consumers of its output.
 OUTPUT_REASONS: tuple[type[Reason], ...] = (
     BatchNormNotConstant,

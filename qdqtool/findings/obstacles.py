@@ -11,7 +11,7 @@ from qdqtool.reasons.quantizers import FakeQuantizers
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
-_MAX_EXCLUDED = 8  # maximum number of nodes that the recipe excludes
+_MAX_EXCLUDED = 8  # if there are more nodes to exclude, the recipe excludes none
 
 
 def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
@@ -69,7 +69,7 @@ def suggest_recipe(findings: Sequence[Finding]) -> str:
     head = []
     for finding in findings:
         if finding.code == "HEAD-QUANT":
-            # onnxruntime would quantize the anchors, which are inputs of these Adds.
+            # onnxruntime would quantize the anchors, which are inputs of the Adds in `sums`.
             head += [finding.node, *getattr(finding.causes[0].reason, "sums", ())]
     return onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
 

@@ -65,7 +65,7 @@ _ONE_BIT = 2.5  # uint8 to int8 loses up to one bit, which doubles the error
 HALVING_CODES = attempted_codes((NonzeroZeroPoint, UnsignedZeroPoint))
 
 # Two steps have the reason RemainingConversion, because the reason does not show which of the two
-# steps removes it.
+# steps removes the conversion.
 STEPS = (
     FixStep(
         (

@@ -90,8 +90,8 @@ def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
         )
     except ModelError:  # another finding reports scales of a wrong shape
         return None
-    # Compute in the type of the scale, as DequantizeLinear does, so that all bits of the result
-    # equal its output.
+    # Compute in the type of the scale, so that the result equals that of DequantizeLinear in all
+    # bits.
     return lambda: np.asarray(
         (stored.astype(np.int64) - zero).astype(scale.dtype) * steps, scale.dtype
     )

@@ -217,7 +217,7 @@ def measure_noise(
             differences.append(measure())
         noise.start(None)
         # A network whose code requires single precision raises an exception here. The result is
-        # then that of the noise.
+        # then only that of the runs with noise.
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             network.double()
             differences.append(measure(torch.float64))

@@ -241,7 +241,7 @@ def _collect_in_all_processes(collect: Callable[[], DataStatistics]) -> DataStat
         own = collect()
     except QdqtoolError as error:
         message = str(error)
-    except Exception as error:  # by the user's code; no other process may wait
+    except Exception as error:  # from the user's code; raised later, so that no process waits
         failure, message = error, f"{type(error).__name__}: {error}"
     everywhere: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(everywhere, (own, message))

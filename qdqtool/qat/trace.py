@@ -270,7 +270,7 @@ def remove_marks(proto: onnx.ModelProto, sources: dict[str, str]) -> None:
     copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
     graph.node.extend(copies)
-    del graph.value_info[:]  # shapes after marks are unknown; a later shape inference adds them
+    del graph.value_info[:]  # lacks shapes after marks; a later shape inference adds all shapes
     for index in reversed(range(len(proto.opset_import))):
         if proto.opset_import[index].domain == _DOMAIN:
             del proto.opset_import[index]

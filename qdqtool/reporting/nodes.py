@@ -63,7 +63,7 @@ from qdqtool.verification.times import float_layer_precision, is_timed_as_cuda_g
 
 MAX_NODE_LINES = 60  # maximum number of optimizer log lines per node
 MAX_CONSUMERS = 400  # maximum number of consumers listed for one Q or DQ; a dozen is usual
-MAX_QUANTIZERS_PASSED = 64  # maximum number of Q and DQ between a quantizer and these consumers
+MAX_QUANTIZERS_PASSED = 64  # maximum number of Q and DQ between a quantizer and its consumers
 MAX_ATTRIBUTES = 12  # maximum number of attributes per node
 _ATTRIBUTE_LABELS = {
     "kernel_shape": "Kernel",

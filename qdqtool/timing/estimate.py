@@ -176,7 +176,7 @@ def _choose_simulation(
         f"that {named.name} would build"
     )
     if conversions:
-        # On TensorRT-RTX 1.7.1, Q/DQ on residuals changes no kernel in FP8, and one kernel of a
+        # On TensorRT-RTX 1.7.1, Q/DQ on residuals change no kernel in FP8, and one kernel of a
         # ResNet-18 in INT8.
         text += (
             f", with {format_count(conversions, 'Q/DQ layer')}. {target.display_name} quantizes "

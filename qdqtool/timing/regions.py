@@ -22,7 +22,7 @@ from qdqtool.timing.work import (
 )
 
 _NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")
-# Operators that end a region.
+# Operators that are not part of a Myelin region.
 _OUTSIDE = (
     "Conv",
     "ConvTranspose",

@@ -336,7 +336,7 @@ class Network:
         q.out.shape, op.out.shape = q.data.shape, q.out.shape
 
 
-# Names of cases that affect no outcome, because they only fold constants.
+# Names of rules (cases) that are not counted, because they only fold constants.
 _CASES_WITHOUT_OUTCOME = frozenset({"constant", "identity"})
 
 

@@ -149,7 +149,7 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
     channel_axis = (output_axis(conv, len(shape)) or 0) if shape else 0
     transposed = operator_of(conv).kind == LayerKind.DECONVOLUTION
     if transposed and len(shape) == 5 and report.tensorrt.deconvolution_3d_float:
-        return  # the layer runs in float with all scales
+        return  # the layer runs in float, whatever its scales are
     proven = not transposed or target_named(report.target).transposed_per_channel
     for node in filter(None, (weights.q, weights.dq)):
         params, axis = view.params(node), view.axis(node)

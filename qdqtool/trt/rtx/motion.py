@@ -268,8 +268,8 @@ MOVES = frozenset(
 )
 # Operators that keep integers if all data inputs have the same scale.
 JOINS = frozenset({"Concat", "Max", "Min", "Where"})
-# A DQ moves past these operators (one copy for each input), so that a factor after them can still
-# be merged into the scale of the DQ.
+# Operators that may read a DQ's output in addition to a Mul, Div or Reciprocal. A copy of the DQ
+# moves past them, so that the factor can still be merged into the scale of the DQ.
 _TRANSPARENT = (MOVES - {"Reciprocal"}) | JOINS
 _TRANSPARENT_TO_FP8 = _TRANSPARENT - {"MaxPool"}
 
