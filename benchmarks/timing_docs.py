@@ -152,7 +152,7 @@ def summary(blind: Rows, pairs: Rows) -> str:
         f"{gains['pairs']} measured pairs that differ by more than 5 %, each judged by a fit without its network and "
         f"GPU. The median error of the gain is {gains['median']:.1%} for all {len(pairs)} pairs, and "
         f"{gain_figures(steady)['median']:.1%} without the {len(pairs) - len(steady)} pairs of an AGX Orin whose clock "
-        "followed the load, and was inferred."
+        "varied with the load and had to be inferred."
     )
     return textwrap.fill(text, 120)
 
