@@ -148,7 +148,7 @@ class FixSession:
         model, known_reason = self._deferred_steps.pop(step, (None, None))
         if (
             known_reason is not None and model is self.model
-        ):  # the places together were refused for this model already
+        ):  # an earlier try with this model already refused all places together
             reason = known_reason
             suspects = _list_places(self._find_open_sites(step, codes, refused, done))
         while sites := self._find_open_sites(step, codes, refused, done):

@@ -55,8 +55,8 @@ from qdqtool.reasons.weights import (
 from qdqtool.trt.targets import Target
 
 # Permitted growth factors of the output errors against the float network. Even an exact rewrite may
-# change the last bit of a float, and thereby a rounded integer. Deep networks amplify such changes.
-# They may change the error by a tenth.
+# change the last bit of a float, and thereby a rounded integer. Deep networks amplify such changes,
+# which may change the error by a tenth.
 _EXACT = 1.3
 _SHARED = 1.5  # one scale for several tensors costs the smaller tensors resolution
 _ONE_BIT = 2.5  # uint8 to int8 loses up to one bit, which doubles the error

@@ -53,7 +53,7 @@ from qdqtool.util.text import format_count
 
 _CLIPPING = ("Relu", "Clip")
 _BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
-_MAX_ROUNDS = 16  # a scale may move up one branch and then down another, one branch in each round
+_MAX_ROUNDS = 16  # maximum number of rounds; in each, a scale moves up or down one branch
 _MAX_NAMES = 4  # tensors without a scale that the report names
 _NO_LAYER = (LayerKind.SHAPE, LayerKind.CONSTANT)
 

@@ -395,7 +395,7 @@ def write_external(
                 continue
             raw = source.raw_data or external.to_array(source).tobytes()
             file.write(raw)
-            # onnx's set_external_data requires the data in the tensor.
+            # onnx's set_external_data is not called, because it requires the data in the tensor.
             for key, value in (("location", data_name), ("offset", offset), ("length", len(raw))):
                 tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = onnx.TensorProto.EXTERNAL

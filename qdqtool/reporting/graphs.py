@@ -326,7 +326,8 @@ def _find_modules(
     is a run of consecutive boxes with the same path, so no module depends on itself. Nodes without
     a path are split into runs of equal length. Each network input and output is a separate module.
     """
-    # The order of the file is kept where possible, because exporters write module after module.
+    # The order of the nodes in the file is kept where possible, because exporters write module
+    # after module.
     places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
     order = _sort_topologically(places, [(e.source, e.target) for e in edges])
     paths = {

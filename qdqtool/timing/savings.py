@@ -119,7 +119,8 @@ class _SavingFinder:
         self.producers = {
             edge.tensor: i for i, layer in enumerate(self.layers) for edge in layer.outputs
         }
-        self.extras: dict[str, set[int]] = defaultdict(set)  # positions of kernels by name
+        # Positions of the kernels that are not layers of the prediction, by name.
+        self.extras: dict[str, set[int]] = defaultdict(set)
         for i, extra in enumerate(workload.extras, len(workload.layers)):
             self.extras[extra.name].add(i)
         # Cached, because findings often share layers.

@@ -237,7 +237,7 @@ class Outcome:
         self._output_names: dict[str, str] = {}
         # Types that kernels write because of a fused Q, by the tensor before the Q.
         self._fused_types: dict[Tensor, Precision] = {}
-        self._evidence: dict[tuple[Case, ...], Evidence] = {}  # by the cases that decide a layer
+        self._evidence: dict[tuple[Case, ...], Evidence] = {}  # by the cases that apply to a layer
         order = network.breadth_first()
         self._set_precisions(order)
         self._list_engine(order)

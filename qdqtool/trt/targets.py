@@ -28,7 +28,8 @@ _HOPPER = 90
 # Release notes of 10.6: FP8 attention, and one FP8 weight scale for each column of a matrix product
 _FIRST_FP8_ATTENTION = (10, 6)
 
-# Evidence on whether TensorRT fuses Conv + activation + Add, by version. No published log shows it.
+# Evidence on whether TensorRT fuses Conv + activation + Add, by version. Published logs do not show
+# whether it does.
 _APART_8 = "users saw separate layers on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
 _APART_10 = (
     "a user saw separate layers on 10.6 (NVIDIA/TensorRT issue 3861), although ModelOpt has placed "

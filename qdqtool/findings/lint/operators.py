@@ -48,7 +48,7 @@ from qdqtool.trt.layers import SILU
 from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import target_named
 
-_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; kernels of detectors: 7
+_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors use at most 7x7
 _RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime
 # Operators without INT8 in TensorRT's support matrix.
 _FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")

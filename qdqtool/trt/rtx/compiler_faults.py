@@ -113,9 +113,9 @@ def _has_rejected_value(name: str, *accepted: object) -> Callable[[Node, int], b
     return has_rejected_value
 
 
-# Forms of supported operators that the parser rejects: the operators, a test that receives the node
-# and the ONNX type of its first input, and the form. Source: builds of onnx's node tests, and of
-# variants of these.
+# Forms of supported operators that the parser rejects. Each row has the operators, a test that
+# receives the node and the ONNX type of its first input, and the form if the test succeeds. Source:
+# builds of onnx's node tests, and of variants of these tests.
 _FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], UnsupportedForm], ...] = (
     (
         ("BatchNormalization", "LayerNormalization", "MaxPool"),
