@@ -275,7 +275,7 @@ def reduce_bias(
         return amax
     costs /= costs[_UNCHANGED]
     cost_at_amax = 1.0 + BIASED_WEIGHT * float(np.mean(shares_at_amax)) ** 2
-    possible = costs <= cost_at_amax  # other ranges cost more even without biased error
+    possible = costs <= cost_at_amax  # the others cost more, even if their biased error is 0
     ranges, costs = ranges[possible], costs[possible]
     shares = [
         rounding_errors(spots, ranges, INT8_LEVELS)[0] / total for spots, total in spots_and_errors

@@ -18,7 +18,7 @@ from qdqtool.util.text import as_line, as_text, format_count, keep_end
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
 # White outline that makes labels readable over lines. It is a separate text that is drawn before
-# the label, because viewers that do not support paint-order would draw it over the letters.
+# the label, because viewers without support for paint-order would draw an outline over the letters.
 _HALO = 'fill="none" stroke="white" stroke-width="3" aria-hidden="true"'
 # Colors of boxes, as in NVIDIA's engine drawings: INT8 green, FP16 orange, FP32 red.
 FILL = {

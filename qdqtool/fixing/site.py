@@ -126,8 +126,8 @@ class FixCriteria:
         return tuple(select_reasons(self.reason_types, attempted_reasons(finding)))
 
 
-# If a name occurs in more findings than this (such as weights that all layers share), it does not
-# connect a site with findings, unless each name of the site occurs in so many findings.
+# A name in more findings than this, such as weights that all layers share, does not connect a site
+# with findings. Exception: no name of the site is in fewer findings.
 MAX_REPORTS_OF_NAME = 100
 
 

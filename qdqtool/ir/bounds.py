@@ -140,7 +140,7 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
         return None
     low, high = rounded
     if low >= high:
-        return source  # later quantizers are checked against the bounds before this quantizer
+        return source  # later quantizers are checked against the bounds of this quantizer's input
     step = scalars[0]
     if low > source.low + step or high < source.high - step:
         return Bounds(low, high, node.name, node.op)

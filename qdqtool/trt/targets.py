@@ -495,7 +495,7 @@ _JETPACK_6 = (10, 3)  # version in calibration tables if the user names only Ten
 # Patch version of TensorRT in the newest JetPack, by major and minor version; 0 for others.
 _JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}
 LAST_MINOR = 19  # larger than every minor version so far
-STRONGLY_TYPED = "-strongly-typed"  # suffix of the name of a TensorRT 10 target with this option
+STRONGLY_TYPED = "-strongly-typed"  # name suffix of targets of TensorRT 10 with strong typing
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
 
 

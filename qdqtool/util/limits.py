@@ -65,7 +65,7 @@ MINIMIZED_BYTES = 16 * GB
 # Sessions of onnxruntime
 PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: number of processes that share the memory
 SESSION_BYTES = 768 * MB  # tensors in memory at the same time in one run of `fix`
-SESSION_INPUT = 201_400_000  # one random input; 1x3x4096x4096 floats fit
+SESSION_INPUT = 201_400_000  # bytes of one random input; 1x3x4096x4096 floats fit
 SESSION_WORK = 3 * 10**11  # multiplications of one run; YOLOv8x at 640 x 640 has 1.3 * 10^11
 SESSION_WORK_ALL = 2 * 10**12  # multiplications of all runs of one `fix`
 SESSION_RUN = 10**8  # cost of loading a model, in multiplications

@@ -33,7 +33,7 @@ from qdqtool.trt.fault_checks import (
 )
 
 _INT8_MAX = 127.0
-_MAX_VALUES = 64_000_000  # maximum number of weights read; in larger networks, some layers are not
+_MAX_VALUES = 64_000_000  # maximum number of weights that are read from a network
 _MAX_LAYER_VALUES = 8_000_000  # a layer with more weights is not read
 # Maximum ratio of the largest weight to the largest representable weight. A channel with a larger
 # ratio counts as clipped if more than the fraction _MAX_CLIPPED_SHARE of its weights exceed the
