@@ -75,9 +75,15 @@ class DetectionVerdict:
 
     def describe_kept_change(self, codes: Sequence[str]) -> Note:
         """Return the note on a change that was kept although an error grew."""
+        reason = "the detections do not get worse"
+        if self.after < self.before:
+            reason = (
+                f"the agreement of the detections falls by at most {_MAX_LOSS:g}, which these "
+                "images cannot distinguish from no loss"
+            )
         return Note(
             f"the fix of {', '.join(codes)} was kept although the error of the outputs grew, "
-            f"because the detections do not get worse: {self.describe()}",
+            f"because {reason}: {self.describe()}",
             code="detections-decided",
             codes=list(codes),
             before=self.before,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from qdqtool.errors import ModelError
 from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, needs_request
@@ -24,6 +25,9 @@ from qdqtool.trt.targets import Target
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were
+
+if TYPE_CHECKING:
+    from qdqtool.fixing.detections import DetectionVerdict
 
 _FEW_SITES = 4  # for at most this number of sites, both halves are always tried
 _MIN_TRIES = 24  # number of tries that are permitted in each step for a model of any size
@@ -103,6 +107,7 @@ class FixSession:
         self.judge = OutputJudge(model, samples, effort, self.notes)
         # Steps with places that were refused because of the outputs, and the model after the step.
         self._refused_steps: list[tuple[FixStep, set[str], Model]] = []
+        self._verdict_note: Note | None = None  # note of the current step on detections
         # For each step that may be tried again: the model after the step, and the reason of the
         # refusal if the outputs refused all places together.
         self._deferred_steps: dict[FixStep, tuple[Model, Note | None]] = {}
@@ -138,7 +143,7 @@ class FixSession:
 
         Yields after each try, so that the caller can show progress.
         """
-        self.judge.start_step()
+        self._start_step()
         refused: dict[Place, FixAttempt] = {}
         done: set[Place] = set()
         suspects: list[Place] = []  # at least one of these places prevents acceptance
@@ -200,7 +205,7 @@ class FixSession:
             sites = [site for site in sites if site.place in refused]
             if self.model is model or not sites:
                 continue
-            self.judge.start_step()
+            self._start_step()
             reason, _ = self._try_sites(sites, step)
             yield
             if reason is None:
@@ -266,7 +271,7 @@ class FixSession:
         findings = [f for f in self.prediction.findings if step.select_causes(f)]
         if not findings:
             return
-        self.judge.start_step()
+        self._start_step()
         attempt = FixAttempt(findings[0].code, "", step.description)
         try:
             candidate = step.convert(self.model, self.target)
@@ -298,9 +303,21 @@ class FixSession:
             self.model, self.prediction = candidate, prediction
             self.applied += attempts
             if self.judge.verdict is not None:
-                kinds = list(dict.fromkeys(attempt.code for attempt in attempts))
-                self.notes.append(self.judge.verdict.describe_kept_change(kinds))
+                self._note_verdict(self.judge.verdict, [attempt.code for attempt in attempts])
         return reason
+
+    def _start_step(self) -> None:
+        self.judge.start_step()
+        self._verdict_note = None
+
+    def _note_verdict(self, verdict: DetectionVerdict, codes: Sequence[str]) -> None:
+        """Add the note on kept changes; it replaces the note on earlier changes of the step."""
+        earlier = self._verdict_note
+        if earlier is not None:
+            codes = [*earlier.values["codes"], *codes]
+            self.notes.remove(earlier)
+        self._verdict_note = verdict.describe_kept_change(list(dict.fromkeys(codes)))
+        self.notes.append(self._verdict_note)
 
     def record_unfixed(self, codes: Collection[str]) -> None:
         """Add notes on requested codes without findings, and refusals for findings that remain."""

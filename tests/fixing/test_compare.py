@@ -4,6 +4,7 @@ import onnx.parser
 import pytest
 
 from qdqtool.fixing.api import fix
+from qdqtool.fixing.detections import DetectionVerdict
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputNoise, is_growth_permitted
 from qdqtool.fixing.runner import (
@@ -261,6 +262,19 @@ def test_places_of_hidden_findings_count_by_their_changes() -> None:
     assert fixed.fixed_places()["ADD-BOTH"] == 1
 
 
+def chain_of_silus(blocks: int, scales: tuple[float, float] = (0.05, 0.06)) -> onnx.ModelProto:
+    """Return a network with a Q/DQ pair before and in each SiLU; two convolutions read the last."""
+    g = Graph()
+    x = g.input(1, 16, 16, 16)
+    for block in range(blocks):
+        inner = g.pair(g.conv(x, f"c{block}", 16), f"inner{block}", 0.1)
+        gate = g.pair(g.op("Sigmoid", inner, f"sig{block}"), f"gate{block}", 0.008)
+        x = g.op("Mul", [inner, gate], f"mul{block}")
+        g.channels[x] = 16
+    ends = zip(("a", "b"), scales, strict=True)
+    return g.model(*(g.conv(x, name, 16, scale=scale) for name, scale in ends))
+
+
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("only", [[], ["SILU-INNER-Q"]])
 def test_change_that_outputs_refused_is_tried_again_after_other_fixes(
@@ -270,14 +284,7 @@ def test_change_that_outputs_refused_is_tried_again_after_other_fixes(
 
     The places are tried together until no other fix is left, and only then separately.
     """
-    g = Graph()
-    x = g.input(1, 16, 16, 16)
-    for block in range(blocks):
-        inner = g.pair(g.conv(x, f"c{block}", 16), f"inner{block}", 0.1)
-        gate = g.pair(g.op("Sigmoid", inner, f"sig{block}"), f"gate{block}", 0.008)
-        x = g.op("Mul", [inner, gate], f"mul{block}")
-        g.channels[x] = 16
-    proto = g.model(*(g.conv(x, name, 16, scale=s) for name, s in (("a", 0.05), ("b", 0.06))))
+    proto = chain_of_silus(blocks)
     accept, attempts = OutputJudge.accept_if_close, []
 
     def refuse_first(
@@ -303,6 +310,28 @@ def test_change_that_outputs_refused_is_tried_again_after_other_fixes(
     else:
         assert len(applied) == 2 and "SILU-INNER-Q" in applied and not refused
         assert len(attempts) <= 2
+
+
+def test_step_has_one_note_on_detections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note compares the last changes that were kept with the start of the step."""
+    agreements = iter((0.99, 0.98, 0.97, 0.96))
+
+    def refuse_all_at_once(
+        judge: OutputJudge, current: Model, candidate: Model, criteria: FixCriteria, errors: bool
+    ) -> Note | None:
+        removed = sum(n.op == "QuantizeLinear" for n in current.nodes) - sum(
+            n.op == "QuantizeLinear" for n in candidate.nodes
+        )
+        if removed > 4:
+            return Note("the error would grow", code="distance-grows")
+        judge.verdict = DetectionVerdict(1.0, next(agreements), -0.1, 0.1, 8, 80)
+        return None
+
+    monkeypatch.setattr(OutputJudge, "accept_if_close", refuse_all_at_once)
+    fixed = fix(chain_of_silus(3, (0.05, 0.05)), only=["SILU-INNER-Q"])
+    assert {a.code for a in fixed.applied} == {"SILU-INNER-Q"} and not fixed.refused
+    notes = [n for n in fixed.notes if n.code == "detections-decided"]
+    assert [n.values["after"] for n in notes] == [0.97]
 
 
 def test_samples_share_one_session(

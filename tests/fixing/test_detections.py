@@ -62,6 +62,15 @@ def test_change_that_moves_only_boxes_without_objects_is_accepted() -> None:
     assert (note.code, note.values["codes"]) == ("detections-decided", ["SILU-INNER-Q"])
 
 
+def test_note_on_a_small_loss_does_not_deny_it() -> None:
+    equal, loss = (
+        str(DetectionVerdict(0.95, after, -0.03, 0.02, 8, 80).describe_kept_change(["A"]))
+        for after in (0.95, 0.94)
+    )
+    assert "do not get worse" in equal and "do not get worse" not in loss
+    assert "falls by at most 0.02" in loss
+
+
 def test_change_that_moves_boxes_of_objects_is_refused() -> None:
     refusal, _ = judge_coarse_scale(image(0.45 * GRID))
     assert refusal is not None and refusal.code == "distance-grows"
