@@ -420,6 +420,7 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
         ):
             session.try_model_step(model_step)
             yield
+    session.drop_outdated_refusals()
     session.record_unfixed(requested)
     session.note_added_relus()
     session.note_losses()

@@ -151,9 +151,8 @@ class FixSession:
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
         model, known_reason = self._deferred_steps.pop(step, (None, None))
-        if (
-            known_reason is not None and model is self.model
-        ):  # an earlier try with this model already refused all places together
+        if known_reason is not None and model is self.model:
+            # All places together were refused for this model already.
             reason = known_reason
             suspects = _list_places(self._find_open_sites(step, codes, refused, done))
         while sites := self._find_open_sites(step, codes, refused, done):
@@ -318,6 +317,11 @@ class FixSession:
             self.notes.remove(earlier)
         self._verdict_note = verdict.describe_kept_change(list(dict.fromkeys(codes)))
         self.notes.append(self._verdict_note)
+
+    def drop_outdated_refusals(self) -> None:
+        """Remove refusals at nodes that other fixes removed from the model."""
+        removed = {n.name for n in self._original.nodes} - {n.name for n in self.model.nodes}
+        self.refused = [attempt for attempt in self.refused if attempt.node not in removed]
 
     def record_unfixed(self, codes: Collection[str]) -> None:
         """Add notes on requested codes without findings, and refusals for findings that remain."""

@@ -352,3 +352,26 @@ def test_samples_share_one_session(
         counts.append(len(opened))
     assert counts[0] == counts[1] > 0
     assert len(ModelRunner(samples=2).run_samples(proto, [inputs] * 2)) == 2
+
+
+def test_refusal_at_a_removed_node_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs refuse to change the zero point of a quantizer that another fix removes."""
+    g = Graph()
+    x = g.conv(g.input(1, 16, 16, 16), "c0", 16)
+    inner = g.pair(x, "inner", 0.1, zero=3)
+    out = g.op("Mul", [inner, g.op("Sigmoid", inner, "sig")], "mul")
+    g.channels[out] = 16
+    proto = g.model(g.conv(out, "c1", 16))
+    accept = OutputJudge.accept_if_close
+
+    def refuse_zero_points(
+        judge: OutputJudge, current: Model, candidate: Model, criteria: FixCriteria, errors: bool
+    ) -> Note | None:
+        if "ZP-NONZERO" in criteria.codes:
+            return Note("the error would grow", code="distance-grows")
+        return accept(judge, current, candidate, criteria, errors)
+
+    monkeypatch.setattr(OutputJudge, "accept_if_close", refuse_zero_points)
+    fixed = fix(proto)
+    assert [a.code for a in fixed.applied] == ["SILU-INNER-Q"]
+    assert not fixed.refused and "inner.Q" not in {n.name for n in fixed.proto.graph.node}
