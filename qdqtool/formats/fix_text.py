@@ -125,7 +125,7 @@ def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) 
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:
-    """Add the error of each output against the float network, before and after the fixes.
+    """Add the errors of outputs against the network with float activations, before and after.
 
     For random inputs, which say little about accuracy, only errors that grew and outputs that
     became constant are listed.
@@ -135,7 +135,7 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         return
     if fixed.samples:
         inputs = format_count(fixed.samples, "sample")
-        page.add_row("Output error", f"before and after, against the float network ({inputs})")
+        page.add_row("Output error", f"before and after, against float activations ({inputs})")
     else:
         errors = [error for error in errors if error.has_grown or error.lost]
         text = "not measured on images: give --calib images/ (random inputs are not meaningful)"

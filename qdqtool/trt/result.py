@@ -15,6 +15,7 @@ from qdqtool.trt.trace import Event
 from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
@@ -344,13 +345,18 @@ class Prediction(SavableResult):
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        summary = self.summary()
-        fp8 = f"{summary['fp8']} FP8, " if summary["fp8"] else ""
-        return (
-            f"<Prediction {self.model.path or 'of a model in memory'} for {self.target}: "
-            f"{summary['convolutions']} convolutions, {summary['int8']} INT8, {fp8}"
-            f"{len(self.findings)} findings>"
-        )
+        convs = [c for c in self.convolutions if not c.is_product]
+        fp8 = sum(c.is_fp8 for c in convs)
+        products = self.summary()["matrix_products"]
+        counts = [
+            format_count(len(convs), "convolution"),
+            f"{sum(c.is_int8 for c in convs)} INT8",
+            *([f"{fp8} FP8"] if fp8 else []),
+            *([format_count(products, "matrix product")] if products else []),
+            format_count(len(self.findings), "finding"),
+        ]
+        model = self.model.path or "of a model in memory"
+        return f"<Prediction {model} for {self.target}: {', '.join(counts)}>"
 
     @property
     def ok(self) -> bool:
