@@ -214,8 +214,7 @@ def by_pytorch_quantization(yolo: Any, images: Tensor, path: Path) -> None:
     The ranges are percentiles of histograms.
     """
     from absl import logging as absl_logging
-    from pytorch_quantization import calib, quant_modules
-    from pytorch_quantization import nn as quant_nn
+    from pytorch_quantization import calib, nn as quant_nn, quant_modules
     from ultralytics.nn.tasks import DetectionModel
 
     absl_logging.set_verbosity(absl_logging.ERROR)

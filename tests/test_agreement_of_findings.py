@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import onnx
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 
 import qdqtool
 from qdqtool.buildlog.agreement import (

@@ -13,8 +13,7 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings import obstacles, report
 from qdqtool.findings.rules import REASON_MODULES, finding_code
 from qdqtool.formats.build_text import render_comparison
-from qdqtool.reasons import MODEL_CHECK
-from qdqtool.reasons import placement as placement_reasons
+from qdqtool.reasons import MODEL_CHECK, placement as placement_reasons
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.convolutions import DepthwiseAdd, LargeKernel
 from qdqtool.reasons.finding import Cause, Finding, Reason, Severity
@@ -24,8 +23,7 @@ from qdqtool.reasons.weights import WeightsNotConstant
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
 from tests.findings.graphs import GRAPHS, attention, ones, weighted
-from tests.findings.lint import test_api as lint
-from tests.findings.lint import test_bfloat16 as bfloat16
+from tests.findings.lint import test_api as lint, test_bfloat16 as bfloat16
 from tests.findings.lint.test_operators import conv3d, pair_of, recurrent, runtime_model
 from tests.findings.lint.test_quantizers import (
     channel,

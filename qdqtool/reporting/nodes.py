@@ -24,8 +24,7 @@ from qdqtool.formats.verdicts import (
     remarks,
     verdict,
 )
-from qdqtool.ir.graph import Model
-from qdqtool.ir.graph import Node as OnnxNode
+from qdqtool.ir.graph import Model, Node as OnnxNode
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.precision import BYTES, Precision

@@ -1,8 +1,7 @@
 from string import ascii_letters, digits
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqtool.buildlog import layers
 from qdqtool.buildlog.names import base_name, parse_layer_name

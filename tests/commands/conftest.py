@@ -6,8 +6,7 @@ from typing import Any
 import click
 import pytest
 
-from qdqtool.commands.cli import cli as group
-from qdqtool.commands.cli import run
+from qdqtool.commands.cli import cli as group, run
 
 
 class Cli:

@@ -17,8 +17,7 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.formats.log_text import render_log_line
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.reasons.finding import Severity
-from qdqtool.trt.pipeline import cases as all_cases
-from qdqtool.trt.pipeline import passes
+from qdqtool.trt.pipeline import cases as all_cases, passes
 from qdqtool.trt.result import MyelinRegion, Prediction
 from qdqtool.trt.targets import BUILDS, TARGETS, target_of_version
 from qdqtool.trt.trace import FORMATS

@@ -38,8 +38,7 @@ from tests.findings.graphs import GRAPHS as OF_REASONS
 from tests.slow import slow_after
 from tests.sources import nodes_of, walked
 from tests.trt.builder import Graph
-from tests.trt.test_cases import GRAPHS as OF_CASES
-from tests.trt.test_cases import model_of
+from tests.trt.test_cases import GRAPHS as OF_CASES, model_of
 
 PACKAGE = Path(qdqtool.__file__).parent
 CODES = frozenset(codes.CODES)

@@ -15,8 +15,7 @@ from tests.errors import has
 from tests.insertion.nets import Net, assert_same_outputs, images, one_layer, open_session
 from tests.insertion.test_calibration_cache import read_cache
 from tests.notes import note, note_codes
-from tests.patterns.test_fake_quantizers import DECOMPOSED, PT2E
-from tests.patterns.test_fake_quantizers import network as network_of
+from tests.patterns.test_fake_quantizers import DECOMPOSED, PT2E, network as network_of
 from tests.trt.builder import Graph
 
 

@@ -4,8 +4,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from hypothesis import Phase, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, assume, given, settings, strategies as st
 
 import qdqtool
 from qdqtool.fixing.api import fix

@@ -4,8 +4,7 @@ from typing import Any
 
 import onnx
 import torch
-from pytorch_quantization import calib, quant_modules
-from pytorch_quantization import nn as quant_nn
+from pytorch_quantization import calib, nn as quant_nn, quant_modules
 from pytorch_quantization.nn.modules import _utils
 from pytorch_quantization.tensor_quant import QuantDescriptor
 from torch import Tensor, nn

@@ -41,8 +41,7 @@ from tests.reporting.conftest import NetworkFiles
 from tests.reporting.networks import CONVOLUTIONS, narrow_yolov8x_qdq
 from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import DIFFERENT, advised, truth
-from tests.trt.evidence import model as published
+from tests.trt.evidence import DIFFERENT, advised, model as published, truth
 
 FIRST = ("yolo-resnet18-orin-trt8502", "resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510")
 SOME_FIRST = slow_after(1, [*FIRST, *(case for case in DIFFERENT if case not in FIRST)])

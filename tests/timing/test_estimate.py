@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks.timing_data import NETWORKS, network_work, read
 from calibration.options import Preprocess

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx import helper, numpy_helper
 
 from qdqtool.errors import ModelError
@@ -22,8 +21,7 @@ from qdqtool.trt.targets import TARGETS, target_named
 from tests.errors import has
 from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import DIFFERENT
-from tests.trt.evidence import graph as published
+from tests.trt.evidence import DIFFERENT, graph as published
 from tests.trt.random_graphs import FORKS, models
 from tests.trt.test_spellings import FLOAT, INT8, conv_names, outcomes
 

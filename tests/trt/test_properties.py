@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from qdqtool.ir import operators
 from qdqtool.ir.modelfile import load

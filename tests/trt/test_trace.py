@@ -1,8 +1,7 @@
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqtool.trt import trace
 from qdqtool.trt.trace import Event

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher

@@ -50,8 +50,7 @@ from tests.errors import has
 from tests.notes import note, note_codes
 from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import HOME, prediction
-from tests.trt.evidence import model as published
+from tests.trt.evidence import HOME, model as published, prediction
 from tests.verification.synthetic import log_of
 
 CASE = "resnet18-qat-rtx2000-trt8510"

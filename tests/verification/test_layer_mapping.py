@@ -4,8 +4,7 @@ from collections import Counter
 
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqtool.buildlog.agreement import TraceCounts
 from qdqtool.buildlog.types import (

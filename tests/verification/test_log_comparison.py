@@ -48,8 +48,7 @@ from tests.buildlog.samples import build_of
 from tests.errors import has
 from tests.notes import note, note_codes
 from tests.trt.builder import Graph
-from tests.trt.evidence import model as published
-from tests.trt.evidence import prediction
+from tests.trt.evidence import model as published, prediction
 from tests.verification.synthetic import log_of
 from tests.verification.test_api import layer
 

@@ -19,8 +19,7 @@ from PIL import Image
 
 from tools.fuzz.grammar import network
 from tools.fuzz_inputs import mutate
-from tools.fuzz_logs.mutate import mutated as mutated_log
-from tools.fuzz_logs.mutate import seeds as whole_logs
+from tools.fuzz_logs.mutate import mutated as mutated_log, seeds as whole_logs
 from tools.growth.families import FAMILIES
 from tools.snapshots import networks
 

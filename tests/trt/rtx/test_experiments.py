@@ -23,8 +23,7 @@ from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import RTX
 from tests.findings.lint.test_operators import runtime_model
-from tests.findings.test_producers import models as producer_models
-from tests.findings.test_producers import of_shape_1, predictions
+from tests.findings.test_producers import models as producer_models, of_shape_1, predictions
 from tests.fixing.test_places import detector
 from tests.patterns import test_fake_quantizers as fakes
 from tests.slow import slow_after
