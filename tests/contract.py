@@ -77,8 +77,7 @@ def describe_module(name: str) -> Description:
 
         usable_torchvision()
     module = importlib.import_module(name)
-    names = MODULES[name] or tuple(module.__all__)
-    return {n: describe_value(getattr(module, n)) for n in names}
+    return {n: describe_value(getattr(module, n)) for n in (MODULES[name] or tuple(module.__all__))}
 
 
 def describe_value(value: Any) -> Description:

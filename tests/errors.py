@@ -1,5 +1,3 @@
-"""Checks of errors by class, code and attributes, and by values in their messages."""
-
 from collections.abc import Callable
 
 from qdqtool.errors import QdqtoolError

@@ -13,7 +13,6 @@ LINEAR, QUADRATIC = STEP**1.5, STEP**2.5
 
 
 def processor_time(function: Callable[[], object], repeats: int) -> float:
-    """Return the shortest processor time of several calls, in seconds."""
     times = []
     for _ in range(repeats):
         start = time.process_time()

@@ -1,5 +1,3 @@
-"""Count how often a graph is indexed."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""Expected notes of results, compared by code and values instead of text."""
-
 from collections.abc import Iterable
 from typing import Any
 

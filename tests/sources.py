@@ -8,13 +8,12 @@ from typing import TypeVar
 Node = TypeVar("Node", bound=ast.AST)
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("qdqtool", "calibration")
 
 
 @functools.cache
 def sources() -> dict[str, Path]:
     files = {}
-    for package in PACKAGES:
+    for package in ("qdqtool", "calibration"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path

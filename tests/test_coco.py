@@ -56,8 +56,7 @@ def test_map_of_one_image(objects: list[Any], detections: list[Any], value: floa
 
 def test_map_of_shifted_box() -> None:
     """The box overlaps by 2/3 of the union: found at .50, .55, .60 and .65."""
-    shifted = [18.0, 10.0, 58.0, 50.0]
-    values = coco.evaluate([truth((BOX, 0, False))], [found((shifted, 0.9, 0))])
+    values = coco.evaluate([truth((BOX, 0, False))], [found(([18.0, 10.0, 58.0, 50.0], 0.9, 0))])
     assert values.tolist() == [1.0] * 4 + [0.0] * 6
 
 

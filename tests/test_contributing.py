@@ -313,12 +313,10 @@ def test_first_change_passes_lint_and_tests(tmp_path: Path) -> None:
 def test_path_of_one_convolution_is_that_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The functions of the table run in this order."""
     rows = re.findall(r"^\| `(\S+)` \| `(\w+)` \|", section("One convolution"), re.MULTILINE)
     assert len(rows) == 15
     monkeypatch.chdir(tmp_path)
-    write = dict(EXAMPLE.findall(FIRST))["write_small.py"]
-    exec(compile(write, "write_small.py", "exec"), {})
+    exec(compile(dict(EXAMPLE.findall(FIRST))["write_small.py"], "write_small.py", "exec"), {})
     remaining = list(reversed(rows))
 
     def follow(frame: FrameType, event: str, argument: object) -> None:

@@ -328,20 +328,18 @@ LINES = lines_with_paths()
 
 
 def test_each_option_with_a_path_has_a_command_line() -> None:
-    options = {
+    assert {
         f"{name} {p.opts[-1]}"
         for name in NAMES
         for p in command_named(name).params
         if isinstance(p.type, click.Path)
-    }
-    assert options == {option for option, _, _ in LINES}
-    texts = {
+    } == {option for option, _, _ in LINES}
+    assert not {
         str(p.metavar)
         for name in NAMES
         for p in command_named(name).params
         if not isinstance(p.type, click.Path)
-    }
-    assert not texts & {"FILE", "DIR", "MODEL", "IMAGES", "HTML"}  # these are paths
+    } & {"FILE", "DIR", "MODEL", "IMAGES", "HTML"}  # these are paths
 
 
 ODD = (

@@ -21,7 +21,6 @@ for words in json.load(sys.stdin):
 def test_outputs_do_not_depend_on_the_hash_seed(
     current_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Compare this process with a process that has another hash seed."""
     net = growth.Net()
     last = net.conv("x")
     for i in range(3):

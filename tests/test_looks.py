@@ -196,7 +196,6 @@ def test_terminal_lines_are_wrapped_and_colored(arguments: str, columns: int, se
 
 @pytest.mark.parametrize("arguments", ["predict qdq.onnx", "compare qdq.onnx"])
 def test_terminal_without_color(arguments: str, seeds: Path) -> None:
-    """A prediction and an error."""
     assert "\x1b" not in run_in_terminal(arguments, 80, seeds, NO_COLOR="1")
 
 
@@ -246,12 +245,13 @@ def test_wrapped_command_is_the_same_command() -> None:
 
 def test_parameters_in_answers_become_options() -> None:
     option, other = "`exclude`", "`unify=False`"
-    answer = {
-        "notes": [option, 1, None],
-        "refused": [{"c": other, "node": "`exclude`"}],
-        "model": option,
-    }
-    assert use_option_names(answer) == {
+    assert use_option_names(
+        {
+            "notes": [option, 1, None],
+            "refused": [{"c": other, "node": "`exclude`"}],
+            "model": option,
+        }
+    ) == {
         "notes": ["--exclude", 1, None],
         "refused": [{"c": "--no-unify", "node": "`exclude`"}],
         "model": "`exclude`",
@@ -423,13 +423,12 @@ def test_names_and_words_of_compilers_stay_as_they_are() -> None:
             "`input` and `kernel` must be of same type",
         ),
     ):
-        cause = Cause(CompilerFault("", "at `excluded`", fault, values))
         prediction.findings[:] = [
             Finding(
                 "BUILD-FAILS",
                 Severity.ERROR,
                 "",
-                (cause,),
+                (Cause(CompilerFault("", "at `excluded`", fault, values)),),
                 Evidence.SEEN,
                 worded_finding,
                 target="rtx1.7",

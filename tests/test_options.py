@@ -90,8 +90,7 @@ def test_option_classes_have_defaults_of_parameters(function: Function) -> None:
 
 
 def test_functions_have_the_same_defaults() -> None:
-    fitted = ("percentile", "max_images", "size", "overwrite_cache")
-    for name in fitted:
+    for name in ("percentile", "max_images", "size", "overwrite_cache"):
         default = parameters(qdqtool.insert)[name].default
         for function in (calibration.collect, calibration.open_data, calibration.amax_of):
             if name in parameters(function):
@@ -345,13 +344,14 @@ def quoted_names(options: set[str]) -> set[str]:
 
 def test_parameters_in_messages_become_options() -> None:
     """The command line prints options instead of the parameters that messages name."""
-    options = {
-        parameter.name
-        for name in cli.list_commands(click.Context(cli))
-        if (command := cli.get_command(click.Context(cli), name)) is not None
-        for parameter in command.params
-        if isinstance(parameter, click.Option)
-    }
-    named = quoted_names(options)
+    named = quoted_names(
+        {
+            parameter.name
+            for name in cli.list_commands(click.Context(cli))
+            if (command := cli.get_command(click.Context(cli), name)) is not None
+            for parameter in command.params
+            if isinstance(parameter, click.Option)
+        }
+    )
     assert len(named) > 30
     assert {name for name in named if not as_options(f"`{name}`").startswith("--")} == set()

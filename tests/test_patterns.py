@@ -167,8 +167,7 @@ def provoking_texts(items: Any) -> Iterator[tuple[str, str, str]]:
 
 def apply_method(pattern: re.Pattern[Any], method: str, text: str) -> None:
     subject: Any = text.encode("utf-8", "replace") if isinstance(pattern.pattern, bytes) else text
-    arguments = (subject[:0], subject) if method == "sub" else (subject,)
-    result = getattr(pattern, method)(*arguments)
+    result = getattr(pattern, method)(*((subject[:0], subject) if method == "sub" else (subject,)))
     if method == "finditer":
         list(result)
 
@@ -180,11 +179,12 @@ def slow_text(
 
     Empty without such a text.
     """
-    texts = {
-        *provoking_texts(parser.parse(pattern.pattern, pattern.flags)),
-        *(("", unit, "") for unit in "[( "),
-    }
-    for start, unit, end in sorted(texts):
+    for start, unit, end in sorted(
+        {
+            *provoking_texts(parser.parse(pattern.pattern, pattern.flags)),
+            *(("", unit, "") for unit in "[( "),
+        }
+    ):
 
         def match(length: int) -> None:
             apply_method(pattern, method, start + unit * (length // len(unit)) + end)  # noqa: B023

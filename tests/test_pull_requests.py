@@ -1,5 +1,3 @@
-"""The GitHub Action, the pre-commit hook, and their SARIF and Markdown outputs."""
-
 import json
 import os
 import re

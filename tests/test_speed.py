@@ -72,6 +72,5 @@ def test_compare_runs_two_versions_in_turns(
         here,
     ]
     # 1 to 2 * 3, 4 to 3 * 3, 5 to 6 * 3 and 8 to 7 * 3: the median is the mean of the middle two
-    middle = (5 / 18 + 8 / 21) / 2
-    assert row[:3] == ["`--help`", "2.0 s", f"{middle:.2f} [0.17, 0.44]"]
+    assert row[:3] == ["`--help`", "2.0 s", f"{(5 / 18 + 8 / 21) / 2:.2f} [0.17, 0.44]"]
     assert "now/before" in capsys.readouterr().out

@@ -71,13 +71,12 @@ def test_structure_version_comparisons_are_found(
 
 def test_structure_versions_are_compared_in_targets_only() -> None:
     """A new version is one new entry if versions differ only in properties of targets."""
-    found = [
+    assert [
         f"{module}:{line}"
         for module, path in sources().items()
         if module != "qdqtool.trt.targets"
         for line in version_comparisons(path)
-    ]
-    assert found == []
+    ] == []
 
 
 def test_structure_graphs_are_edited_by_model_only() -> None:
@@ -85,22 +84,20 @@ def test_structure_graphs_are_edited_by_model_only() -> None:
     edits = re.compile(
         r"\.(node|initializer)\.(append|extend|insert|pop|remove)\(|\bdel [\w.]+\.(node|initializer)\["
     )
-    editors = {
+    assert {
         module
         for module, path in sources().items()
         if not module.startswith(("qdqtool.ir.", "qdqtool.proto.", "qdqtool.runtime."))
         and edits.search(path.read_text("utf-8"))
-    }
-    assert editors == GRAPH_EDITORS
+    } == GRAPH_EDITORS
 
 
 def test_structure_fix_and_tune_read_no_messages() -> None:
     """`fix` and `tune` read codes, nodes and values, so that messages can be reworded."""
-    found = [
+    assert [
         f"{module}:{node.lineno}"
         for module, path in sources().items()
         if module.startswith(("qdqtool.fixing", "qdqtool.tuning", "qdqtool.timing"))
         for node in nodes_like(path, ast.Attribute, text=r"\.message\b")
         if node.attr == "message"
-    ]
-    assert found == []
+    ] == []

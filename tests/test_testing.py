@@ -1,5 +1,3 @@
-"""`qdqtool.testing`."""
-
 import re
 from pathlib import Path
 

@@ -242,8 +242,9 @@ def photos(tmp_path: Path) -> Path:
 def test_compare_measures_every_form_of_model(photos: Path, options: dict[str, Any]) -> None:
     net = Net(3, 32)
     reference = net.output(net.conv("b", net.op("Relu", "relu", net.conv("a", "x", 3, 16)))).model()
-    model = qdqtool.insert(reference, photos, head="none", **options).model
-    result = qdqtool.compare(reference, model, data=photos)
+    result = qdqtool.compare(
+        reference, qdqtool.insert(reference, photos, head="none", **options).model, data=photos
+    )
     assert result.agreement is not None and result.agreement.images == 3
     assert 0.9 < result.agreement.measure.value < 1.0
     assert result.as_json()["agreement"]["value"] == round(result.agreement.measure.value, 5)

@@ -495,8 +495,10 @@ def test_merge_rejects_builds_with_few_common_names(first: str, second: str, sam
     def build(names: str, file: str) -> Build:
         return Build(layers=[layer(n) for n in names.split()], files=[file])
 
-    rows = [ProfileRow(n, 1, 1, None, 1) for n in second.split()]
-    for other in (build(second, "g"), Build(profile_rows=rows, files=["p"])):
+    for other in (
+        build(second, "g"),
+        Build(profile_rows=[ProfileRow(n, 1, 1, None, 1) for n in second.split()], files=["p"]),
+    ):
         with (
             contextlib.nullcontext()
             if same

@@ -72,8 +72,13 @@ def test_bytes_and_macs_of_a_convolution() -> None:
 
 
 def test_bytes_of_a_grouped_convolution_without_weights_are_unknown() -> None:
-    fields = {key: value for key, value in CONV.items() if key != "Weights"}
-    row = report({**fields, "Groups": 64, "OutMaps": 128}).rows[0]
+    row = report(
+        {
+            **{key: value for key, value in CONV.items() if key != "Weights"},
+            "Groups": 64,
+            "OutMaps": 128,
+        }
+    ).rows[0]
     assert row.macs == 2 * 128 * 28 * 28 * 9
     assert (row.weight_bytes, row.total_bytes, row.intensity) == (None, None, None)
 
@@ -377,12 +382,11 @@ def test_svg_boxes_labels_and_colors() -> None:
     assert "CaskConvolution" in words and "2x64x56x56 INT8:32" in words
     heads = [e for e in root.iter(f"{SHAPES}text") if e.get("font-size") == "16"]
     assert 30 + 9 * len(heads[0].text or "") < width
-    labels = [
+    assert [
         e
         for e in root.iter(f"{SHAPES}text")
         if e.text == "2x64x56x56 INT8:32" and e.get("font-size") == "9"
-    ]
-    assert labels[-1].get("stroke") is None  # the white halo must not cover the label
+    ][-1].get("stroke") is None  # the white halo must not cover the label
     fills = {r.get("fill") for r in root.iter(f"{SHAPES}rect")}
     assert fills >= {FILL[Precision.INT8], FILL[Precision.FP32]}
 

@@ -139,13 +139,12 @@ def test_shapes(dims: str, shape: tuple[int | None, ...]) -> None:
 
 
 def test_tensors_of_a_node() -> None:
-    section = parse(
+    (node,) = parse(
         "Parsing node: my [node] [Conv]",
         "my [node] [Conv] inputs: [a -> (1)[FLOAT]], [optional input, not set], [b], "
         "[c -> d -> ()[INT8]], ",
         "my [node] [Conv] outputs: [ -> (1)[FLOAT]], []",
-    )
-    (node,) = section.nodes
+    ).nodes
     assert (node.name, node.op, node.line, node.outputs) == ("my [node]", "Conv", 1, [None, None])
     assert node.inputs == [
         ParsedTensor("a", (1,), "FLOAT"),

@@ -235,8 +235,14 @@ def test_log_without_stamps_has_no_seconds_of_tuning() -> None:
 
 def test_errors_of_a_failed_build() -> None:
     error = "2: [ltWrapper.cpp] Could not find any implementation for node w + conv."
-    lines = [LOG.splitlines()[0], samples.stamped("E", error), " and more about it"]
-    build = read([*lines, samples.BANNER.format("FAILED")])
+    build = read(
+        [
+            LOG.splitlines()[0],
+            samples.stamped("E", error),
+            " and more about it",
+            samples.BANNER.format("FAILED"),
+        ]
+    )
     assert build.passed is False
     assert [(m.line, m.text) for m in build.errors] == [(2, f"{error}\n and more about it")]
 
@@ -261,18 +267,19 @@ def test_read_build_rejects_missing_files_and_folders(tmp_path: Path) -> None:
     ],
 )
 def test_prefix_of_another_logger(prefix: str) -> None:
-    text = "".join(
-        f"{prefix}{line}\n"
-        for line in (
-            "Original: 5 layers",
-            "Running: EltReluFusion on Add_1",
-            "EltReluFusion: Fusing Add_1 with Relu_2",
-            "Graph construction and optimization completed in 1.5 seconds.",
-            "Engine Layer Information:",
-            "Layer(PoolingTiled): Pool_1, Tactic: 7405838, a[Float(6,28,28)] -> b[Float(6,14,14)]",
+    build = read(
+        "".join(
+            f"{prefix}{line}\n"
+            for line in (
+                "Original: 5 layers",
+                "Running: EltReluFusion on Add_1",
+                "EltReluFusion: Fusing Add_1 with Relu_2",
+                "Graph construction and optimization completed in 1.5 seconds.",
+                "Engine Layer Information:",
+                "Layer(PoolingTiled): Pool_1, Tactic: 7405838, a[Float(6,28,28)] -> b[Float(6,14,14)]",
+            )
         )
     )
-    build = read(text)
     assert (build.source, build.layers[0].outputs[0].shape) == ("log", (6, 14, 14))
     assert [e.event for e in build.trace] == [
         Event("EltReluFusion", "Running", "Add_1"),
@@ -405,17 +412,18 @@ def test_log_that_is_cut_before_a_line(
 
 
 def test_profile_with_the_name_last() -> None:
-    text = "".join(
-        samples.stamped("I", line) + "\n"
-        for line in (
-            "=== Profile (1434 iterations ) ===",
-            "   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer",
-            "     486.12       0.3390       0.3389      21.0   {ForeignNode[771 + (Unnamed Layer* 1) [Shuffle]...gather]}",
-            "      84.73       0.0591       0.0594       3.7   Conv_237 + Relu_238",
-            "    1707.30       5.8873       5.8619     100.0   Total",
+    build = read(
+        "".join(
+            samples.stamped("I", line) + "\n"
+            for line in (
+                "=== Profile (1434 iterations ) ===",
+                "   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer",
+                "     486.12       0.3390       0.3389      21.0   {ForeignNode[771 + (Unnamed Layer* 1) [Shuffle]...gather]}",
+                "      84.73       0.0591       0.0594       3.7   Conv_237 + Relu_238",
+                "    1707.30       5.8873       5.8619     100.0   Total",
+            )
         )
     )
-    build = read(text)
     assert (build.profile_total_ms, build.profile) == (
         5.8873,
         {
@@ -544,8 +552,7 @@ def test_unpack_many_members_in_linear_time() -> None:
     """zlib copies the data after each member: 8 MB of members took 9 s if passed at once."""
 
     def unpack(members: int) -> None:
-        data = gzip.compress(b"a") * members
-        file = io.BytesIO(data)
+        file = io.BytesIO(gzip.compress(b"a") * members)
         head = file.read(compression.HEAD)
         blocks = compression.unpack_blocks(head, file.read, "f", 1 << 20, whole=True)
         assert b"".join(blocks) == b"a" * members

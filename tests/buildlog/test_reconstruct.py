@@ -19,10 +19,8 @@ from tests.buildlog.rtx import build_log, c2f_split
 from tests.errors import has
 from tests.notes import note
 
-Topology = list[tuple[str, str, list[str], list[str]]]
 
-
-def topology(model: onnx.ModelProto) -> Topology:
+def topology(model: onnx.ModelProto) -> list[tuple[str, str, list[str], list[str]]]:
     return [(n.name, n.op_type, list(n.input), list(n.output)) for n in model.graph.node]
 
 
@@ -69,12 +67,11 @@ def test_graph_from_log_of_recorded_builds_is_the_graph_that_was_built(case: str
     assert {t.name: list(t.dims) for t in model.graph.initializer} == shapes
     for rebuilt, built in zip(model.graph.node, original.graph.node, strict=True):
         if rebuilt.op_type in ("Conv", "Concat", "Resize", "Gather", "Gemm"):
-            expected = {
+            assert {
                 k: v
                 for k, v in attributes(built).items()
                 if k not in ("dilations", "group") or v not in (1, [1, 1])
-            }
-            assert expected.items() <= attributes(rebuilt).items(), rebuilt.name
+            }.items() <= attributes(rebuilt).items(), rebuilt.name
     onnx.checker.check_model(model, full_check=True)
     assert unknown[0].startswith("weights")
 
@@ -193,7 +190,7 @@ def test_printed_attributes_are_used() -> None:
 
 
 def test_attributes_of_the_engine_layer_are_used() -> None:
-    pool = infer_attributes(
+    assert infer_attributes(
         node("MaxPool", [(1, 8, 8, 8)], [(1, 8, 4, 4)]),
         {
             "PoolingWindowSize": [2, 2],
@@ -202,8 +199,7 @@ def test_attributes_of_the_engine_layer_are_used() -> None:
             "PoolingPostPadding": [0, 0],
             "Kernel": [7, 7],
         },
-    )
-    assert pool.attributes == {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 0, 0]}
+    ).attributes == {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 0, 0]}
 
 
 def test_graph_from_log_needs_a_parse_section() -> None:

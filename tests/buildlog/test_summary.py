@@ -80,13 +80,14 @@ def test_describe_contents_counts_each_kind_of_record() -> None:
 
 
 def test_summarize_memory_messages_and_milestones() -> None:
-    build = Build(
-        memory=MemoryUse(activation=5, weights=9),
-        placement=[("GPU", "", "a"), ("GPU", "", "b"), ("DLA", "", "c")],
-        messages=[LogMessage("E", "bad", 4, 2), LogMessage("W", "odd", 5, 1)],
-        milestones=[Milestone("Original", 9, 2)],
+    summary = summarize(
+        Build(
+            memory=MemoryUse(activation=5, weights=9),
+            placement=[("GPU", "", "a"), ("GPU", "", "b"), ("DLA", "", "c")],
+            messages=[LogMessage("E", "bad", 4, 2), LogMessage("W", "odd", 5, 1)],
+            milestones=[Milestone("Original", 9, 2)],
+        )
     )
-    summary = summarize(build)
     assert (summary["memory"]["activation"], summary["memory"]["weights"]) == (5, 9)
     assert summary["placement"] == {"GPU": 2, "DLA": 1}
     assert summary["messages"] == [
@@ -272,8 +273,10 @@ def test_summarize_tuning() -> None:
         *((f"z{i}", 0, 0.0) for i in range(9)),
     )
     tactics.layers = {n: TunedLayer(n, count, None, seconds) for n, count, seconds in layers}
-    times = {"r": 0.1, "s": None, "t": 0.4, "u": 0.2, "v": 0.2}
-    tactics.reformats = {n: TunedLayer(n, 1, ms) for n, ms in times.items()}
+    tactics.reformats = {
+        n: TunedLayer(n, 1, ms)
+        for n, ms in {"r": 0.1, "s": None, "t": 0.4, "u": 0.2, "v": 0.2}.items()
+    }
     tactics.reasons, tactics.refused = Counter({"memory": 3}), Counter({("Runner", "layer"): 2})
     tuning = summarize(Build(tactics=tactics))["tuning"]
     assert [t["name"] for t in tuning["slowest"]] == ["c", "b", "a", "e", "z0", "z1", "z2", "z3"]

@@ -44,5 +44,10 @@ def contents(statistics: Statistics) -> Any:
         )
         for name, part in statistics.items()
     ]
-    details = statistics.fingerprint, statistics.warnings, statistics.skipped
-    return tensors, statistics.images, *details
+    return (
+        tensors,
+        statistics.images,
+        statistics.fingerprint,
+        statistics.warnings,
+        statistics.skipped,
+    )

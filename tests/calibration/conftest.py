@@ -1,5 +1,3 @@
-"""Fixtures of the calibration tests that replace the clock, the stream for errors, or waits."""
-
 from collections.abc import Callable
 
 import pytest

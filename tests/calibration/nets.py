@@ -21,16 +21,15 @@ def conv_net(
         )
 
     pads = [1, 1, 1, 1]
-    nodes = [
-        helper.make_node("Conv", ["images", "w1"], ["a1"], "conv1", pads=pads),
-        helper.make_node("Sigmoid", ["a1"], ["s1"], "sigmoid1"),
-        helper.make_node("Mul", ["a1", "s1"], ["c1"], "mul1"),
-        helper.make_node("Conv", ["c1", "w2"], ["c2"], "conv2", pads=pads),
-        helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
-        helper.make_node("Conv", ["r2", "w3"], ["out"], "conv3", pads=pads),
-    ]
     graph = helper.make_graph(
-        nodes,
+        [
+            helper.make_node("Conv", ["images", "w1"], ["a1"], "conv1", pads=pads),
+            helper.make_node("Sigmoid", ["a1"], ["s1"], "sigmoid1"),
+            helper.make_node("Mul", ["a1", "s1"], ["c1"], "mul1"),
+            helper.make_node("Conv", ["c1", "w2"], ["c2"], "conv2", pads=pads),
+            helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
+            helper.make_node("Conv", ["r2", "w3"], ["out"], "conv3", pads=pads),
+        ],
         "net",
         [helper.make_tensor_value_info("images", dtype, shape)],
         [helper.make_tensor_value_info("out", dtype, None)],

@@ -305,8 +305,6 @@ def test_impossible_path_is_rejected(text: str) -> None:
 
 
 def test_exceptions_of_an_iterator_end_the_pass() -> None:
-    """An IndexError of the user's iterator is passed on."""
-
     def fail_after_two() -> Iterator[dict[str, np.ndarray]]:
         yield from ({"images": row} for row in STACK[:2])
         raise IndexError("theirs")

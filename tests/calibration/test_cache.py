@@ -118,8 +118,9 @@ def test_progress_is_kept_as_ranges_of_samples(
     tmp_path: Path, done: list[int], ranges: list[list[int]], total: int | None, complete: bool
 ) -> None:
     path, quality = tmp_path / "c.npz", DataQuality(2, -1.5, 0.25, 1, 0, 4)
-    statistics = Statistics({"x": TensorStatistics.of(np.ones(3), 64)})
-    progress = CalibrationProgress("key", statistics, set(done), total, quality)
+    progress = CalibrationProgress(
+        "key", Statistics({"x": TensorStatistics.of(np.ones(3), 64)}), set(done), total, quality
+    )
     assert progress.is_complete == complete
     save_progress(progress, path)
     with np.load(path) as archive:
@@ -184,8 +185,7 @@ def test_flipped_bits_never_crash(pictures: Path, tmp_path: Path) -> None:
             load_progress(path)
 
 
-Arrays = dict[str, Any]
-Change = Callable[[Arrays, dict[str, Any]], object]
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +197,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first.spots, second.spots = ([rng.normal(0, 1, (3, 2)).astype(np.float32)] for _ in range(2))
     second.channels = np.array([[-1, 0, 1], [0, 0, 2]], np.float32)
     path = tmp_path_factory.mktemp("cache") / "good.npz"
-    statistics = Statistics({"a": first, "b": second}, images=2, fingerprint="f")
-    save_progress(CalibrationProgress("", statistics, {0, 1}, None), path)
+    save_progress(
+        CalibrationProgress(
+            "", Statistics({"a": first, "b": second}, images=2, fingerprint="f"), {0, 1}, None
+        ),
+        path,
+    )
     return path
 
 

@@ -89,8 +89,7 @@ def test_any_partition_gives_the_same_statistics(
     if size is not None:
         portion_size(size)
     cache = tmp_path / "cache.npz"
-    statistics = run(pictures, client, cache=cache, focus=FOCUS)
-    assert (contents(statistics), cache.read_bytes()) == alone
+    assert (contents(run(pictures, client, cache=cache, focus=FOCUS)), cache.read_bytes()) == alone
     assert left_behind(client) == (0, 0, [])
 
 
@@ -310,9 +309,8 @@ def test_work_ends_with_its_job(client: Any, cluster: Cluster) -> None:
 
 
 def test_job_reports_errors_of_workers(cluster: Cluster) -> None:
-    failing = ClusterJob(cluster, share_number, 7, fail_on_three)
     with (
         pytest.raises(ClusterError, check=has("worker-failed", 3, "ValueError")),
-        failing as job,
+        ClusterJob(cluster, share_number, 7, fail_on_three) as job,
     ):
         list(job.results(range(6)))

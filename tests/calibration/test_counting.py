@@ -133,8 +133,9 @@ def test_snapshot_in_the_middle_is_a_copy_and_at_the_end_is_not() -> None:
 @pytest.fixture
 def engine() -> CountingEngine:
     counting = {"names": ("images", "c1"), "bins": 64, "focus": None, "samples": 3}
-    model = pack_model(load(conv_net()), ["c1"])
-    return CountingEngine(CountingPayload(model, "net.onnx", (SPEC,), counting), 2)
+    return CountingEngine(
+        CountingPayload(pack_model(load(conv_net()), ["c1"]), "net.onnx", (SPEC,), counting), 2
+    )
 
 
 def portion(*numbers: int, identities: tuple[bytes, ...] = ()) -> SamplePortion:

@@ -368,8 +368,9 @@ def test_quality_covers_all_image_inputs() -> None:
         def load(self, index: int) -> Sample:
             return {"x": row(1, 1), "y": row(-2, 5), "z": np.full((1, 2), 99, np.float32)}
 
-    inputs = [IMAGE, InputSpec("y", (1, 1, 1, 2)), InputSpec("z", (1, 2))]
-    data = Dataset(ThreeInputs(ROWS[:1]), inputs, 9)
+    data = Dataset(
+        ThreeInputs(ROWS[:1]), [IMAGE, InputSpec("y", (1, 1, 1, 2)), InputSpec("z", (1, 2))], 9
+    )
     list(data)
     assert data.quality == DataQuality(1, -2, 5, 1, 0)
 

@@ -270,8 +270,7 @@ def test_focus_statistics_are_of_the_positions_and_kept_in_the_cache(tmp_path: P
     samples = [{"images": RNG.random((1, 3, 16, 16), np.float32)} for _ in range(5)]
     looks = Focus(("c1",), threshold=0.0)
     statistics = collect(model, samples, names, focus=looks, progress=False, cache=cache)
-    values = run_all(model, samples, ["c1", *names])
-    maps = {n: v.reshape(5, -1, 16, 16) for n, v in values.items()}
+    maps = {n: v.reshape(5, -1, 16, 16) for n, v in run_all(model, samples, ["c1", *names]).items()}
     masks = [touched(dilate_mask(scores.max(axis=0) > 0.0), 16, 16) for scores in maps["c1"]]
     again = collect(model, samples, names, focus=looks, progress=False, cache=cache)
     for name in names:

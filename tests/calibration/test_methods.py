@@ -141,8 +141,7 @@ def test_search_finds_the_best_range_of_its_grid(name: str, method: str, share: 
     amax, power = choose_range(stats, method)
 
     def best(ranges: Floats) -> float:
-        errors = focused_error(stats, ranges, power, bits=SEARCH_BITS)
-        return float(ranges[np.argmin(errors)])
+        return float(ranges[np.argmin(focused_error(stats, ranges, power, bits=SEARCH_BITS))])
 
     coarse = best(stats.absmax * 2.0 ** (-np.arange(97) / 8))
     fine = np.minimum(coarse * 2.0 ** (-np.arange(-8, 9) / 64), stats.absmax)

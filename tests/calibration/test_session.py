@@ -236,13 +236,14 @@ def with_inputs(*inputs: onnx.ValueInfoProto, path: str = "") -> Model:
 
 
 def test_input_specs_have_shapes_and_types() -> None:
-    model = with_inputs(
-        make_value("open", TensorProto.UINT8, ["n", 0, -1, 1, 2]),
-        make_value("scalar", TensorProto.BOOL, []),
-        make_value("half", TensorProto.FLOAT16, [None]),
-        make_value("w1", TensorProto.FLOAT, [4, 3, 3, 3]),  # an initializer
-    )
-    assert input_specs(model) == [
+    assert input_specs(
+        with_inputs(
+            make_value("open", TensorProto.UINT8, ["n", 0, -1, 1, 2]),
+            make_value("scalar", TensorProto.BOOL, []),
+            make_value("half", TensorProto.FLOAT16, [None]),
+            make_value("w1", TensorProto.FLOAT, [4, 3, 3, 3]),  # an initializer
+        )
+    ) == [
         InputSpec("images", (1, 3, 16, 16)),
         InputSpec("open", (None, None, None, 1, 2), "uint8"),
         InputSpec("scalar", (), "bool"),

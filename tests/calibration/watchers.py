@@ -55,7 +55,6 @@ class Waits:
         monkeypatch.setattr(time, "sleep", report_sleep)
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Call `listener` whenever the current thread is about to wait."""
         self._listeners[threading.get_ident()] = listener
 
     def _report(self) -> None:

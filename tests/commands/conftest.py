@@ -1,5 +1,3 @@
-"""Fixture that runs the command line in tests."""
-
 import json
 from typing import Any
 

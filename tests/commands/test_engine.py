@@ -27,8 +27,9 @@ def engine(current_folder: Path) -> Path:
         [tensor("x", [2, 64, 56, 56], INT8)],
         Origin="QDQ",
     )
-    path = current_folder / "layers.json"
-    path.write_text(json.dumps({"Layers": [quantizer, CONV], "Bindings": ["i", "y"]}))
+    (current_folder / "layers.json").write_text(
+        json.dumps({"Layers": [quantizer, CONV], "Bindings": ["i", "y"]})
+    )
     (current_folder / "profile.json").write_text(
         profile(("q0", 0.5), ("conv", 1.5), ("other", 0.0))
     )

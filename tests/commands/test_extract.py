@@ -27,12 +27,13 @@ def verification(name: str) -> str:
         "line": 3,
     }
     other = mismatch | {"name": "elsewhere", "predicted": {}, "built": {}, "why": "", "line": None}
-    document = {
-        "schema": "qdqtool/verification/1",
-        "build": {"tensorrt": "8.5.2", "device": f"{SECRET} board"},
-        "mismatches": [mismatch, other],
-    }
-    return json.dumps(document)
+    return json.dumps(
+        {
+            "schema": "qdqtool/verification/1",
+            "build": {"tensorrt": "8.5.2", "device": f"{SECRET} board"},
+            "mismatches": [mismatch, other],
+        }
+    )
 
 
 def test_extract_finding_writes_a_smaller_model_that_shows_it(folder: Path, cli: Cli) -> None:

@@ -77,10 +77,9 @@ def detector_folder(folder: Path, cli: Cli) -> Path:
 
 
 def next_commands(text: str) -> list[list[str]]:
-    lines = text.replace("\\\n", " ").splitlines()
     return [
         shlex.split(line[line.index("qdqtool ") :])[1:]
-        for line in lines
+        for line in text.replace("\\\n", " ").splitlines()
         if re.match(r"(  |\w+: +)qdqtool ", line)
     ]
 

@@ -84,7 +84,6 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
 
 
 def write_dynamic_model() -> str:
-    """Write small.onnx with dynamic batch, height and width to open.onnx; return its input."""
     proto = onnx.load("small.onnx")
     for number, dim in enumerate(proto.graph.input[0].type.tensor_type.shape.dim):
         if number != 1:
@@ -96,7 +95,6 @@ def write_dynamic_model() -> str:
 
 
 def test_insert_estimates_all_types_for_the_size(folder: Path, cli: Cli) -> None:
-    """The size holds for the float model and FP8 as well, not only for the result."""
     arguments = ("--calib", "images", "--gpu", "RTX 4090", *QUICK)
     fixed = cli.json("insert", "small.onnx", *arguments)
     write_dynamic_model()

@@ -160,7 +160,6 @@ def test_predict_lists_a_gpu_without_int8_next_to_others(model: str, cli: Cli) -
 
 
 def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli) -> None:
-    """The times on the GPU with FP8 are those without the other GPU."""
     g = Graph(opset=19, fp8=True)
     path = save_model(tmp_path, g.model(g.conv(g.input(1, 32, 8, 8), "c", 32)))
     arguments = ("predict", path, "--gpu", "Jetson Orin Nano 8GB", "--gpu", "RTX 4090")

@@ -53,8 +53,7 @@ def test_compare_float_and_quantized_model() -> None:
 def network_after_constants(scale: float | None) -> onnx.ModelProto:
     g = Graph()
     size = g.op("Cast", g.const("size", np.array([4], np.int64)), "cast", to=1)
-    root = g.op("Sqrt", size, "root")
-    x = g.op("Div", [g.input(1, 4, 16, 16), root], "scaled")
+    x = g.op("Div", [g.input(1, 4, 16, 16), g.op("Sqrt", size, "root")], "scaled")
     weights = "float" if scale is None else "qdq"
     x = g.relu(g.conv(x, "a", scale=scale, weights=weights), "relu")
     return g.model(g.conv(x, "b", scale=scale, weights=weights))
@@ -416,8 +415,7 @@ def test_match_is_one_to_one_and_keeps_operators(
     blocks: int, has_more: bool, quantized: bool, names: str
 ) -> None:
     first = Model(network(blocks) if quantized else float_network(blocks))
-    second = Model(network(blocks + has_more, names=names))
-    partners = match_nodes(View(first), View(second)).pairs
+    partners = match_nodes(View(first), View(Model(network(blocks + has_more, names=names)))).pairs
     assert len({n.index for n in partners.values()}) == len(partners)
     assert all(first.nodes[i].op == n.op for i, n in partners.items())
 

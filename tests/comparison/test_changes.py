@@ -138,8 +138,7 @@ def test_pair_that_one_input_of_an_add_lost_has_no_unknown_scale(tmp_path: Path)
         paths.append(tmp_path / f"{name}.onnx")
         onnx.save(g.model(total), paths[-1])
     (node,) = (n for n in qdqtool.compare(*paths).nodes if n.name == "sum")
-    assert node.changes == (ChangeKind.LOST_QDQ,)
-    assert node.why == "Q/DQ removed"
+    assert (node.changes, node.why) == ((ChangeKind.LOST_QDQ,), "Q/DQ removed")
 
 
 @pytest.mark.parametrize(
@@ -406,8 +405,7 @@ RESNET = {
 )
 def test_exports_of_one_network_match_each_convolution(a: str, b: str) -> None:
     """The exporter numbered the nodes in the order of the network: partners have equal ranks."""
-    files = [build_file(*RESNET[side].split("/")) for side in (a, b)]
-    result = qdqtool.compare(*files)
+    result = qdqtool.compare(*[build_file(*RESNET[side].split("/")) for side in (a, b)])
     ranks = []
     for sides in ([n.a for n in result.nodes], [n.b for n in result.nodes]):
         names = [side.layer or side.name for side in sides if side is not None]

@@ -1,5 +1,3 @@
-"""The recorded build of the demo's default model."""
-
 import json
 from pathlib import Path
 

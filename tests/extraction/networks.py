@@ -61,7 +61,6 @@ def secretive() -> onnx.ModelProto:
 
 
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with small constants in Constant nodes, as older exporters write them."""
     graph = model.graph
     for i, tensor in enumerate([t for t in graph.initializer if len(t.dims) < 2]):
         node = helper.make_node("Constant", [], [tensor.name], f"Constant_{i}", value=tensor)

@@ -85,7 +85,6 @@ def test_extract_private_finding_of_a_real_network(code: str) -> None:
 
 
 def test_part_computes_what_the_whole_model_does() -> None:
-    """The expected values are outputs of the whole model at the tensors of the cut."""
     model = residual(3)
     proto = qdqtool.extract(model, finding="SKIP-FLOAT").proto
     inputs, outputs = ([v.name for v in ends] for ends in (proto.graph.input, proto.graph.output))
@@ -456,8 +455,7 @@ def test_private_part_has_the_same_structure(parts: Parts) -> None:
     for before, after in zip(plain.proto.graph.node, private.proto.graph.node, strict=True):
         assert [names.get(t, t) for t in before.input] == list(after.input)
         assert before.op_type == after.op_type or before.op_type.startswith(SECRET)
-    tensors = [p.proto.graph.initializer for p in parts]
-    for old, new in zip(*tensors, strict=True):
+    for old, new in zip(*[p.proto.graph.initializer for p in parts], strict=True):
         assert (old.dims, old.data_type) == (new.dims, new.data_type)
 
 

@@ -1,5 +1,3 @@
-"""One small graph for each class of reasons, in which a pass records the reason."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -116,8 +114,12 @@ def inside_activation(g: Graph) -> onnx.ModelProto:
 
 
 def behind_pad(g: Graph) -> onnx.ModelProto:
-    pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
-    return _end(g, g.op("Pad", [_stem(g), pads], "pad"))
+    return _end(
+        g,
+        g.op(
+            "Pad", [_stem(g), g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad"
+        ),
+    )
 
 
 def many_consumers(g: Graph) -> onnx.ModelProto:
@@ -142,8 +144,11 @@ def scales_differ(g: Graph) -> onnx.ModelProto:
 
 
 def reduce_not_pooling(g: Graph) -> onnx.ModelProto:
-    x = g.op("ReduceMean", g.pair(_stem(g), "gap"), "mean", axes=[2, 3], keepdims=0)
-    return g.model(g.gemm(x, "fc", 16))
+    return g.model(
+        g.gemm(
+            g.op("ReduceMean", g.pair(_stem(g), "gap"), "mean", axes=[2, 3], keepdims=0), "fc", 16
+        )
+    )
 
 
 def in_myelin(g: Graph) -> onnx.ModelProto:

@@ -210,8 +210,7 @@ def test_reduce_mean_is_a_pooling_only_with_keepdims(g: Graph, keepdims: int) ->
 @pytest.mark.parametrize("quantized", [True, False])
 def test_reduce_mean_advice_names_only_an_existing_pair(g: Graph, quantized: bool) -> None:
     x = g.conv(g.input(1, 16, 8, 8), "c0", 16)
-    pooled = g.pair(x, "gap") if quantized else x
-    x = g.op("ReduceMean", pooled, "mean", axes=[2, 3], keepdims=0)
+    x = g.op("ReduceMean", g.pair(x, "gap") if quantized else x, "mean", axes=[2, 3], keepdims=0)
     finding = outcome(g.model(g.gemm(x, "fc", 16)))[1]["POOL-FLOAT"]
     assert "GlobalAveragePool" in finding.fix
     assert ("remove the Q/DQ pair" in finding.fix) == quantized

@@ -1,5 +1,3 @@
-"""Each finding code is reported for some network."""
-
 from collections.abc import Callable
 
 import numpy as np
@@ -39,8 +37,7 @@ def large_kernel() -> onnx.ModelProto:
 def pool_with_two_consumers() -> onnx.ModelProto:
     g = Graph()
     x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
-    y = g.add(g.conv(x, "c1", 16, scale=0.03), x, "sum")
-    return g.model(g.conv(y, "next", 16, scale=0.05))
+    return g.model(g.conv(g.add(g.conv(x, "c1", 16, scale=0.03), x, "sum"), "next", 16, scale=0.05))
 
 
 def yolo_head() -> onnx.ModelProto:
@@ -81,8 +78,9 @@ def grouped(channels: int) -> onnx.ModelProto:
 def on_gpu(sm: str) -> qdqtool.Prediction:
     g = Graph()
     x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
-    model = g.model(g.conv(x, "b", 32, scale=None, weights="float"))
-    return qdqtool.predict(model, "trt8.5", sm=sm)
+    return qdqtool.predict(
+        g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", sm=sm
+    )
 
 
 def placeholders(first: float = 0.1) -> onnx.ModelProto:

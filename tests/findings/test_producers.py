@@ -68,14 +68,15 @@ def test_no_call_gives_a_finding_its_code() -> None:
             for n in walked(ast.parse(text))
             if isinstance(n, ast.Call) and last_name(n.func).endswith(LAST)
         ]
-        arguments = [
-            a.value
-            for name, call in calls
-            if name.endswith(CONSTRUCTORS)
-            for a in ast.walk(call)
-            if isinstance(a, ast.Constant)
-        ]
-        assert CODES.isdisjoint(arguments), path
+        assert CODES.isdisjoint(
+            [
+                a.value
+                for name, call in calls
+                if name.endswith(CONSTRUCTORS)
+                for a in ast.walk(call)
+                if isinstance(a, ast.Constant)
+            ]
+        ), path
         callers |= {path for name, _ in calls if name in ("finding_code", "Finding")}
     assert callers <= {f"findings/{name}.py" for name in ("rules", "report", "compiler")}
 

@@ -1,5 +1,3 @@
-"""Places that a step of `fix` finds in a model."""
-
 from collections.abc import Callable, Sequence
 
 from qdqtool.fixing.site import FixSite

@@ -1,5 +1,3 @@
-"""Changes of detectors are judged by their detections if images are given."""
-
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,8 +48,7 @@ def image(offset: float) -> np.ndarray:
 def judge_coarse_scale(x: np.ndarray) -> tuple[Note | None, DetectionVerdict | None]:
     before, after = Model(detector(GRID / 1.6)), Model(detector(GRID))
     judge = OutputJudge(before, [{"x": x}], 1.0, [])
-    refusal = judge.accept_if_close(before, after, CRITERIA, fewer_errors=False)
-    return refusal, judge.verdict
+    return judge.accept_if_close(before, after, CRITERIA, fewer_errors=False), judge.verdict
 
 
 def test_change_that_moves_only_boxes_without_objects_is_accepted() -> None:

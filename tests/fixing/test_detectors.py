@@ -117,12 +117,11 @@ def test_one_scale_costs_at_most_two_bits(
     assert [why.code for why in refused] == ["scale-too-coarse"] * (not applied)
     for why in refused:
         assert why.values["bits"] == pytest.approx(np.log2(behind / min(scales)), rel=1e-6)
-        kept = {
+        assert {
             float(onnx.numpy_helper.to_array(t))
             for t in fixed.proto.graph.initializer
             if re.fullmatch(r"p\d\..*scale", t.name)
-        }
-        assert kept == {float(np.float32(s)) for s in scales}
+        } == {float(np.float32(s)) for s in scales}
 
 
 def gate(scale: float) -> onnx.ModelProto:
@@ -228,8 +227,7 @@ def test_errors_of_boxes_and_scores() -> None:
         ("behind.DQ:0", "decode:0", (0, 7)),
         ("behind.DQ:0", "probability:0", (8, 15)),
     ]
-    names = ("stem.in", "box.in", "score.in", "b", "s", "behind")
-    reference = run(without_pairs(head(), names), x)
+    reference = run(without_pairs(head(), ("stem.in", "box.in", "score.in", "b", "s", "behind")), x)
     for error, part in ((boxes, slice(0, 8)), (scores, slice(8, 16))):
         exact = reference[0][:, part].astype(np.float64)
         for value, model in ((error.before, proto), (error.after, fixed.proto)):
@@ -275,8 +273,7 @@ def test_part_that_gets_worse(
 @pytest.mark.parametrize("count", [1, 3])
 def test_noise_over_samples(count: int) -> None:
     """The squares of all samples are summed before the root is taken."""
-    generator = np.random.default_rng(0)
-    values, level = generator.normal(0, 1, (2, count, 4)).astype(np.float32)
+    values, level = np.random.default_rng(0).normal(0, 1, (2, count, 4)).astype(np.float32)
     pairs = [({"y": a[None]}, {"y": b[None]}) for a, b in zip(values, level, strict=True)]
     off = values - level
     part = OutputPart("y", "first", (0, 1), 1, np.array([[True, True, False, False]]))

@@ -216,8 +216,7 @@ def test_parameters_behind_other_nodes_are_folded() -> None:
 @pytest.mark.parametrize("name", ["dynamo", "PT2E"])
 def test_simulated_quantizers_are_translated(name: str) -> None:
     forms = {**DECOMPOSED, "PT2E": PT2E}
-    scales = translate_for_dla(network_of(forms[name])).scales.scales
-    assert scales["x"] == pytest.approx(0.02)
+    assert translate_for_dla(network_of(forms[name])).scales.scales["x"] == pytest.approx(0.02)
 
 
 def test_quantizers_in_branches_are_refused(net: Net) -> None:

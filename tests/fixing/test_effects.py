@@ -98,8 +98,7 @@ def estimate_savings(model: Model, gpu: str) -> tuple[qdqtool.Prediction, TimeEs
 
 
 def test_savings_of_fixes_match_estimates() -> None:
-    model = evidence.model("resnet18-a100-qat")
-    prediction, time = estimate_savings(model, "RTX 3060")
+    prediction, time = estimate_savings(evidence.model("resnet18-a100-qat"), "RTX 3060")
     (skips,) = time.fixes
     assert set(skips.codes) <= {"SKIP-FLOAT", "POOL-MIXED"} and len(skips.nodes) == 5
     assert 0.2 * time.total_ms < skips.saves_ms < 0.6 * time.total_ms
@@ -139,12 +138,6 @@ def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
     return Model(g.model(g.op("Neg", g.pair(out, "q", 0.05), "end")))
 
 
-def fix_weights(model: Model) -> Model:
-    (site,) = find_sites(weights.find_transposed_weights, model)
-    assert (site.code, site.node) == ("CT-AXIS", "up")
-    return apply_site(model, weights.find_transposed_weights)
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("form", ["qdq", "int8"])
 @pytest.mark.parametrize("half", [False, True])
@@ -155,9 +148,10 @@ def test_transposed_weights_get_scale_of_largest_weight(axis: int, form: str, ha
     if form == "int8":
         scales = read_params(model, old.dq).scale
         real = real * scales.reshape([-1 if i == axis else 1 for i in range(4)])
-    result = fix_weights(model)
-    new = View(result).weights(result.node("up"))
-    params = read_params(result, new.dq)
+    (site,) = find_sites(weights.find_transposed_weights, model)
+    assert (site.code, site.node) == ("CT-AXIS", "up")
+    result = apply_site(model, weights.find_transposed_weights)
+    params = read_params(result, View(result).weights(result.node("up")).dq)
     assert (params.axis, params.scale_shape) == (None, ())
     assert params.scale[0] == pytest.approx(np.abs(real).max() / 127, rel=1e-3)
     x = np.random.default_rng(0).random((1, 8, 6, 6)).astype(np.float16 if half else np.float32)

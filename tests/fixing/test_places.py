@@ -98,12 +98,11 @@ def test_step_finds_only_reported_places(target: str, steps: int) -> None:
     """Each reason alone gives its places. Two copies of a network have the places of each copy."""
     chosen = target_named(target)
     acted: dict[int, tuple[onnx.ModelProto, set[str]]] = {}
-    read = zip(
+    for view, prediction in zip(
         (*views(), *others()),
         (*predictions(target), *(predict(view.model, chosen) for view in others())),
         strict=True,
-    )
-    for view, prediction in read:
+    ):
         for number, step in enumerate(STEPS):
             reported = reported_in(prediction, step)
             assert step.find(view, chosen, []) == []

@@ -124,8 +124,9 @@ def test_zero_point_behind_a_node(
     """As TensorRT-RTX builds it (test_builds.py)."""
     prediction = qdqtool.predict(network("zero", chain), target)
     reasons = [f.causes[0].reason for f in prediction.findings if f.code == "WEIGHT-INDIRECT"]
-    expected = {("zero.node", "q")} if is_refused else set()
-    assert {(r.node, r.quantizer) for r in reasons} == expected
+    assert {(r.node, r.quantizer) for r in reasons} == (
+        {("zero.node", "q")} if is_refused else set()
+    )
 
 
 @pytest.mark.parametrize("is_explicit", [True, False], ids=["axis 0", "no axis"])

@@ -135,10 +135,9 @@ def test_cache_is_reused_for_another_target(
     onnx.save(changed, path)
     with pytest.raises(QdqtoolError, match="overwrite_cache"):
         qdqtool.insert(path, images(2), target=targets[0], calib_cache=cache, predict=False)
-    replaced = qdqtool.insert(
+    assert qdqtool.insert(
         path, images(2), calib_cache=cache, overwrite_cache=True, predict=False
-    )
-    assert replaced.calibration["notes"] == [note("not-used", cache=cache, why=CacheMismatch.MODEL)]
+    ).calibration["notes"] == [note("not-used", cache=cache, why=CacheMismatch.MODEL)]
 
 
 def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -> None:
@@ -256,15 +255,16 @@ def insertion() -> Insertion:
         QuantizedTensor("x", 0.5, "max", 0, "q"),
         QuantizedTensor("w", [0.5, 1.0], "weights-max", None, "p"),
     ]
-    group = GroupScale(
-        ScaleGroup(("x",), ("x", "y"), ("y",)), 0.5, "max", (GroupMember("y", 63.5, -0.25),)
-    )
     return Insertion(
         one_layer(),
         quantized,
         [SkippedNode(FloatNode(PLACEMENT, "n", SkipCause.ACCURACY))],
         {"images": 2},
-        [group],
+        [
+            GroupScale(
+                ScaleGroup(("x",), ("x", "y"), ("y",)), 0.5, "max", (GroupMember("y", 63.5, -0.25),)
+            )
+        ],
     )
 
 

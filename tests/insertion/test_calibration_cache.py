@@ -82,9 +82,8 @@ def test_other_tensors_are_measured_on_the_data(tmp_path: Path) -> None:
     result = qdqtool.insert(one_layer(), images(), predict=False, head="none", method="max")
     report = write_table(result, tmp_path / "t.cache")
     assert report.scales.rules == {"x": "quantizer", "c.out": "measured", "r.out": "measured"}
-    model = Model(one_layer()).proto
 
-    session = open_session(model.SerializeToString())
+    session = open_session(Model(one_layer()).proto.SerializeToString())
     largest = max(float(np.abs(session.run(None, sample)[0]).max()) for sample in images())
     assert read_cache(tmp_path / "t.cache")["r.out"] == pytest.approx(largest / 127, rel=1e-5)
 

@@ -203,13 +203,12 @@ def test_half_keeps_tail_float(net: Net) -> None:
     after = copy_as_fp16(before)
     assert [v.type.tensor_type.elem_type for v in after.graph.output] == [TensorProto.FLOAT] * 4
     index = Model(after)
-    half = {
+    # Nodes that move the last result are not a tail yet; nodes that compute with it are.
+    assert {
         n.name
         for n in index.nodes
         if n.op != "Cast" and index.elem_type(n.output) == TensorProto.FLOAT16
-    }
-    # Nodes that move the last result are not a tail yet; nodes that compute with it are.
-    assert half == {"a", "m", "b", "flat"}
+    } == {"a", "m", "b", "flat"}
     assert_same_outputs(before, after, images(1)[0], atol=5e-3)
 
 
@@ -229,18 +228,18 @@ def test_half_yolov8_decodes_boxes_in_float32() -> None:
     check(half.model)
     index = Model(half.model)
     assert index.opset == 19
-    kinds = {
+    assert {
         index.elem_type(n.output[0]) for n in nodes_of(half.model, "Conv") if "dfl" not in n.name
-    }
-    assert kinds == {TensorProto.FLOAT16}
+    } == {TensorProto.FLOAT16}
     for name in ("/model.22/dfl/Softmax", "/model.22/Mul", "/model.22/Sigmoid"):
         assert index.elem_type(index.node(name).inputs[0]) == TensorProto.FLOAT
     assert len(nodes_of(half.model, "Cast")) == 3
     for q in nodes_of(half.model, "QuantizeLinear", "DequantizeLinear"):
         assert index.elem_type(q.input[1]) == TensorProto.FLOAT16
         assert (index.constant(q.input[1]) > 0).all()  # type: ignore[operator]
-    models = model, single.model, half.model
-    float_out, single_out, half_out = (run(m, data[0])[0] for m in models)
+    float_out, single_out, half_out = (
+        run(m, data[0])[0] for m in (model, single.model, half.model)
+    )
     # Rounding to FP16 moves values across INT8 steps: the error differs from the error of INT8
     # with FP32, but is not larger.
     assert np.abs(half_out - float_out).mean() < 1.25 * np.abs(single_out - float_out).mean()

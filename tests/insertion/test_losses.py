@@ -103,8 +103,9 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(
     data = images(2)
     tensor = net.op("Relu", "r", net.conv("a", "x"))
     joined = net.op("Add", "sum", net.conv("d", tensor), net.conv("e", tensor))
-    source = net.output(net.conv("f", joined)).model(opset)
-    result = qdqtool.insert(source, data, predict=False, method="max")
+    result = qdqtool.insert(
+        net.output(net.conv("f", joined)).model(opset), data, predict=False, method="max"
+    )
     model = result.model
     model.ir_version = max(ir, model.ir_version)
     second = onnx.NodeProto()
@@ -555,8 +556,9 @@ def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
     third = net.op("Relu", "r2", net.conv("c2", net.op("Add", "sum", second, first)))
     again = net.op("ConcatFromSequence", "again", pieces, axis=1)
     last = net.conv("c3", net.op("Concat", "both", third, again, axis=1), 32)
-    model = net.output(net.op("Sigmoid", "early", second), last).open_model()
-    return qdqtool.insert(model, data, predict=False), data
+    return qdqtool.insert(
+        net.output(net.op("Sigmoid", "early", second), last).open_model(), data, predict=False
+    ), data
 
 
 def near(actual: Array, expected: Array) -> bool:

@@ -145,7 +145,6 @@ def test_residual_after_activation(
 
 
 def two_convolutions(net: Net, swapped: bool) -> None:
-    """Add two convolutions in a row and one next to them, as in ResNet's downsampling blocks."""
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     block = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
     down = net.conv("down", stem, kernel=1)

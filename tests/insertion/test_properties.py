@@ -444,8 +444,9 @@ def test_failing_build_is_a_warning(net: Net, mode: str, fails: bool) -> None:
 def test_large_scale_of_calibrated_activation_names_the_network(net: Net) -> None:
     """`insert` calibrated the quantizer, so the large values come from the float network."""
     scaled = net.op("Mul", "m", "x", net.const("c", np.full((1, 1, 1, 1), 1e8), np.float32))
-    model = net.output(net.conv("a", scaled)).model()
-    result = qdqtool.insert(model, images(2), target="trt10", method="max")
+    result = qdqtool.insert(
+        net.output(net.conv("a", scaled)).model(), images(2), target="trt10", method="max"
+    )
     (warning,) = (w for w in result.warnings if w.startswith("SCALE-EXTREME"))
     assert "untrained" in warning and "not calibrated" not in warning
 
@@ -484,8 +485,7 @@ def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_ty
             other = index.constant(dq.input(1))
             assert other is not None and np.array_equal(scale, other)
             assert not index.is_constant(q.input(0)) or scale.dtype == other.dtype
-    grouped = [
+    assert [
         {q.scale for q in result.activations if q.group == i} for i in range(len(result.groups))
-    ]
-    assert grouped == [{g.scale} for g in result.groups]
+    ] == [{g.scale} for g in result.groups]
     assert ("scales-raised" in note_codes(result.notes)) is (factor < 1)

@@ -440,10 +440,9 @@ def test_scale_groups_of_yolov8() -> None:
         f"/model.12/cv2/{act}",
         f"/model.16/{act}",
     }
-    sppf = next(
+    assert next(
         g for g in find_scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized
-    )
-    assert sppf.sources == (f"/model.9/cv1/{act}",)
+    ).sources == (f"/model.9/cv1/{act}",)
 
 
 @pytest.mark.parametrize("unify", [True, False])

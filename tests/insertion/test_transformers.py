@@ -281,10 +281,9 @@ def insert_vit(pieces: bool) -> onnx.ModelProto:
 def test_pairs_in_residual_stream_are_warned_of(pieces: bool, target: str) -> None:
     """The stream is every sum that a normalization reads; insertion places no pair there."""
     model = add_pairs(vit(pieces=pieces), "b0.res1", "b1.res2", "b0.fc1.add")
-    severities = {
+    assert {
         f.node: f.severity for f in predict(model, target).findings if f.code == "RESIDUAL-STREAM"
-    }
-    assert severities == {"b0.res1": "warning", "b1.res2": "warning"}
+    } == {"b0.res1": "warning", "b1.res2": "warning"}
     assert "RESIDUAL-STREAM" not in predict(insert_vit(pieces), target).findings_by_code()
 
 
@@ -353,12 +352,11 @@ def insert_detr(kind: str, **choices: Any) -> qdqtool.Insertion:
 @pytest.mark.parametrize("kind", KINDS)
 def test_coordinates_stay_float(kind: str) -> None:
     vectors = {"d0.project", "d1.project"} if kind == "d-fine" else set()  # never quantized
-    expected = {
+    for head, nodes in {
         "box": coordinate_nodes(kind),
         "none": set(),
         "float": coordinate_nodes(kind) | {"select", "classes"},
-    }
-    for head, nodes in expected.items():
+    }.items():
         skipped = compute_placement(Model(detr(kind)), PlacementRules(head=head)).skipped
         assert {s.node for s in skipped if not is_left_by_attention(s.record)} == nodes | vectors
 

@@ -12,7 +12,6 @@ WIDTH, HEADS = 16, 2
 
 class Tokens(Net):
     def linear(self, name: str, x: str, cin: int = WIDTH, cout: int = WIDTH) -> str:
-        """Add MatMul and Add, as exporters write a Linear on three dimensions."""
         w = self.const(f"{name}.weight", self.rng.standard_normal((cin, cout)) / np.sqrt(cin))
         return self.op(
             "Add",
@@ -87,8 +86,9 @@ class Tokens(Net):
             "embed.weight", self.rng.standard_normal((WIDTH, 3, patch, patch)) / (patch * 3)
         )
         x = self.op("Conv", "embed", "x", weight, kernel_shape=[patch] * 2, strides=[patch] * 2)
-        flat = self.reshape("embed.flat", x, 0, WIDTH, -1)
-        return self.op("Transpose", "embed.tokens", flat, perm=[0, 2, 1])
+        return self.op(
+            "Transpose", "embed.tokens", self.reshape("embed.flat", x, 0, WIDTH, -1), perm=[0, 2, 1]
+        )
 
 
 @functools.cache

@@ -116,14 +116,15 @@ def test_constant_value_is_what_onnxruntime_computes(
 ) -> None:
     """Scores become 0 for scales from 2 on, because 0.5 rounds to even. A zero point at the end saturates."""
     x = g.input(1, 1, 1, 101)
-    out = g.pair(
-        g.op("Clip", [x, g.const("l", np.float32(0)), g.const("h", np.float32(1))], "c"),
-        "p",
-        scale,
-        zero=zero,
-        integer=integer,
+    proto = g.model(
+        g.pair(
+            g.op("Clip", [x, g.const("l", np.float32(0)), g.const("h", np.float32(1))], "c"),
+            "p",
+            scale,
+            zero=zero,
+            integer=integer,
+        )
     )
-    proto = g.model(out)
     model = Model(proto)
     q = next(n for n in model.nodes if n.op == "QuantizeLinear")
     constant = find_constant_value(read_params(model, q), find_bounds(model)[q.input(0)])

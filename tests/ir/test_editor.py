@@ -57,16 +57,13 @@ def edit(model: Model, draw: st.DrawFn) -> None:
     editor = Editor(model)
     tensors = sorted(t for t in (*model.producers, *model.inputs) if not model.is_constant(t))
 
-    def any_node() -> Node:
-        return draw(st.sampled_from([n for n in model.nodes if not editor.is_removed(n)]))
-
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(
             st.sampled_from(
                 ("pair", "cast", "redirect", "bypass", "constant", "parameters", "relu", "rename")
             )
         )
-        node = any_node()
+        node = draw(st.sampled_from([n for n in model.nodes if not editor.is_removed(n)]))
         if kind == "pair" and node.inputs and not model.is_constant(node.input(0)):
             insert_pair(editor, node)
         elif kind == "cast":
@@ -251,8 +248,7 @@ def test_inserted_node_is_sorted_and_gets_unique_name(
     editor = Editor(model.copy())
     output = editor.insert_node(model.node("end"), "Relu", name, [source])
     editor.set_input(model.node(consumer), 0, output)
-    names = [n.name for n in finish(editor).graph.node]
-    assert [name for name in names if name in order] == order
+    assert [n.name for n in finish(editor).graph.node if n.name in order] == order
 
 
 def test_set_quantizer_keeps_float16() -> None:

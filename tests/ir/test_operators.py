@@ -207,7 +207,6 @@ def test_q_commutes_with_operator_that_it_passes(operator: Operator, recipe: Rec
 
 
 def fake_quantize(x: npt.NDArray[np.float32], scale: np.float32) -> npt.NDArray[np.float32]:
-    """Apply Q and DQ as ONNX defines them, symmetric int8."""
     return (np.clip(np.rint(x / scale), -128, 127) * scale).astype(np.float32)
 
 
@@ -329,15 +328,16 @@ def build_with_weights(operator: Operator) -> tuple[onnx.ModelProto, int]:
     shape = shapes[operator.name]
     data = (1, 3, 6, 6) if len(shape) == 4 else (2, 3)
     value = np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node(operator.name, ["x", "w"], ["y"], "n")],
-        "g",
-        [helper.make_tensor_value_info("x", 1, data)],
-        [helper.make_tensor_value_info("y", 1, None)],
-        [onnx.numpy_helper.from_array(value, "w")],
-    )
     return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9
+        helper.make_graph(
+            [helper.make_node(operator.name, ["x", "w"], ["y"], "n")],
+            "g",
+            [helper.make_tensor_value_info("x", 1, data)],
+            [helper.make_tensor_value_info("y", 1, None)],
+            [onnx.numpy_helper.from_array(value, "w")],
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=9,
     ), len(shape)
 
 

@@ -211,7 +211,6 @@ def test_coordinates_from_weights_without_output_axis() -> None:
 
 
 def gelu(net: Net, tensor: str) -> str:
-    """Add GELU as torch exports it: Div, Erf, Add, Mul, Mul."""
     erf = net.op("Erf", "erf", net.op("Div", "div", tensor, net.const("root", np.sqrt(2.0))))
     return net.op(
         "Mul",

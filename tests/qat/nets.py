@@ -83,7 +83,6 @@ def evaluate(model: nn.Module, *arguments: object) -> Any:
 
 
 def range_of(model: nn.Module, name: str) -> float:
-    """Return the range of a quantizer by its name, such as ``0._input_quantizer``."""
     return float(read_amax(model.get_submodule(name)))
 
 
@@ -92,7 +91,6 @@ def float_weights(convolution: nn.Module) -> Tensor:
 
 
 def max_calibrate(model: nn.Module, *batches: Tensor) -> None:
-    """Set every quantizer to the maximum of its values, as pytorch-quantization's guide does."""
     quantizers = [m for m in model.modules() if isinstance(m, quant_nn.TensorQuantizer)]
     for q in quantizers:
         q._calibrator = calib.MaxCalibrator(8, q.axis, False)

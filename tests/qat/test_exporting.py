@@ -63,8 +63,9 @@ def test_exported_network_runs_as_planned(backend: str, tmp_path: Path) -> None:
     assert export.summary["int8_to_int8"] == 20 and export.summary["conversions"] == 1
     assert_int8(export.path, "trt8.5", max_conversions=1)
     expected = nets.evaluate(model, sample).numpy()
-    difference = run_file(tmp_path / "q.onnx", sample) - expected
-    error = np.sqrt(np.mean(difference**2)) / expected.std()
+    error = (
+        np.sqrt(np.mean((run_file(tmp_path / "q.onnx", sample) - expected) ** 2)) / expected.std()
+    )
     assert error == pytest.approx(export.difference, rel=1e-3) and error < 0.05
 
 
@@ -100,8 +101,7 @@ def test_export_keeps_fixed_ranges_of_weights(tmp_path: Path) -> None:
     model = normalized()
     nets.max_calibrate(model, X)
     weights = model.get_submodule("0._weight_quantizer")
-    amax = read_amax(weights)
-    set_amax(weights, amax * 0.5)  # as if the weights had grown since
+    set_amax(weights, read_amax(weights) * 0.5)  # as if the weights had grown since
     export = qat.export(model, tmp_path / "q.onnx", X)
     expected = nets.evaluate(model, X).numpy()
     result = run_file(tmp_path / "q.onnx", X)
@@ -126,8 +126,7 @@ def test_exported_transposed_convolution(backend: str, groups: int, tmp_path: Pa
     assert export.summary["int8"] == 3 and export.difference < 0.02
     stored, scale = folded_weights(tmp_path / "q.onnx", "ConvTranspose")
     weight = nets.float_weights(model.up).numpy()  # [in, out / groups, 2, 2]
-    factors = np.split(norm_factor(model).numpy(), groups)
-    parts = zip(np.split(weight, groups), factors, strict=True)
+    parts = zip(np.split(weight, groups), np.split(norm_factor(model).numpy(), groups), strict=True)
     folded = np.concatenate([part * f.reshape(1, -1, 1, 1) for part, f in parts])
     assert scale == pytest.approx(np.abs(folded).max() / 127, rel=1e-5)
     np.testing.assert_allclose(stored, folded, rtol=1e-5, atol=1e-7)

@@ -406,7 +406,6 @@ def test_unsuitable_sample_is_refused(
     code: str,
     value: str,
 ) -> None:
-    """Export and check refuse it; nothing is written."""
     model, path = ready[0], tmp_path / "m.onnx"
     with pytest.raises(QdqtoolError, check=has(code, value, parameter="sample")):
         qat.export(model, path, change(MANY))

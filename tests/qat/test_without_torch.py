@@ -27,7 +27,6 @@ except QdqtoolError as error:
 
 
 def test_import_without_torch() -> None:
-    """The package works without torch; training names the package to install, in one line."""
     process = subprocess.run(
         [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True
     )

@@ -43,19 +43,16 @@ def _define() -> None:
 
 
 def _nms(boxes: object, scores: object, threshold: float) -> object:
-    """Return the boxes that non-maximum suppression keeps: indices of [n, 4] corners, best first."""
     import torch
 
     assert isinstance(boxes, torch.Tensor) and isinstance(scores, torch.Tensor)
     order = scores.argsort(descending=True, stable=True)
-    sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0)
-    areas = sides.prod(1)
+    areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
     kept: list[int] = []
     while order.numel():
         best, rest = order[0], order[1:]
         kept.append(int(best))
         low = torch.maximum(boxes[rest, :2], boxes[best, :2])
-        high = torch.minimum(boxes[rest, 2:], boxes[best, 2:])
-        inner = (high - low).clamp(min=0).prod(1)
+        inner = (torch.minimum(boxes[rest, 2:], boxes[best, 2:]) - low).clamp(min=0).prod(1)
         order = rest[inner / (areas[rest] + areas[best] - inner) <= threshold]
     return torch.tensor(kept, dtype=torch.int64)

@@ -50,7 +50,6 @@ requestAnimationFrame(step);
 
 
 def missing() -> str:
-    """Return the reason why no browser can be started; empty if one can."""
     if importlib.util.find_spec("selenium") is None:
         return "selenium is not installed (pip install 'qdqtool[test]')"
     if CHROMIUM is None:
@@ -94,15 +93,13 @@ class Page:
         )
 
     def errors(self) -> list[str]:
-        logged = [
+        return [
             e["message"]
             for e in self.driver.get_log("browser")
             if e["level"] in ("SEVERE", "WARNING")
-        ]
-        return logged + list(self.run("return window.thrown"))
+        ] + list(self.run("return window.thrown"))
 
     def layouts(self) -> int:
-        """Return how often the page has been laid out since it was opened."""
         metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
         return int(next(m["value"] for m in metrics if m["name"] == "LayoutCount"))
 
@@ -115,7 +112,6 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """Start a browser without network; see :func:`missing`."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

@@ -1,5 +1,3 @@
-"""Networks and pages that several tests share."""
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -136,16 +136,13 @@ def test_modules_hold_every_node_and_link(case: str) -> None:
     assert rows == list(range(len(model.nodes))) and len(boxes) <= 60
     assert all(edge.source < edge.target for edge in edges)
     module = {node: number for number, box in enumerate(boxes) for node in box.rows}
-    links = {
+    assert {
         (module[a], module[b])
         for edge in model.onnx.edges
         for a in model.onnx.boxes[edge.source].rows[:1]
         for b in model.onnx.boxes[edge.target].rows[:1]
         if module[a] != module[b]
-    }
-    assert links == {
-        (e.source, e.target) for e in edges if boxes[e.source].rows and boxes[e.target].rows
-    }
+    } == {(e.source, e.target) for e in edges if boxes[e.source].rows and boxes[e.target].rows}
 
 
 def links_between(index: Model, names: set[str]) -> set[tuple[str, str]]:
@@ -422,11 +419,9 @@ SITE = {"site": "s", "kind": "convolution", "choice": "float"}
 
 
 def result(**changes: Any) -> dict[str, Any]:
-    """Return what `qdqtool tune --result` writes, with some fields changed."""
-    metrics = (0.9, 0.93, 0.96)
     front = [
         {**POINT, "index": i, "int8": 4 - i, "ms": 2.0 + i, "cost": 2.0 + i, "metric": metric}
-        for i, metric in enumerate(metrics)
+        for i, metric in enumerate((0.9, 0.93, 0.96))
     ]
     site = {"site": "/a", "kind": "convolution", "choice": "float", "why": "it costs"}
     values = {

@@ -24,24 +24,22 @@ def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     second = rng.normal(0, 0.1, (256, 256)).astype(dtype)
-    weights = [
-        numpy_helper.from_array(rng.normal(0, 0.1, (256, 256)).astype(dtype), "raw"),
-        helper.make_tensor("typed", kind, [256, 256], second.reshape(-1)),
-        numpy_helper.from_array(rng.normal(0, 1, 256).astype(dtype), "bias"),
-        numpy_helper.from_array(np.zeros((2, 0), dtype), "nothing"),
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["x", "raw"], ["a"]),
-        helper.make_node("MatMul", ["a", "typed"], ["b"]),
-        helper.make_node("Add", ["b", "bias"], ["c"]),
-        helper.make_node("Concat", ["c", "nothing"], ["y"], axis=1),
-    ]
     graph = helper.make_graph(
-        nodes,
+        [
+            helper.make_node("MatMul", ["x", "raw"], ["a"]),
+            helper.make_node("MatMul", ["a", "typed"], ["b"]),
+            helper.make_node("Add", ["b", "bias"], ["c"]),
+            helper.make_node("Concat", ["c", "nothing"], ["y"], axis=1),
+        ],
         "g",
         [helper.make_tensor_value_info("x", kind, [2, 256])],
         [helper.make_tensor_value_info("y", kind, [2, 256])],
-        weights,
+        [
+            numpy_helper.from_array(rng.normal(0, 0.1, (256, 256)).astype(dtype), "raw"),
+            helper.make_tensor("typed", kind, [256, 256], second.reshape(-1)),
+            numpy_helper.from_array(rng.normal(0, 1, 256).astype(dtype), "bias"),
+            numpy_helper.from_array(np.zeros((2, 0), dtype), "nothing"),
+        ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 

@@ -32,7 +32,8 @@ def render(cases: Cases) -> str:
 def difference(name: str, text: str) -> str:
     path = path_of(name)
     before = path.read_text("utf-8") if path.exists() else ""
-    lines = difflib.unified_diff(
-        before.splitlines(), text.splitlines(), f"{path.name} (snapshot)", "now", lineterm=""
+    return "\n".join(
+        difflib.unified_diff(
+            before.splitlines(), text.splitlines(), f"{path.name} (snapshot)", "now", lineterm=""
+        )
     )
-    return "\n".join(lines)

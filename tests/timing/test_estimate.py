@@ -244,11 +244,10 @@ def test_gpu_without_int8() -> None:
     )
     assert quantized.total_ms == pytest.approx(plain.total_ms)
     assert (quantized.gain, plain.gain, plain.best) == (None, None, None)
-    counts = [
+    assert [
         [note_codes(time.notes).count(r) for r in ("without-qdq", "no-int8")]
         for time in (quantized, plain)
-    ]
-    assert counts == [[1, 0], [0, 1]]
+    ] == [[1, 0], [0, 1]]
 
 
 def test_best_time_of_a_dynamic_model() -> None:

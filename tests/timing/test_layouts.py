@@ -319,9 +319,11 @@ def test_kernel_of_fused_fp8_attention(g: Graph) -> None:
     attention = {x.name: w for x, w in zip(prediction.layers, engine.layers, strict=True)}["scores"]
     assert attention.macs == 2 * (2 * 16 * 32 * 64)
     assert (attention.precision, attention.written_as) == (Precision.FP8, Precision.FP8)
-    assert attention.read == 2 * (16 + 32 + 32) * 64
-    assert attention.written == 2 * 16 * 64
-    assert attention.steps == 1
+    assert (attention.read, attention.written, attention.steps) == (
+        2 * (16 + 32 + 32) * 64,
+        2 * 16 * 64,
+        1,
+    )
     unfused = model_workload(model, "10.5").all_work
     fused = engine.all_work
     # Both products, the scale and the Softmax are separate kernels on 10.5.
@@ -414,10 +416,10 @@ def test_time_of_the_conversion_of_an_image(
     name: str, source: Precision, target: Precision, elements: int, measured: float
 ) -> None:
     read, written = (3.0 * elements * work.bytes_per_element(p) for p in (source, target))
-    conversion = LayerWork(
-        work.CONVERSION, source, target, channels=3.0, read=read, written=written
-    )
-    assert 1e3 * time_of(conversion, find_gpu(name)) == pytest.approx(measured, rel=0.4)
+    assert 1e3 * time_of(
+        LayerWork(work.CONVERSION, source, target, channels=3.0, read=read, written=written),
+        find_gpu(name),
+    ) == pytest.approx(measured, rel=0.4)
 
 
 def test_time_of_empty_kernels() -> None:

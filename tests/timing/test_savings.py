@@ -34,7 +34,6 @@ def prediction() -> Prediction:
 
 
 def test_fix_for_accuracy_saves_no_time(prediction: Prediction) -> None:
-    """Keeping quantized class outputs in float makes nothing faster."""
     savings = {f.code: f.saves_ms for f in prediction.findings}
     assert savings["HEAD-SCORE"] is None and savings["CH-SMALL"] is None
     assert all(codes.get(code).saves_time for code, ms in savings.items() if ms)

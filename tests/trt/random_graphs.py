@@ -110,8 +110,7 @@ def _lone_q(s: Sketch, x: str, shape: Shape) -> None:
 
 
 def _add(s: Sketch, a: str, shape: Shape) -> None:
-    same = [t for t, other in s.shapes.items() if other == shape]
-    b = str(s.choose(*same))
+    b = str(s.choose(*[t for t, other in s.shapes.items() if other == shape]))
     a, b = s.maybe_pair(a), s.maybe_pair(b)
     out = s.graph.op(s.choose("Add", "Add", "Mul"), [a, b], s.name("add"))
     s.make(out, shape)
@@ -195,11 +194,10 @@ def _padding(s: Sketch, x: str, shape: Shape) -> None:
 
 
 def _gemm(s: Sketch, x: str, shape: Shape) -> None:
-    size = int(np.prod(shape[1:]))
     out = s.graph.gemm(
         s.graph.op("Flatten", x, s.name("flat")),
         s.name("gemm"),
-        size,
+        int(np.prod(shape[1:])),
         4,
         s.choose(*SCALES, None),
         s.choose(*WEIGHTS),

@@ -234,12 +234,11 @@ def test_small_graphs_match_their_builds(
     # The four graphs of small-graphs-orinnano-trt103 (TensorRT 10.3).
     # small-graphs-orinnano-trt103 lists the layers of per_channel_conv and residual_branches.
     prediction = predict(g.model(build(g, g.input(*shape))), "10.3")
-    layers = [
+    assert [
         (x.type, [str(t.precision) for t in x.inputs], str(x.outputs[0].precision))
         for x in prediction.layers
         if x.type in ("Convolution", "PointWise", "MatrixMultiply", "NoOp", "kgen")
-    ]
-    assert layers == computing
+    ] == computing
     assert (prediction.summary()["int8"], prediction.conversion_nodes) == (int8, conversions)
 
 
@@ -371,8 +370,7 @@ def test_importer_decomposes_batchnorm_with_computed_parameters(g: Graph) -> Non
     # The constant epsilon has no type: the layer that adds it has the type of var.
     for layer in network.layers_of_kind(LayerKind.ELEMENTWISE, LayerKind.UNARY):
         assert layer.out.elem_type == onnx.TensorProto.FLOAT, layer
-    deviation = divided.inputs[1].producer
-    assert (deviation.out.shape, centered.out.shape) == (
+    assert (divided.inputs[1].producer.out.shape, centered.out.shape) == (
         (4,),
         (1, 4, 8, 8),
     )

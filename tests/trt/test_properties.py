@@ -143,15 +143,13 @@ def test_moving_quantizers_changes_no_number(model: onnx.ModelProto) -> None:
     # the reference instead of the model.
     gemm = any(n.op_type == "Gemm" for n in model.graph.node)
     before = Exporter(load(model)).export() if gemm else model
-    after = move_quantizers(model)[0].export()
-    assert all(map(np.array_equal, evaluate(before), evaluate(after)))
+    assert all(map(np.array_equal, evaluate(before), evaluate(move_quantizers(model)[0].export())))
 
 
 def every_motion() -> onnx.ModelProto:
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
-    half = g.pool(x, "pool")
-    joined = g.concat([g.resize(half, "up"), g.slice(x, "cut", 0, 2), x], "cat")
+    joined = g.concat([g.resize(g.pool(x, "pool"), "up"), g.slice(x, "cut", 0, 2), x], "cat")
     g.conv(g.pool(g.pair(x, "early", 0.01), "late"), "a", scale=0.01)
     g.conv(x, "b", scale=0.01)
     g.conv(joined, "c", scale=0.01)

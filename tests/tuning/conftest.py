@@ -1,5 +1,3 @@
-"""Caches and clocks that tests of tuning share."""
-
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,14 +48,11 @@ def cached_costs() -> Iterator[None]:
 
 @pytest.fixture
 def constant_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace predicted costs by constants, for tests that do not depend on costs."""
     cost = lambda self, recipe: PlacementCost(99, len(recipe.weights), 0)  # noqa: E731
     monkeypatch.setattr(Planner, "predict_cost", cost)
 
 
 class Clock:
-    """Clock that only tests advance."""
-
     def __init__(self) -> None:
         self.now = 0.0
         self.time, self.process_time = time.time, time.process_time

@@ -19,7 +19,6 @@ Array = np.ndarray
 
 
 def branchy(seed: int = 0) -> onnx.ModelProto:
-    """Return seven convolutions: a residual after SiLU, two branches of a tensor, a Concat."""
     net = Net(16, 16, seed=seed)
     x = net.silu("a0", net.conv("c0", "x"))
     y = net.silu("a1", net.conv("c1", x))

@@ -120,8 +120,7 @@ def test_matrix_products_are_named_where_they_are_counted(tuned: Tuning) -> None
 
 
 def test_chosen_placement_has_the_range_of_conversions_that_predict_gives(tuned: Tuning) -> None:
-    model = qdqtool.insert(vit(1), samples(vit(1), 4)).model
-    prediction = qdqtool.predict(model)
+    prediction = qdqtool.predict(qdqtool.insert(vit(1), samples(vit(1), 4)).model)
     low, high = prediction.conversions_range
     assert low < high
     text = str(render_tuning(replace(tuned, prediction=prediction), 500))

@@ -201,11 +201,10 @@ def test_partition_parts_compute_what_the_whole_computes(
     recipe = planner.plan(Configuration()).recipe
     state = dict(data[0])
     for part in parts:
-        inputs = [
-            onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.inputs
-        ]
         piece = partial_model(
-            recipe.restrict_to_nodes(part.nodes).build(model)[0], part.outputs, inputs
+            recipe.restrict_to_nodes(part.nodes).build(model)[0],
+            part.outputs,
+            [onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.inputs],
         )
         feeds = {i.name: state[i.name] for i in piece.graph.input}
         state |= zip(part.outputs, run(piece, feeds), strict=True)

@@ -97,7 +97,6 @@ def test_mapper_that_raises_is_closed() -> None:
 
 
 def test_mapper_may_repeat_results_and_run_on_after_the_last() -> None:
-    """A mapper may repeat a task."""
     results = [{key: {0: None, 1: None}} for key in "aab"]
     ended: list[bool] = []
 

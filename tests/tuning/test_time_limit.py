@@ -51,8 +51,7 @@ def test_fit_samples_limits_both_sets(
     """
     planner = planner_of(branchy(), DATA)
     sets = open_sets(planner.model, images(5, 16, 16), images(64, 16, 16))
-    store = MeasurementStore(None, {})
-    evaluator = CandidateEvaluator(None, sets, None, store, 1)  # type: ignore[arg-type]
+    evaluator = CandidateEvaluator(None, sets, None, MeasurementStore(None, {}), 1)  # type: ignore[arg-type]
     search = PlacementSearch(planner, evaluator, 0.9, None, False, print)
     fit_samples_to_time(search, 90.0, seconds)
     assert (len(sets.chosen_on), len(sets.judged_on)) == samples
@@ -89,8 +88,7 @@ def test_shorter_time_limit_keeps_the_earlier_choice(
     limit = 60.0 if measures else 1e-9
     second = qdqtool.tune(branchy(), data, mapper=mapper, time_limit=limit, **options)
     assert second.reached and second.chosen.configuration == first.chosen.configuration
-    assert second.chosen.metric == first.chosen.metric
-    assert second.chosen.cost == first.chosen.cost
+    assert (second.chosen.metric, second.chosen.cost) == (first.chosen.metric, first.chosen.cost)
 
 
 def test_accurate_int8_of_an_earlier_run_is_a_complete_result(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Tunings of a small network, and models to compare them with."""
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -32,13 +30,12 @@ def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
 
 
 def insert(floats: Iterable[str], data: Any = CALIBRATION, **options: Any) -> qdqtool.Insertion:
-    exclude = [f"^{name}$" for name in floats]
-    return qdqtool.insert(branchy(), data, method="mse", exclude=exclude, **options)
+    return qdqtool.insert(
+        branchy(), data, method="mse", exclude=[f"^{name}$" for name in floats], **options
+    )
 
 
 def observed(observe: Callable[[TuningJob, TaskResult], None], workers: int = 1) -> TaskMapper:
-    """Return a mapper that passes each result to a function first."""
-
     def run(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         for result in map_on_threads(workers)(job, tasks):
             observe(job, result)

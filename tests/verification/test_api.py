@@ -336,8 +336,10 @@ def test_note_of_other_version_compares_what_the_target_names(
 
 
 def named(count: int) -> Build:
-    layers = [*(layer(f"c{i}") for i in range(count)), layer("other", "PointWiseV2")]
-    return Build(layers=layers, files=["b.log"])
+    return Build(
+        layers=[*(layer(f"c{i}") for i in range(count)), layer("other", "PointWiseV2")],
+        files=["b.log"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -404,8 +406,10 @@ def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: i
     ],
 )
 def test_has_fp32_remainder(flags: str, layers: list[BuiltLayer], expected: bool) -> None:
-    build = Build(precision_flags=frozenset(flags.split()), layers=layers)
-    assert has_fp32_convolutions(build) is expected
+    assert (
+        has_fp32_convolutions(Build(precision_flags=frozenset(flags.split()), layers=layers))
+        is expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -421,11 +425,10 @@ def test_has_fp32_remainder(flags: str, layers: list[BuiltLayer], expected: bool
     ],
 )
 def test_exit_code(complete: bool, unknown: int, mismatch: bool, partial: bool, code: int) -> None:
-    mismatches = [Mismatch(MismatchKind.CONVOLUTION, "c", {}, {}, Difference.ABSENT)] * mismatch
     result = Verification(
         BuildFacts(BuildSource.LOG, complete=complete),
         ConvolutionCounts(5, 5 - unknown, unknown),
-        mismatches=mismatches,
+        mismatches=[Mismatch(MismatchKind.CONVOLUTION, "c", {}, {}, Difference.ABSENT)] * mismatch,
     )
     assert exit_code(result, partial) == code
 
@@ -443,8 +446,14 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[BuildOptions]:
         if request.timeout == 1:
             return BuildResult("tensorrt", "refused", message="no")
         names = {node.index: node.name for node in model.nodes}
-        log = build_of(log_of(prediction(CASE)))
-        return BuildResult("tensorrt", "built", "8.5.2", model=model, names=names, build=log)
+        return BuildResult(
+            "tensorrt",
+            "built",
+            "8.5.2",
+            model=model,
+            names=names,
+            build=build_of(log_of(prediction(CASE))),
+        )
 
     monkeypatch.setattr("qdqtool.builders.build", build)
     return requests
@@ -514,8 +523,9 @@ def test_verification_from_pairs() -> None:
 )
 def test_verify_rtx_build_for_a_gpu(g: Graph, gpu: str | None, int8: int, capability: str) -> None:
     model = g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
-    build = Build(tensorrt="1.7.1", layers=[BuiltLayer("a")])
-    result = verify(model, build, target="rtx1.7", gpu=gpu)
+    result = verify(
+        model, Build(tensorrt="1.7.1", layers=[BuiltLayer("a")]), target="rtx1.7", gpu=gpu
+    )
     assert result.prediction.summary()["int8"] == int8
     assert result.as_json()["compute_capabilities"] == [capability]
 
@@ -584,8 +594,11 @@ def test_choose_target_for_gpu_rejects_other_gpus(
 
 def test_choose_target_for_gpu_prefers_the_capability_of_the_log() -> None:
     """The capability contradicts the GPU table, and the log has neither clock nor memory."""
-    facts = {"Compute Capability": "8.9", "SMs": "28"}
-    build = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu=facts)
+    build = Build(
+        is_rtx=True,
+        device="NVIDIA GeForce RTX 3060",
+        gpu={"Compute Capability": "8.9", "SMs": "28"},
+    )
     assert (
         choose_target_for_gpu(build, None, GpuOptions())[0].capability_names == ["8.9"]
         and find_build_gpu(build) is None

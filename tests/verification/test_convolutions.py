@@ -130,8 +130,9 @@ def test_convolution_in_a_merged_layer(
     ("inputs", "outputs"), [("", "INT8"), ("INT8", ""), ("UNKNOWN", "INT8"), ("INT8", "UNKNOWN")]
 )
 def test_layer_without_types_is_unknown(inputs: str, outputs: str) -> None:
-    listed = layer("b", inputs=inputs, outputs=outputs.replace("INT8", "FP16"))
-    result = compared(PLAIN, Build(layers=[listed]))
+    result = compared(
+        PLAIN, Build(layers=[layer("b", inputs=inputs, outputs=outputs.replace("INT8", "FP16"))])
+    )
     assert (result.unknown_names, result.mismatches) == (["b"], [])
 
 
@@ -202,8 +203,9 @@ def test_convolution_and_its_pass_lines(
     events: list[LogEvent], ended: bool, outcome: ConvOutcome, agree: int, wrong: int
 ) -> None:
     """One line shows INT8 inputs, an earlier line an INT8 output. Without lines, it is float if the passes ended."""
-    build = Build(trace=events, headings=EPILOGUE if ended else [("another heading", 3)])
-    result = compared(outcome, build)
+    result = compared(
+        outcome, Build(trace=events, headings=EPILOGUE if ended else [("another heading", 3)])
+    )
     assert (result.agree, result.unknown) == (agree, 1 - agree - wrong)
     number = events[-1].line if events and events[-1].object == "b" else None
     assert [m.line for m in result.mismatches] == [number] * wrong
@@ -244,8 +246,9 @@ def test_pass_lines_show_the_type_of_the_model(g: Graph, precision: Precision) -
 def test_mismatch_fields() -> None:
     """The convolution, its quantizers and its constants are not fused nodes."""
     name = "b.weight + b.w.Q + b + pool"
-    listed = layer(name, inputs="INT8", outputs="INT8", line=12)
-    (mismatch,) = compared(PLAIN, Build(layers=[listed])).mismatches
+    (mismatch,) = compared(
+        PLAIN, Build(layers=[layer(name, inputs="INT8", outputs="INT8", line=12)])
+    ).mismatches
     assert mismatch.predicted == {
         k: PLAIN.as_json()[k]
         for k in ("precision", "inputs", "output", "fused", "layer", "evidence")
@@ -278,8 +281,9 @@ def test_rule_of_a_mismatch(
     reasons: list[WeightsNotDequantized], events: list[Event], rule: str
 ) -> None:
     build = Build(layers=[layer("b", inputs="FP16", outputs="FP16")])
-    outcome = replace(PLAIN, layer="the layer")
-    prediction = replace(BASE, convolutions=[outcome], refusals=reasons, trace=events)
+    prediction = replace(
+        BASE, convolutions=[replace(PLAIN, layer="the layer")], refusals=reasons, trace=events
+    )
     _, (mismatch,) = compare_convolutions(MODEL, prediction, build, NodeMapper(MODEL, build.layers))
     assert mismatch.rule == rule
 

@@ -167,8 +167,9 @@ def test_verify_with_trtexec_compares_layers_and_passes(
     builder: Builder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = save_model(tmp_path)
-    log = build_of(log_of(predict(path, "trt8.5")))
-    builder.result = BuildResult("trtexec", "built", "8.5.2", build=log)
+    builder.result = BuildResult(
+        "trtexec", "built", "8.5.2", build=build_of(log_of(predict(path, "trt8.5")))
+    )
     result = api.verify_with_builder(path, "trtexec")
     assert result.prediction.target == "trt8.5"
     assert result.mismatches == []
@@ -182,9 +183,13 @@ def test_verify_with_tensorrt_rtx_compares_nodes(
 ) -> None:
     path = save_model(tmp_path)
     model = load(path)
-    names = {node.index: "" for node in model.nodes}
     builder.result = BuildResult(
-        "tensorrt-rtx", "built", "1.7.1", model=model, names=names, build=Build()
+        "tensorrt-rtx",
+        "built",
+        "1.7.1",
+        model=model,
+        names={node.index: "" for node in model.nodes},
+        build=Build(),
     )
     result = api.verify_with_builder(path, "tensorrt-rtx")
     assert result.prediction.target == RTX.name
@@ -286,8 +291,12 @@ def test_compare_the_transcribed_build() -> None:
     build = read_build(build_file(TRANSCRIBED, "lines.txt"))
     prediction = predict(model, "trt8.5")
     assert (build.milestone("Original"), build.milestone("After Myelin optimization")) == (860, 504)
-    layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
-    build = replace(build, layers=layers, listing=ListingSource.LAYER_JSON, gaps=[])
+    build = replace(
+        build,
+        layers=layers_of(build_file(TRANSCRIBED, "layers.tsv")),
+        listing=ListingSource.LAYER_JSON,
+        gaps=[],
+    )
     # The transcription counts these lines but does not contain them.
     folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)
     result = api.compare_with_build(model, prediction, build, uncertain_events=folded)

@@ -123,8 +123,9 @@ def test_name_conflicts_of_a_convolution(
     """The layer states the filters and the kernel, and its name contains the weights."""
     model = Model(g.model(g.conv(g.conv(g.input(1, 4, 16, 16), "c", 8, 3), "d", 8, 3)))
     build = Build()
-    extras = {"OutMaps": maps, "Kernel": kernel}
-    build.layers = [BuiltLayer(name=name, type="CaskConvolution", extras=extras)]
+    build.layers = [
+        BuiltLayer(name=name, type="CaskConvolution", extras={"OutMaps": maps, "Kernel": kernel})
+    ]
     conflicts = find_name_conflicts(View(model), build, NodeMapper(model, build.layers))
     assert conflicts == ([] if conflict is None else [("c", *conflict)])
 
@@ -247,8 +248,9 @@ def test_count_named_convolutions_of_unnamed_nodes(name: str, common: int, g: Gr
     for node in proto.graph.node:
         node.name = ""
     (conv,) = (n for n in proto.graph.node if n.op_type == "Conv")
-    output = ParsedTensor(conv.output[0], None, "FLOAT")
-    section = ParseSection([ParsedNode(name, "Conv", outputs=[None, output])])
+    section = ParseSection(
+        [ParsedNode(name, "Conv", outputs=[None, ParsedTensor(conv.output[0], None, "FLOAT")])]
+    )
     assert count_named_convolutions(Model(proto), Build(parse=section)) == (common, 1)
 
 

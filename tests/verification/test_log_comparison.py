@@ -111,8 +111,12 @@ def test_additional_lines_are_mismatches(
 def test_missing_lines_are_mismatches_if_the_passes_ended(
     events: list[Event], kind: MismatchKind, ended: bool
 ) -> None:
-    prediction = predicted(trace=[*events[:2], events[1]])
-    result = compare_trace(prediction, Build(trace=logged(*events[:1])), ended, kind=kind)
+    result = compare_trace(
+        predicted(trace=[*events[:2], events[1]]),
+        Build(trace=logged(*events[:1])),
+        ended,
+        kind=kind,
+    )
     assert result.counts == TraceCounts(3, 1, 1, 1)
     assert [(m.differs, m.line, m.built) for m in result.mismatches] == [
         (Difference.NOT_LOGGED, None, {})
@@ -138,8 +142,9 @@ def test_compare_trace_skips_uncertain_lines() -> None:
 
 def test_lines_of_passes_that_are_not_compared() -> None:
     other = Event("ConstShuffleFusion", trace.FUSING, "a", "b")
-    build = Build(trace=logged(other, *QDQ, other))
-    result = compare_trace(predicted(trace=[*QDQ, other]), build, True)
+    result = compare_trace(
+        predicted(trace=[*QDQ, other]), Build(trace=logged(other, *QDQ, other)), True
+    )
     assert (result.counts, result.mismatches) == (TraceCounts(3, 3, 3, 3), [])
 
 
@@ -223,8 +228,9 @@ TWO_CONVERSIONS = Build(
 
 def test_conversions_of_one_side_are_mismatches() -> None:
     """TensorRT 8.0 appends a suffix to the name of a Q."""
-    prediction = predicted(conversion_nodes=["a_QuantizeLinear", "c"], conversions=2)
-    result = compare_conversions(prediction, TWO_CONVERSIONS, True)
+    result = compare_conversions(
+        predicted(conversion_nodes=["a_QuantizeLinear", "c"], conversions=2), TWO_CONVERSIONS, True
+    )
     assert result.counts == ConversionCounts(2, 2)
     assert [(m.name, m.line, m.differs) for m in result.mismatches] == [
         ("b_QuantizeLinear", 8, Difference.REMAINS),
@@ -298,8 +304,9 @@ NAMES = [
 )
 def test_compare_layers_counts(conversions: int | None, build: Build, counts: LayerCounts) -> None:
     """Layout reformats do not count, nor layers without a type unless the listing is of names."""
-    layers = [predicted_layer("a"), predicted_layer("b")]
-    prediction = predicted(conversions=conversions, layers=layers)
+    prediction = predicted(
+        conversions=conversions, layers=[predicted_layer("a"), predicted_layer("b")]
+    )
     assert layers_compared(prediction, build).counts == counts
 
 

@@ -116,8 +116,13 @@ def test_compare_times_rejects_unknown_gpus() -> None:
 )
 def test_measured_time(figures: dict[str, float], measured: float | None, source: str) -> None:
     rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25), row("c", OVERHEAD / 2)]
-    performance = {"GPU Compute Time": figures} if figures else {}
-    times = compared(Build(device=GPU, performance=performance, profile_rows=rows))
+    times = compared(
+        Build(
+            device=GPU,
+            performance={"GPU Compute Time": figures} if figures else {},
+            profile_rows=rows,
+        )
+    )
     assert times["built_ms"] == pytest.approx(0.75 if measured is None else measured)
     assert str(times["built_from"]).startswith(source)
 
@@ -256,8 +261,9 @@ def test_explain_missing_estimate_names_the_measured_time() -> None:
 def test_compare_times_notes_a_log_of_another_device(
     facts: dict[str, str], contradicts: bool
 ) -> None:
-    build = timed(1.0, device="Orin", gpu=facts)
-    times = compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions("RTX 3060"))
+    times = compare_times(
+        MODEL, PREDICTED, timed(1.0, device="Orin", gpu=facts), TARGET, GpuOptions("RTX 3060")
+    )
     assert ("contradicted" in note_codes(times["notes"])) is contradicts
     assert not contradicts or "--gpu" in as_options(times["notes"][0])
 
@@ -274,7 +280,6 @@ def skip_connection() -> Model:
 
 
 SKIP = skip_connection()
-OF_SKIP = predict(SKIP, OTHER_TARGET)
 LINES = {
     value: log_of(predict(SKIP, OTHER_TARGET, assume={"silu-add": value}))
     for value in ("apart", "fused")
@@ -298,7 +303,7 @@ def test_compare_under_assumptions_without_assumptions(g: Graph) -> None:
 @pytest.mark.parametrize(
     ("value", "assumed", "output", "why"),
     [
-        ("apart", {}, Precision.FLOAT, OF_SKIP.assumptions[0].why),
+        ("apart", {}, Precision.FLOAT, predict(SKIP, OTHER_TARGET).assumptions[0].why),
         ("fused", {"assumed": "apart"}, Precision.INT8, note("shown-by-build")),
     ],
 )

@@ -1,5 +1,3 @@
-"""A small Dask cluster of processes for tests, and the functions that its workers call."""
-
 import contextlib
 import logging
 import os

@@ -89,8 +89,7 @@ def test_usual_scales_are_not_reported(scale: float) -> None:
 @pytest.mark.parametrize("value", [NAN, 0.0, 1e22])
 def test_single_channel_of_activation_is_counted(value: float) -> None:
     scales = np.where(np.arange(16) == 3, value, 0.05)
-    code = EXTREME if value > 0 else NOT_POSITIVE
-    reason = cause(finding(simple(scale=scales, axis=1), code))
+    reason = cause(finding(simple(scale=scales, axis=1), EXTREME if value > 0 else NOT_POSITIVE))
     assert (reason.bad, reason.count) == (1, 16)
 
 
@@ -138,8 +137,7 @@ def test_fix_computes_scales_of_weights_from_the_weights(value: float) -> None:
     (q,) = (n for n in fixed.proto.graph.node if n.name == "wq.Q")
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
     largest = np.abs(stored["w"]).max(axis=(1, 2, 3))
-    expected = channel(2, largest[2] / 127)
-    np.testing.assert_allclose(stored[q.input[1]], expected, rtol=1e-6)
+    np.testing.assert_allclose(stored[q.input[1]], channel(2, largest[2] / 127), rtol=1e-6)
 
 
 def test_fix_keeps_zeros_of_stored_integers() -> None:

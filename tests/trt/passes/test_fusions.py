@@ -1,5 +1,3 @@
-"""Passes that fuse a layer with its only consumer: a Relu, a scale or a shuffle."""
-
 import pytest
 
 from qdqtool.trt.passes.conv_relu_fusion import ConvReluFusion, DeconvReluFusion

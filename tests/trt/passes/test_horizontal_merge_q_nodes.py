@@ -66,9 +66,11 @@ def test_qs_of_different_scales_are_reported(g: Graph) -> None:
     result = run_pass(g.model(*negated(g, a=0.1, b=0.2)), HorizontalMergeQNodes)
     assert (result.lines, result.reasons) == ([], [("a.Q", "scales-differ")])
     record = result.records[0]
-    assert record.tensor == "s:0"
-    assert record.quantizers == ("a.Q", "b.Q")
-    assert record.scales == (np.float32(0.1), np.float32(0.2))
+    assert (record.tensor, record.quantizers, record.scales) == (
+        "s:0",
+        ("a.Q", "b.Q"),
+        (np.float32(0.1), np.float32(0.2)),
+    )
 
 
 def test_clone_is_merged_into_original() -> None:

@@ -151,11 +151,10 @@ def test_linear_layer_between_transposes_writes_float(g: Graph) -> None:
         Precision.FLOAT,
         "documented",
     )
-    layers = [
+    assert [
         (x.type, x.name, [str(t.precision) for t in (*x.inputs, *x.outputs)])
         for x in prediction.layers
-    ]
-    assert layers[:6] == [
+    ][:6] == [
         ("Conversion", "in.Q", ["FLOAT", "INT8"]),
         ("Convolution", "w + wq.Q + MatMul_10", ["INT8", "FLOAT"]),
         ("Pooling", "ReduceMax_15", ["FLOAT", "FLOAT"]),

@@ -319,10 +319,9 @@ def test_pair_inside_activation_of_matrix_product_is_reported(
     x = g.pair(x, "p", 0.1) if place == "inner" else x
     y = g.op("Sigmoid", x, "act")
     y = g.op("Mul", [x, g.pair(y, "gate", 0.01) if place == "gate" else y], "mul")
-    result = [
+    assert [
         f.node for f in predict(g.model(y), target="trt8.5").findings if f.code == "SILU-INNER-Q"
-    ]
-    assert result == ["p.Q" if place == "inner" else "gate.Q"]
+    ] == ["p.Q" if place == "inner" else "gate.Q"]
 
 
 @pytest.mark.parametrize(

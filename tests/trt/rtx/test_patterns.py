@@ -50,7 +50,6 @@ OUTCOMES, FP8_OUTCOMES = (read_outcomes(folder) for folder in ("rtx", "rtx8"))
 
 
 def check(model: onnx.ModelProto | bytes, capability: str, answer: dict[str, Any]) -> int:
-    """Compare a prediction with a build, and return the number of its convolutions."""
     prediction = predict_rtx(load(model), RTX.with_capability(capability))
     assert build_status(prediction) == {"ok": "built"}.get(answer["status"], answer["status"])
     by_name = {c.name: c for c in prediction.convolutions}
