@@ -206,7 +206,7 @@ ONLY_FUNCTION = {
     "verify": {"model", "builds"},
     "compare": {"a", "b", "data", "progress"},
     "report": {"model", "builds"},
-    "fix": {"source", "data"},
+    "fix": {"source", "data", "progress"},
     "extract": {"model", "keep_interrupted"},
     "build": {"model"},
 }
@@ -313,7 +313,7 @@ def test_help_states_default(command: str, name: str, text: str) -> None:
         (qdqtool.tune, f"Default: {limits.USER_SECONDS:g}."),
         (qdqtool.extract, f"Default: {limits.USER_SECONDS:g}."),
         (qdqtool.extract, f"Default: {PREDICTED_MODELS}, or {CHECKED_MODELS} with a"),
-        (qdqtool.insert, f"None: {SAMPLES} samples"),
+        (qdqtool.insert, f"the error is measured on {SAMPLES} samples"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
