@@ -118,8 +118,11 @@ def test_member_with_a_wrong_size_is_read_to_that_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0.3, 0.6])
 def test_damaged_compression_is_an_error(tmp_path: Path, place: float) -> None:
-    noise = np.random.default_rng(0).random(1000)
-    path = write_npz(tmp_path / "x.npz", {"a.npy": npy(noise)}, zipfile.ZIP_DEFLATED)
+    path = write_npz(
+        tmp_path / "x.npz",
+        {"a.npy": npy(np.random.default_rng(0).random(1000))},
+        zipfile.ZIP_DEFLATED,
+    )
     data = bytearray(path.read_bytes())
     data[int(len(data) * place)] ^= 0xFF
     path.write_bytes(data)

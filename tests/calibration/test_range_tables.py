@@ -156,8 +156,9 @@ def test_file_that_onnxruntime_wrote(tmp_path: Path, smooth: bool) -> None:
 
 
 def test_names_may_contain_colons_and_spaces(tmp_path: Path) -> None:
-    text = "\ufeffnet/a:0: 2.54\nimage 1: 1.27\n\nper.channel.weight\n"
-    table = read_range_table(write(tmp_path, text))
+    table = read_range_table(
+        write(tmp_path, "\ufeffnet/a:0: 2.54\nimage 1: 1.27\n\nper.channel.weight\n")
+    )
     assert list(table.scales) == ["net/a:0", "image 1"] and table.skipped == ["per.channel.weight"]
 
 

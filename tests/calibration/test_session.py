@@ -374,8 +374,9 @@ def test_external_folder(tmp_path: Path) -> None:
     assert external_folder(load(path)) == "" == external_folder(Model(conv_net()))
     save_external(path, threshold=500)  # the first weight is smaller
     assert external_folder(load(path)) == str(tmp_path)
-    expected = has("external-weights", "'w.bin'", path="model", node="w2")
-    with pytest.raises(ModelError, check=expected):
+    with pytest.raises(
+        ModelError, check=has("external-weights", "'w.bin'", path="model", node="w2")
+    ):
         external_folder(Model(onnx.load(path, load_external_data=False)))
     model = load(path)
     (tmp_path / "w.bin").unlink()

@@ -29,8 +29,9 @@ def test_builder_refusal_is_extracted(g: Graph) -> None:
     """The compiler refuses the zero point of the last quantizer."""
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=0.05), "r0")
     x = g.relu(g.conv(x, "c1", scale=0.05), "r1")
-    model = g.model(g.dq(g.q(x, "q", 0.1, zero=5), "dq", 0.1, zero=5))
-    result = qdqtool.extract(model, builder="tensorrt-rtx")
+    result = qdqtool.extract(
+        g.model(g.dq(g.q(x, "q", 0.1, zero=5), "dq", 0.1, zero=5)), builder="tensorrt-rtx"
+    )
     assert result.checked.values["status"] == "refused"
     assert "zero point" in result.checked.values["message"].lower()
     assert operators(result.proto) == ["QuantizeLinear", "DequantizeLinear"]
@@ -38,8 +39,9 @@ def test_builder_refusal_is_extracted(g: Graph) -> None:
 
 @needs_compiler
 def test_builder_that_builds_as_predicted_is_an_error() -> None:
-    expected = has("builds-as-predicted", "`finding`", parameter="builder")
-    with pytest.raises(QdqtoolError, check=expected):
+    with pytest.raises(
+        QdqtoolError, check=has("builds-as-predicted", "`finding`", parameter="builder")
+    ):
         qdqtool.extract(residual(1), builder="tensorrt-rtx")
 
 
@@ -96,8 +98,9 @@ esac
 
 
 def test_text_that_the_command_does_not_print_is_an_error(tmp_path: Path) -> None:
-    expected = has("text-not-printed", "'never'", "(exit code 0)", parameter="says")
-    with pytest.raises(QdqtoolError, check=expected):
+    with pytest.raises(
+        QdqtoolError, check=has("text-not-printed", "'never'", "(exit code 0)", parameter="says")
+    ):
         CommandCheck(residual(1), script(tmp_path, TWO_FAULTS), "never")
 
 
@@ -171,8 +174,9 @@ def test_command_that_cannot_run_is_an_error(command: str, code: str) -> None:
 
 
 def test_command_that_does_not_end_is_an_error() -> None:
-    expected = has("timeout", "0.4 s", "`check_timeout`", parameter="check")
-    with pytest.raises(QdqtoolError, check=expected):
+    with pytest.raises(
+        QdqtoolError, check=has("timeout", "0.4 s", "`check_timeout`", parameter="check")
+    ):
         qdqtool.extract(residual(1), check="sh -c 'exec sleep 30'", check_timeout=0.4)
 
 

@@ -114,8 +114,9 @@ def test_pair_inside_silu_is_reported(g: Graph, gate: bool) -> None:
 
 @pytest.mark.parametrize(("weights", "code"), [("float", "NOT-QUANTIZED"), ("qdq", "IN-FLOAT")])
 def test_convolution_of_a_float_input_is_reported(g: Graph, weights: str, code: str) -> None:
-    x = g.conv(g.input(1, 16, 16, 16), "c", 16, scale=None, weights=weights)
-    prediction, findings = outcome(g.model(x))
+    prediction, findings = outcome(
+        g.model(g.conv(g.input(1, 16, 16, 16), "c", 16, scale=None, weights=weights))
+    )
     reason = cause(findings[code])
     assert reason.weights_quantized == (weights == "qdq")
     assert weights == "float" or reason.dq == ""
@@ -173,8 +174,9 @@ def test_tensorrt_rtx_has_no_findings_of_trt8() -> None:
 
 
 def test_advise_keeps_findings_of_the_rtx_simulation(g: Graph) -> None:
-    x = g.relu(g.conv(g.input(1, 3, 8, 8), "c0", 8), "r")
-    model = Model(g.model(g.conv(x, "c1", 8, scale=None)))
+    model = Model(
+        g.model(g.conv(g.relu(g.conv(g.input(1, 3, 8, 8), "c0", 8), "r"), "c1", 8, scale=None))
+    )
     prediction = predict(model, "rtx1.7")
     simulated = {(f.code, f.node) for f in prediction.findings if f.code.startswith("IN-")}
     prediction.findings = collect_findings(model, prediction)
@@ -441,8 +443,9 @@ def test_pad_before_convolution_is_reported_if_constant(
 
 def test_concat_of_pairs_names_the_scale_after_it(g: Graph) -> None:
     a = g.pair(g.pool(g.conv(g.input(1, 16, 8, 8), "c0", 16), "p", k=3, stride=1), "a", 0.05)
-    b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
-    model = g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2))
+    model = g.model(
+        g.conv(g.concat([a, g.pair(g.conv("x", "c1", 16), "b", 0.1)], "cat"), "c2", 16, scale=0.2)
+    )
     reason = cause_of(ConcatScales, outcome(model)[1]["CONCAT-SCALE"])
     scales = [*reason.parts, reason.output_scale]
     assert (min(scales), reason.output_scale) == pytest.approx((0.05, 0.2))

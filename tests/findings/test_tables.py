@@ -167,8 +167,9 @@ def test_code_evidence_depends_on_target() -> None:
 
 def test_error_pattern_keeps_its_spaces() -> None:
     fields = dict.fromkeys(("id", "title", "severity", "cause", "fix", "source"), "text")
-    values = {**fields, "pattern": "two  spaces", "codes": ["ZP-NONZERO"]}
-    error = make_entry(KnownError, values, "x")
+    error = make_entry(
+        KnownError, {**fields, "pattern": "two  spaces", "codes": ["ZP-NONZERO"]}, "x"
+    )
     assert error.pattern == "two  spaces" and error.codes == ("ZP-NONZERO",)
 
 

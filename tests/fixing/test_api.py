@@ -137,8 +137,9 @@ def identity_before_weights(g):
 
 
 def transposed_integers(g):
-    stored = g.const("w", random_integers(16, 16, 1, 1))
-    moved = g.op("Transpose", stored, "between", perm=[1, 0, 2, 3])
+    moved = g.op(
+        "Transpose", g.const("w", random_integers(16, 16, 1, 1)), "between", perm=[1, 0, 2, 3]
+    )
     return convolution_of(g, g.dq(moved, "wdq", np.full(16, 0.02), axis=0))
 
 
@@ -178,8 +179,9 @@ def pair_only(zero, integer, scale=0.05):
 def test_fix_keeps_dead_channels_zero(g):
     weights = np.random.default_rng(0).normal(0, 0.3, (16, 16, 1, 1)).astype(np.float32)
     weights[3] = 0
-    scale = np.abs(weights).max(axis=(1, 2, 3)) / 127
-    proto = convolution_of(g, g.pair(g.const("w", weights), "wq", scale, axis=0))
+    proto = convolution_of(
+        g, g.pair(g.const("w", weights), "wq", np.abs(weights).max(axis=(1, 2, 3)) / 127, axis=0)
+    )
     assert "SCALE-NONPOS" in codes(qdqtool.predict(proto, "trt8.5"))
     fixed = qdqtool.fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SCALE-NONPOS"]

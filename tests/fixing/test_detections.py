@@ -26,8 +26,9 @@ def detector(scale: float) -> onnx.ModelProto:
     logit = g.op("Conv", [x, g.const("w.score", choice[4:])], "score")
     pair = g.pair(box, "boxes", scale)
     joined = g.op("Concat", [pair, g.op("Sigmoid", logit, "probability")], "all", axis=1)
-    shape = g.const("shape", np.array([1, 5, 64], np.int64))
-    proto = g.model(g.op("Reshape", [joined, shape], "flat"))
+    proto = g.model(
+        g.op("Reshape", [joined, g.const("shape", np.array([1, 5, 64], np.int64))], "flat")
+    )
     proto.metadata_props.add(key="task", value="detect")
     return proto
 

@@ -93,8 +93,9 @@ def test_cache_from_a_table_completes_it_without_data(tmp_path: Path, net: Net) 
     table = tmp_path / "in.cache"
     pack = lambda value: struct.pack("!f", value).hex()  # noqa: E731
     table.write_text(f"TRT-8502-EntropyCalibration2\nx: {pack(0.5)}\nr.out: {pack(0.25)}\n")
-    result = qdqtool.insert(model, calib_table=table, predict=False, head="none")
-    report = write_table(result, tmp_path / "out.cache")
+    report = write_table(
+        qdqtool.insert(model, calib_table=table, predict=False, head="none"), tmp_path / "out.cache"
+    )
     assert read_cache(tmp_path / "out.cache") == {"x": 0.5, "c0.out": 0.25, "r.out": 0.25}
     assert report.scales.missing == ["c1.out"]
     assert report.precisions.layers == {"c0": "int8", "c1": "int8"}

@@ -44,8 +44,9 @@ def test_precision_from_statistics_is_that_of_rounded_values(values: Floats) -> 
 def test_heavy_tails_suit_fp8_and_bounded_values_int8() -> None:
     fits = []
     for values in (UNIFORM, GAUSS, HEAVY):
-        amax = float(np.abs(values).max())
-        scale = GroupScale(ScaleGroup(("a",), ("a",), ("a",)), amax / 127, "max", ())
+        scale = GroupScale(
+            ScaleGroup(("a",), ("a",), ("a",)), float(np.abs(values).max()) / 127, "max", ()
+        )
         fits += compare_precision([scale], {"a": stats_of(values)})
     assert [fit.is_fp8_better for fit in fits] == [False, False, True]
     assert [fit.spread > 12 for fit in fits] == [False, False, True]
@@ -117,8 +118,9 @@ def test_choice_of_format(
 
 
 def test_choice_of_fp16_names_the_required_gain() -> None:
-    slightly_faster = {"int8": 1.0, "fp8": 1.29, "fp16": 1.3}
-    choice = choose_number_format(errors(0.2, 0.08), slightly_faster, "a GPU")
+    choice = choose_number_format(
+        errors(0.2, 0.08), {"int8": 1.0, "fp8": 1.29, "fp16": 1.3}, "a GPU"
+    )
     assert choice.precision == "fp16"
     assert "FP8 is not more than 2 % faster than FP16" in choice.reason
     assert "1.29 ms in FP8 and 1.3 ms in FP16" in choice.reason

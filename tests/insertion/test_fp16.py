@@ -246,8 +246,9 @@ def test_half_yolov8_decodes_boxes_in_float32() -> None:
 
 
 def test_high_precision_fp16_is_refused_for_tensorrt_8() -> None:
-    refused = has("option-conflict", parameter="high_precision")
-    with pytest.raises(QdqtoolError, check=refused, match=r"trt8\.5"):
+    with pytest.raises(
+        QdqtoolError, check=has("option-conflict", parameter="high_precision"), match=r"trt8\.5"
+    ):
         insert(small_net(), images(), high_precision="fp16", target="trt8.5")
 
 

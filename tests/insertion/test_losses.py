@@ -373,8 +373,13 @@ def test_compared_tensors_of_classifier_are_outputs(net: Net) -> None:
 
 def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
     weight = net.const("w", net.rng.standard_normal((2, 16, 3, 3)) * 0.2)
-    body = net.op("Relu", "r", net.conv("c", "x"))
-    heat = net.op("Conv", "heat", body, weight, net.const("low", [-3.0, -4.0]))
+    heat = net.op(
+        "Conv",
+        "heat",
+        net.op("Relu", "r", net.conv("c", "x")),
+        weight,
+        net.const("low", [-3.0, -4.0]),
+    )
     model = net.output(net.op("Sigmoid", "s", heat)).model()
     (sample,) = data = images(1)
     result = qdqtool.insert(model, data, losses=1, predict=False, head="none", method="max")
@@ -433,8 +438,9 @@ def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
     before = require_prediction(yolov8).summary()
     by_tensor = {entry.tensor: entry for entry in yolov8.activations}
     for loss in yolov8.losses.tensors:
-        other = remove_pairs(yolov8.model, by_tensor[loss.tensor])
-        after = qdqtool.predict(other, advice=False).summary()
+        after = qdqtool.predict(
+            remove_pairs(yolov8.model, by_tensor[loss.tensor]), advice=False
+        ).summary()
         assert loss.convolutions == before["int8"] - after["int8"]
         assert loss.conversions == after["conversions"] - before["conversions"]
     assert yolov8.as_json()["losses"]["tensors"][0]["tensor"] == yolov8.losses.tensors[0].tensor
@@ -550,8 +556,9 @@ def insert_detector() -> tuple[Insertion, list[dict[str, Array]]]:
 def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
     net, data = Net(), images(2)
     first = net.op("Relu", "r0", net.conv("c0", "x"))
-    sizes = net.const("eights", [8, 8], np.int64)
-    pieces = net.op("SplitToSequence", "pieces", first, sizes, axis=1)
+    pieces = net.op(
+        "SplitToSequence", "pieces", first, net.const("eights", [8, 8], np.int64), axis=1
+    )
     second = net.op("Relu", "r1", net.conv("c1", first))
     third = net.op("Relu", "r2", net.conv("c2", net.op("Add", "sum", second, first)))
     again = net.op("ConcatFromSequence", "again", pieces, axis=1)

@@ -338,10 +338,12 @@ FILES = pytest.mark.parametrize(("path", "label"), [("", "model"), ("a.onnx", "a
 
 @FILES
 def test_weights_that_are_not_finite_are_refused(net: Net, path: str, label: str) -> None:
-    weights = net.const("w", np.full((16, 16, 1, 1), np.nan))
-    model = net.output(net.conv("c", "x", weight=weights, kernel=1)).model()
-    refused = has("not-finite", path=label, node="c")
-    with pytest.raises(ModelError, check=refused, match=r"'w'.*`exclude`"):
+    model = net.output(
+        net.conv("c", "x", weight=net.const("w", np.full((16, 16, 1, 1), np.nan)), kernel=1)
+    ).model()
+    with pytest.raises(
+        ModelError, check=has("not-finite", path=label, node="c"), match=r"'w'.*`exclude`"
+    ):
         compute_placement(Model(model, path), PlacementRules(head="none"))
 
 
@@ -438,8 +440,9 @@ def test_axis_of_transposed_convolution(group: int, per_channel: bool, axis: int
 
 
 def test_unsuitable_weights_are_left_float_with_reason(net: Net) -> None:
-    computed = net.conv("k", "x", kernel=1)
-    kernel = net.op("Reshape", "kr", computed, net.const("ks", [16, 16, 2, 2], np.int64))
+    kernel = net.op(
+        "Reshape", "kr", net.conv("k", "x", kernel=1), net.const("ks", [16, 16, 2, 2], np.int64)
+    )
     double = net.const("w64", np.ones((16, 16, 1, 1)), np.float64)
     wide = net.op("Cast", "cast", "x", to=11)
     right = net.op("MatMul", "m3", "x", net.const("w3", np.ones((1, 8, 8))))
@@ -581,8 +584,9 @@ def test_sum_is_residual_unless_a_dimension_differs(
 def test_residual_is_quantized_for_quantized_consumer(
     net: Net, op: str, others: tuple[str, ...], attributes: dict[str, object], quantized: bool
 ) -> None:
-    residual = net.op("Add", "add", net.conv("a", "x"), "x")
-    between = net.op(op, "between", *others, residual, **attributes)
+    between = net.op(
+        op, "between", *others, net.op("Add", "add", net.conv("a", "x"), "x"), **attributes
+    )
     net.output(net.conv("c", between, 32 if op == "Concat" else 16))
     assert (("x", "add", "residual") in inputs(place_net(net))) is quantized
 

@@ -158,8 +158,9 @@ def test_wrong_number_of_scales_or_zero_points_is_reported() -> None:
 def test_per_channel_needs_opset_13(opset: int, axis: int | None, reported: bool) -> None:
     """Below opset 13, the parser assumes axis 0."""
     g = Graph(opset=opset)
-    w = g.pair(ones(g), "w.q", np.full(16, 0.1), axis=axis)
-    codes = codes_of(without_shapes(g, weighted(g, w)))
+    codes = codes_of(
+        without_shapes(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1), axis=axis)))
+    )
     assert ("OPSET-AXIS" in codes) is reported and "W-AXIS" not in codes
 
 
@@ -251,8 +252,9 @@ def test_weights_shared_by_two_pairs_are_reported(g: Graph) -> None:
 
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])
 def test_operator_before_the_pair_of_weights_is_reported(g: Graph, op: str) -> None:
-    model = g.model(weighted(g, g.pair(g.op(op, ones(g), "between"), "wq")))
-    reason = cause(finding(model, "W-NONCONST"))
+    reason = cause(
+        finding(g.model(weighted(g, g.pair(g.op(op, ones(g), "between"), "wq"))), "W-NONCONST")
+    )
     assert (reason.steps, reason.quantizer) == ((PathStep("between", op),), "wq.Q")
     assert reason.stored is False
 
