@@ -476,8 +476,9 @@ def test_compare_with_a_log_that_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_compare_recorded_profiles() -> None:
-    files = [build_file(f"resnet18-a100-qat{case}", "profile.json") for case in ("", "-residual")]
-    result = qdqtool.compare(*files)
+    result = qdqtool.compare(
+        *[build_file(f"resnet18-a100-qat{case}", "profile.json") for case in ("", "-residual")]
+    )
     assert (
         result.nodes == [] and result.engines is not None and result.engines.aligned_by == "names"
     )
@@ -533,8 +534,9 @@ def test_metadata_names_a_product_in_a_fusion_of_tensorrt_10_3(tmp_path: Path) -
 def test_finding_of_a_convolution_that_is_predicted_int8_is_no_reason(
     build: str, lost: LossReason | None
 ) -> None:
-    model = build_file("resnet18-a100-qat", "model.onnx.gz")
-    result = qdqtool.compare(model, build_file(build, "graph.json"))
+    result = qdqtool.compare(
+        build_file("resnet18-a100-qat", "model.onnx.gz"), build_file(build, "graph.json")
+    )
     reasons = {(n.lost, n.finding) for n in result.where(ChangeKind.LOST_INT8)}
     assert reasons == ({(lost, "")} if lost else set())
 

@@ -116,8 +116,9 @@ def edge(name: str, layout: str) -> dict[str, object]:
 @pytest.mark.parametrize("model_first", [True, False])
 def test_text_of_model_and_build_names_fp8(tmp_path: Path, model_first: bool) -> None:
     """The model predicts FP16 output of `a` (its consumer is float) and of `b` (the output)."""
-    layers = {"a": ("FP8", "FP8"), "d": ("FP16", "FP16"), "b": ("FP8", "FP16")}
-    build = write_build(tmp_path / "build.json", layers)
+    build = write_build(
+        tmp_path / "build.json", {"a": ("FP8", "FP8"), "d": ("FP16", "FP16"), "b": ("FP8", "FP16")}
+    )
     sides = (quantized("fp8"), build) if model_first else (build, quantized("fp8"))
     text = summarize_comparison(qdqtool.compare(*sides, target="trt10.13-strongly-typed"))
     assert "2 of 2 convolutions that the model quantizes run in FP8" in text

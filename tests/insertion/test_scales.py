@@ -161,8 +161,9 @@ def test_method_of_group(tensors: list[str], method: str) -> None:
 
 
 def test_group_with_two_methods_is_refused() -> None:
-    refused = has("ambiguous", parameter="method_for")
-    with pytest.raises(QdqtoolError, check=refused, match=r"'a1'.*'b1'"):
+    with pytest.raises(
+        QdqtoolError, check=has("ambiguous", parameter="method_for"), match=r"'a1'.*'b1'"
+    ):
         CHOICE.method_for(group("a1", "b1"))
 
 
@@ -197,8 +198,9 @@ def test_choice_of_methods_passes(choice: MethodChoice, tensors: list[str]) -> N
 
 def test_values_that_are_not_finite_are_refused() -> None:
     stats = statistics(a=[1.0, np.nan, 2.0])
-    refused = has("not-finite", node="a")
-    with pytest.raises(DataError, check=refused, match=r"1 of 3 values.*`exclude`"):
+    with pytest.raises(
+        DataError, check=has("not-finite", node="a"), match=r"1 of 3 values.*`exclude`"
+    ):
         choose_scale(group("a"), stats, MethodChoice())
 
 
@@ -290,8 +292,9 @@ def test_table_without_usable_scale_is_refused(
     scales: dict[str, float], code: str, node: str, tmp_path: Path
 ) -> None:
     path = table(tmp_path, **scales)
-    refused = has(code, path=str(path), parameter="calib_table", node=node)
-    with pytest.raises(DataError, check=refused):
+    with pytest.raises(
+        DataError, check=has(code, path=str(path), parameter="calib_table", node=node)
+    ):
         read_table_scales(path, [GROUP], MODEL)
 
 
@@ -326,8 +329,9 @@ def test_calibration_report_of_arrays_and_files(tmp_path: Path) -> None:
 
 
 def test_calibration_without_data_is_refused() -> None:
-    missing = has("missing-argument", parameter="data")
-    with pytest.raises(DataError, check=missing, match="`calib_table`"):
+    with pytest.raises(
+        DataError, check=has("missing-argument", parameter="data"), match="`calib_table`"
+    ):
         report_calibration(None)
 
 

@@ -111,8 +111,9 @@ def test_missing_or_foreign_external_weight_is_an_error(
     (tmp_path / "in").mkdir()
     for path in (tmp_path / "m.onnx", tmp_path / "in" / "m.onnx"):
         path.write_bytes(proto.SerializeToString())
-    name = proto.graph.initializer[0].name
-    with pytest.raises(ModelError, check=has(code, path=str(path), node=name)):
+    with pytest.raises(
+        ModelError, check=has(code, path=str(path), node=proto.graph.initializer[0].name)
+    ):
         load_full(path)
 
 

@@ -361,8 +361,9 @@ def test_network_with_integer_input(tmp_path: Path) -> None:
     model = nets.ready(
         nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval(), tokens
     )
-    refused = has("wrong-shape", parameter="sample")
-    with pytest.raises(QdqtoolError, check=refused, match="1x10 floats"):
+    with pytest.raises(
+        QdqtoolError, check=has("wrong-shape", parameter="sample"), match="1x10 floats"
+    ):
         qat.export(model, tmp_path / "m.onnx", tokens.float())
     assert qat.export(model, tmp_path / "m.onnx", tokens).difference < 0.1
 
@@ -437,8 +438,9 @@ def test_disabled_quantizers_compute_float(ready: tuple[nn.Module, Tensor]) -> N
 
 
 def test_disable_without_match_is_refused(ready: tuple[nn.Module, Tensor]) -> None:
-    refused = has("no-match", parameter="patterns")
-    with pytest.raises(QdqtoolError, check=refused, match="'nothing'"):
+    with pytest.raises(
+        QdqtoolError, check=has("no-match", parameter="patterns"), match="'nothing'"
+    ):
         qat.disable(ready[0], "nothing")
 
 

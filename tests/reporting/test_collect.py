@@ -343,8 +343,9 @@ def test_before_is_refused_if_compare_refuses_it(
         return
     with pytest.raises(QdqtoolError, check=has("different-models")):
         qdqtool.compare(other, model)
-    expected = has("different-models", path=str(other), parameter="before")
-    with pytest.raises(DataError, check=expected):
+    with pytest.raises(
+        DataError, check=has("different-models", path=str(other), parameter="before")
+    ):
         collect(model, before=other)
 
 
@@ -541,8 +542,9 @@ def test_measurements_of_tune_are_not_its_result(tmp_path: Path) -> None:
 def test_other_and_damaged_tuning_files_are_refused(
     tmp_path: Path, code: str, content: str | dict[str, Any]
 ) -> None:
-    expected = has(code, path=str(tmp_path / "tuning.json"), parameter="tuning")
-    with pytest.raises(DataError, check=expected):
+    with pytest.raises(
+        DataError, check=has(code, path=str(tmp_path / "tuning.json"), parameter="tuning")
+    ):
         read(tmp_path, content)
 
 

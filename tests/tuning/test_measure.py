@@ -76,8 +76,9 @@ HALF = {"a": {0: Measurement(0.5)}}
 def test_mapper_that_leaves_measurements_out_is_an_error(
     results: list[TaskResult], count: int
 ) -> None:
-    expected = has("result-missing", f"{count} of 4", parameter="mapper")
-    with pytest.raises(QdqtoolError, check=expected):
+    with pytest.raises(
+        QdqtoolError, check=has("result-missing", f"{count} of 4", parameter="mapper")
+    ):
         evaluator_with(lambda job, tasks: iter(results)).measure_output_errors(RECIPES, (0, 1), "")
 
 
@@ -405,8 +406,9 @@ def test_user_metric_that_fails_is_named_with_the_image(
     module: str, function: str, code: str, value: str
 ) -> None:
     metric, outputs = UserMetric(f"{module}:{function}", ("o",)), {"o": np.zeros(2)}
-    expected = has(code, f"{module}:{function}: ", value, parameter="metric")
-    with pytest.raises(QdqtoolError, check=expected):
+    with pytest.raises(
+        QdqtoolError, check=has(code, f"{module}:{function}: ", value, parameter="metric")
+    ):
         metric.observe(outputs, outputs, "a.jpg")
 
 
@@ -423,8 +425,9 @@ def test_user_metric_that_fails_is_named_with_the_image(
 )
 @pytest.mark.usefixtures("module")
 def test_user_metric_name_that_cannot_be_used_is_an_error(name: str, code: str, value: str) -> None:
-    expected = has(code, f"`metric` {name} ", value, parameter="metric")
-    with pytest.raises(QdqtoolError, check=expected):
+    with pytest.raises(
+        QdqtoolError, check=has(code, f"`metric` {name} ", value, parameter="metric")
+    ):
         choose_metric(Model(branchy()), name)
 
 
@@ -489,8 +492,9 @@ def test_evaluation_data_must_differ_from_calibration_data(tmp_path: Path) -> No
     path, link = tmp_path / "x.npy", tmp_path / "link.npy"
     np.save(path, np.zeros((9, 1, 2, 2), np.float32))
     link.symlink_to(path)
-    expected = has("option-conflict", link, "`data`", parameter="evaluation")
-    with pytest.raises(DataError, check=expected):
+    with pytest.raises(
+        DataError, check=has("option-conflict", link, "`data`", parameter="evaluation")
+    ):
         open_sets(model(), path, str(link))
 
 

@@ -144,8 +144,11 @@ def test_layer_without_types_is_unknown(inputs: str, outputs: str) -> None:
 def test_layers_that_are_not_compared(
     names_only: bool, uncertain: list[str], mismatches: int, unknown: list[str]
 ) -> None:
-    listed = layer("b", inputs="FP32", outputs="FP32")
-    result = compared(PLAIN, Build(layers=[listed], names_only=names_only), *uncertain)
+    result = compared(
+        PLAIN,
+        Build(layers=[layer("b", inputs="FP32", outputs="FP32")], names_only=names_only),
+        *uncertain,
+    )
     assert (len(result.mismatches), result.unknown_names) == (mismatches, unknown)
 
 
@@ -312,8 +315,9 @@ def test_layer_and_pass_lines_that_contradict(
     contradiction: DetailedDifference | None,
 ) -> None:
     listed = layer("b", inputs=inputs, outputs=outputs, line=50)
-    build = Build(layers=[listed], trace=events, headings=EPILOGUE if ended else [])
-    result = compared(PLAIN, build)
+    result = compared(
+        PLAIN, Build(layers=[listed], trace=events, headings=EPILOGUE if ended else [])
+    )
     kinds = (Difference.LINE_AND_INPUT, Difference.LINE_AND_OUTPUT, Difference.NO_LINE)
     contradictions = [(m.differs, m.values) for m in result.mismatches if m.differs in kinds]
     assert contradictions == ([] if contradiction is None else [contradiction])
@@ -342,8 +346,9 @@ def test_layer_and_pass_lines_that_contradict(
 def test_convolution_and_a_kernel_of_myelin(
     kind: str, nodes: list[str], inputs: str, outputs: str, agree: int | None
 ) -> None:
-    listed = replace(layer("k_myl0_1", kind, inputs, outputs), onnx_names=nodes)
-    result = compared(PLAIN, Build(layers=[listed]))
+    result = compared(
+        PLAIN, Build(layers=[replace(layer("k_myl0_1", kind, inputs, outputs), onnx_names=nodes)])
+    )
     assert (result.agree, result.unknown) == ((0, 1) if agree is None else (agree, 0))
 
 

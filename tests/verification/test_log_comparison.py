@@ -93,8 +93,9 @@ def logged(*events: Event) -> list[LogEvent]:
 def test_additional_lines_are_mismatches(
     events: list[Event], kind: MismatchKind, ended: bool
 ) -> None:
-    build = Build(trace=logged(*events[:2], events[1]))
-    result = compare_trace(predicted(trace=events[:1]), build, ended, kind=kind)
+    result = compare_trace(
+        predicted(trace=events[:1]), Build(trace=logged(*events[:2], events[1])), ended, kind=kind
+    )
     assert result.counts == TraceCounts(1, 3, 1, 1)
     assert [(m.kind, m.line, m.differs) for m in result.mismatches] == [
         (kind, 12, Difference.FIRST_LINE),

@@ -24,6 +24,7 @@ CHANGED: list[Line] = [
 def test_activations_but_relu_become_pointwise(
     g: Graph, op: str, lines: list[Line], name: str, kind: LayerKind
 ) -> None:
-    activated = g.op(op, g.pool(g.input(1, 3, 8, 8), "p"), "act")
-    result = run_pass(g.model(activated), ActivationToPointwiseConversion)
+    result = run_pass(
+        g.model(g.op(op, g.pool(g.input(1, 3, 8, 8), "p"), "act")), ActivationToPointwiseConversion
+    )
     assert (result.lines, result.layer(name).kind) == (lines, kind)

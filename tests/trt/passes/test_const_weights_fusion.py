@@ -42,7 +42,9 @@ def test_weights_of_float_convolution_are_not_fused(g: Graph) -> None:
 def test_quantized_constant_of_int8_add_stays(g: Graph) -> None:
     x = g.pair(g.op("Sigmoid", g.input(1, 8, 4, 4), "s"), "p")
     constant = g.pair(g.const("k", np.linspace(-1, 1, 8 * 16).reshape(1, 8, 4, 4)), "kp")
-    out = g.op("Neg", g.pair(g.op("Add", [x, constant], "add"), "after"), "n")
-    result = run_pass(g.model(out), ConstWeightsFusion)
+    result = run_pass(
+        g.model(g.op("Neg", g.pair(g.op("Add", [x, constant], "add"), "after"), "n")),
+        ConstWeightsFusion,
+    )
     assert result.layer("add").int8
     assert result.lines == [] and result.records == []

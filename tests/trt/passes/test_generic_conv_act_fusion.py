@@ -50,8 +50,9 @@ def test_activation_is_fused(g: Graph, build: Build, fused: str, evidence: Evide
 def test_silu_joined_with_residual_add_is_reported(g: Graph) -> None:
     # NVIDIA/TensorRT issue 2204: PWN(PWN(sigmoid, mul), add) has a second input.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    out = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")
-    result = run_pass(g.model(out), GenericConvActFusion)
+    result = run_pass(
+        g.model(g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")), GenericConvActFusion
+    )
     assert (result.lines, result.reasons) == ([], [("Conv", "activation-before-add")])
     (record,) = result.records
     assert (record.add, record.activation) == ("Add", "act.m")

@@ -105,8 +105,9 @@ def test_layers_of_a_region_are_listed_below_it(g: Graph) -> None:
 
 
 def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
-    x = g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft")
-    result = predict_graph(g, g.conv(x, "b", 16))
+    result = predict_graph(
+        g, g.conv(g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft"), "b", 16)
+    )
     assert result.conversion_nodes == ["a.in.Q"]
     assert [r.fused for r in result.regions] == [["b.in.Q"]]
     assert predict_graph(g, "b:0", target="trt8.5").conversion_nodes == ["a.in.Q", "b.in.Q"]

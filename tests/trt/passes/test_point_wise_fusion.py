@@ -142,8 +142,11 @@ def test_all_scalar_constants_of_chain_are_fused(g: Graph, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_layer_with_constant_operands_only_is_not_fused(g: Graph, target: str) -> None:
-    model = g.model(g.op("Max", [g.const("a", [[2.0]]), g.const("b", [[3.0]])], "m"))
-    result = run_pass(model, PointWiseFusion, target)
+    result = run_pass(
+        g.model(g.op("Max", [g.const("a", [[2.0]]), g.const("b", [[3.0]])], "m")),
+        PointWiseFusion,
+        target,
+    )
     assert (result.lines, len(result.network.layers)) == ([], 3)
 
 

@@ -376,8 +376,10 @@ def test_report_names_blocked_dq_and_blocker(
     # DQ has other consumers or a scale for each channel. The search ends at a convolution, where a Q
     # is missing, and after 40 tensors.
     y, *outputs = between(g, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"))
-    end = g.op("Softmax", g.conv(y, "c", scale=None), "end")
-    result = run_pass(g.model(end, *outputs), QuantizeDoubleInputNodes)
+    result = run_pass(
+        g.model(g.op("Softmax", g.conv(y, "c", scale=None), "end"), *outputs),
+        QuantizeDoubleInputNodes,
+    )
     record = next(r for r in result.records if r.node == "c")
     assert isinstance(record, InputNotDequantized) and record.weights_quantized
     assert (record.dq, record.blocker.node if record.blocker else None) == (dq, blocker)
@@ -397,8 +399,10 @@ def test_add_of_quantized_tensors_runs_in_int8(
 ) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
-    out = g.op("Softmax", g.pair(total, "p") if has_q else total, "s")
-    result = run_pass(g.model(out), QuantizeDoubleInputNodes)
+    result = run_pass(
+        g.model(g.op("Softmax", g.pair(total, "p") if has_q else total, "s")),
+        QuantizeDoubleInputNodes,
+    )
     assert result.lines == [
         ("Running", "Add"),
         *lines[:1],

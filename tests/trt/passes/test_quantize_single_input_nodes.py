@@ -50,8 +50,9 @@ def test_pooling_quantized_on_one_side_is_reported(
 )
 def test_max_pool_and_pooling_of_fp8_stay(op: str, fp8: bool, target: str) -> None:
     # A MaxPool is left to Q motion.
-    model = pooled(op, True, True, fp8).model("end:0")
-    result = run_pass(model, QuantizeSingleInputNodes, target=target)
+    result = run_pass(
+        pooled(op, True, True, fp8).model("end:0"), QuantizeSingleInputNodes, target=target
+    )
     assert (result.layer("pool").int8, result.lines, result.reasons) == (False, [], [])
 
 

@@ -38,8 +38,9 @@ def test_q_moves_up_past_commuting_operator(g: Graph, op: str) -> None:
 def test_fp8_q_moves_up_past_operators_without_arithmetic(op: str, is_passed: bool) -> None:
     g = Graph(opset=19, fp8=True)
     between = operator(g, op, g.op("Sigmoid", g.input(1, 3, 4, 4), "before"))
-    out = g.op("Neg", g.pair(between, "p"), "n")
-    result = run_pass(g.model(out), VanillaSwapWithFollowingQ, "trt10")
+    result = run_pass(
+        g.model(g.op("Neg", g.pair(between, "p"), "n")), VanillaSwapWithFollowingQ, "trt10"
+    )
     assert bool(result.lines) == is_passed
     assert (("op", "not-commuting") in result.reasons) != is_passed
 
