@@ -1,5 +1,3 @@
-"""Tables of which every test run takes the first rows, and `make test-all` the rest."""
-
 from collections.abc import Sequence
 from typing import Any
 

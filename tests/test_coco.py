@@ -62,8 +62,9 @@ def test_map_of_shifted_box() -> None:
 
 def test_second_detection_of_an_object_is_false() -> None:
     double = found((BOX, 0.9, 0), (BOX, 0.8, 0), (OTHER, 0.7, 0))
-    values = coco.evaluate([truth((BOX, 0, False), (OTHER, 0, False))], [double])
-    assert values == pytest.approx([(51 + 50 * 2 / 3) / 101] * 10)
+    assert coco.evaluate([truth((BOX, 0, False), (OTHER, 0, False))], [double]) == pytest.approx(
+        [(51 + 50 * 2 / 3) / 101] * 10
+    )
 
 
 def test_detection_in_a_crowd_does_not_count() -> None:

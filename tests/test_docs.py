@@ -31,8 +31,11 @@ def test_readme_is_short() -> None:
 
 
 def test_evidence_page_has_the_evidence_of_each_target() -> None:
-    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
-    rows = re.findall(r"^\| `((?:trt|rtx)[\d.]+)` \| (\w+) \| (.*) \|$", page, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `((?:trt|rtx)[\d.]+)` \| (\w+) \| (.*) \|$",
+        (ROOT / "docs" / "evidence.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
     names = {name for name, _, _ in rows}
     assert rows == [
         (t.name, str(t.evidence), t.proof) for t in reversed(TARGETS.values()) if t.name in names

@@ -44,8 +44,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(detector(), folder / "yolov8n.onnx")
     (folder / "images").mkdir()
     write_images(folder / "images", 4, 64)
-    insertion = qdqtool.insert(folder / "yolov8n.onnx", folder / "images", predict=False)
-    insertion.save(folder / "yolov8n_qdq.onnx")
+    qdqtool.insert(folder / "yolov8n.onnx", folder / "images", predict=False).save(
+        folder / "yolov8n_qdq.onnx"
+    )
     return folder
 
 

@@ -151,8 +151,9 @@ def test_agreement_of_lost_detection() -> None:
     model.graph.initializer.append(mask)
     model.graph.node.insert(0, helper.make_node("Mul", ["rows", "mask"], ["kept"]))
     # Two of three objects are found before any false detection: 67 of 101 recalls have precision 1.
-    result = agreement(sorting_detector(), model, [{"rows": ROWS}])
-    assert result.measure.value == pytest.approx(67 / 101)
+    assert agreement(sorting_detector(), model, [{"rows": ROWS}]).measure.value == pytest.approx(
+        67 / 101
+    )
 
 
 def test_agreement_without_any_detection_is_unknown() -> None:

@@ -290,8 +290,9 @@ def test_build_status_marks_q_and_dq_with_other_names() -> None:
 )
 def test_precision_flags(named: str, flags: str, command: str, expected: str) -> None:
     options = {"Build": {"Precision": named}} if named else {}
-    build = with_status(options=options, flags=dict.fromkeys(flags.split(), ""), command=command)
-    assert build.precision_flags == set(expected.split())
+    assert with_status(
+        options=options, flags=dict.fromkeys(flags.split(), ""), command=command
+    ).precision_flags == set(expected.split())
 
 
 def spelled(vector: int = 1, layout: str = "", **more: Any) -> BuiltLayer:

@@ -283,8 +283,9 @@ def test_compare_recorded_engines(case: str, ms: float) -> None:
     )
     assert sum(pair.change_ms or 0.0 for pair in result.pairs) == pytest.approx(ms - 1.016832)
     assert sum(p.first.layer.is_convolution for p in result.pairs if p.first and p.second) >= 18
-    stem = next(p for p in result.pairs if p.first and p.first.name == "Conv_0 + Relu_1")
-    assert stem.second.name.startswith("conv1.weight")
+    assert next(
+        p for p in result.pairs if p.first and p.first.name == "Conv_0 + Relu_1"
+    ).second.name.startswith("conv1.weight")
 
 
 # DOT and SVG of an engine.

@@ -101,8 +101,9 @@ def test_tensors_of_another_node_start_a_node() -> None:
 
 
 def test_read_returns_false_for_lines_of_other_kinds() -> None:
-    reader = ParseReader(ParseSection(), lambda _: True)
-    assert not reader.read("some [other line] inputs: nothing", 1)
+    assert not ParseReader(ParseSection(), lambda _: True).read(
+        "some [other line] inputs: nothing", 1
+    )
 
 
 def test_nothing_is_kept_if_there_is_no_room() -> None:

@@ -48,8 +48,9 @@ def npy_with_header(
 ) -> Path:
     path = folder / "c.npy"
     with path.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": fortran, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": fortran, "shape": shape}
+        )
         file.truncate(file.tell() + size)
     return path
 

@@ -647,7 +647,6 @@ def test_files_of_a_folder_are_not_overwritten(tmp_path: Path, suffix: str) -> N
 
 
 def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unreadable root is an error; unreadable subfolders are left out."""
     write_files(tmp_path, "a/1.png", "b/2.png", "3.png")
     closed = [tmp_path / "a"]
     scandir = os.scandir

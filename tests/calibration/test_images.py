@@ -30,8 +30,9 @@ SPEC = InputSpec("images", (1, 3, 16, 16))
 
 
 def noise(height: int, width: int) -> np.ndarray:
-    rng = np.random.default_rng(height * width)
-    return rng.integers(0, 256, (height, width, 3)).astype(np.uint8)
+    return (
+        np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    )
 
 
 def encode(pixels: Any, kind: str, **options: Any) -> bytes:
@@ -269,7 +270,6 @@ def test_image_file_may_have_the_limit(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("name", ["pipe", "link", "loop", "/dev/zero"])
 def test_special_files_in_a_list_are_skipped(tmp_path: Path, name: str) -> None:
-    """A pipe without a writer and a device never end."""
     (path,) = write_pictures(tmp_path, 1)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")

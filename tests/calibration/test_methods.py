@@ -110,8 +110,9 @@ def test_other_methods_and_percentiles_are_rejected(
 def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None:
     values = SAMPLES[name]
     amax = float(np.abs(values).max()) * fraction
-    estimate = squared_error(TensorStatistics.of(values), amax)
-    assert estimate == pytest.approx(quantization_error(values, amax), rel=0.02)
+    assert squared_error(TensorStatistics.of(values), amax) == pytest.approx(
+        quantization_error(values, amax), rel=0.02
+    )
 
 
 def with_rare_part(values: Floats32, share: float) -> TensorStatistics:
@@ -155,8 +156,9 @@ def test_clipping_error_is_a_lower_bound(name: str, power: float) -> None:
     histogram = stats.coarse(SEARCH_BITS)
     for amax in stats.absmax * np.exp2(-np.arange(0, 97, 4) / 8):
         beyond = np.maximum(np.abs(SAMPLES[name].astype(np.float64)) - amax, 0.0)
-        bound = clipping_error([(histogram, 1.0)], float(amax), power)
-        assert bound <= (beyond**power).sum() * (1 + 1e-9)
+        assert clipping_error([(histogram, 1.0)], float(amax), power) <= (beyond**power).sum() * (
+            1 + 1e-9
+        )
 
 
 def test_search_goes_down_twelve_octaves() -> None:
@@ -196,8 +198,9 @@ def test_squared_error_of_single_values() -> None:
 def test_focused_error_to_a_power(power: float) -> None:
     """The mean of |e|^p is (s/2)^p / (p + 1) where e is spread evenly over a step s."""
     error = (0.5 / 127) ** power / (power + 1)
-    whole = focused_error(TensorStatistics.of(EVEN), np.array([1.0]), power)
-    assert whole[0] == pytest.approx(error, rel=1e-3)
+    assert focused_error(TensorStatistics.of(EVEN), np.array([1.0]), power)[0] == pytest.approx(
+        error, rel=1e-3
+    )
     # The focus is on the values below a half, where no range of 0.5 clips.
     half, clipped = (0.25 / 127) ** power / (power + 1), 0.5**power / (power + 1)
     errors = focused_error(with_rare_part(EVEN, 0.5), np.array([1.0, 0.5]), power)

@@ -151,8 +151,10 @@ def test_file_that_onnxruntime_wrote(tmp_path: Path, smooth: bool) -> None:
     }
     path = tmp_path / "ranges.json"
     save_tensors_data(TensorsData(CalibrationMethod.MinMax, ranges), path, smooth_quant=smooth)
-    table = read_range_table(path)
-    assert table.scales == {"a": pytest.approx(2.5 / 127), "b:0": pytest.approx(3 / 127)}
+    assert read_range_table(path).scales == {
+        "a": pytest.approx(2.5 / 127),
+        "b:0": pytest.approx(3 / 127),
+    }
 
 
 def test_names_may_contain_colons_and_spaces(tmp_path: Path) -> None:

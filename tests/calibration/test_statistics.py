@@ -182,8 +182,9 @@ def test_step_of_shapes_and_samples(
         size = math.prod(shape)
         assert size // expected >= 1 << 15 and size * samples // expected >= 1 << 21
         places = np.unravel_index(np.arange(0, size, expected), shape)
-        lengths = tuple(len(np.unique(place)) for place in places)
-        assert lengths == shape, "values of every column and every row are counted"
+        assert tuple(len(np.unique(place)) for place in places) == shape, (
+            "values of every column and every row are counted"
+        )
 
 
 # Merging, copying, pickling

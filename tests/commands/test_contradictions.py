@@ -48,8 +48,9 @@ def product_of_three() -> onnx.ModelProto:
 def transpose_of_scalars() -> onnx.ModelProto:
     net = Net()
     model = net.done(net.conv(net.pair(net.add("Transpose", net.conv("x")))))
-    node = next(n for n in model.graph.node if n.op_type == "Transpose")
-    node.attribute.add(name="perm", type=onnx.AttributeProto.INTS)
+    next(n for n in model.graph.node if n.op_type == "Transpose").attribute.add(
+        name="perm", type=onnx.AttributeProto.INTS
+    )
     return model
 
 

@@ -104,8 +104,9 @@ def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: C
     text = cli("predict", "d.onnx")
     assert re.search(r"^warning HEAD-QUANT \[\+\]", text, re.MULTILINE)
     command = next(words for words in next_commands(text) if "HEAD-QUANT" in words)
-    fixed = count_places(cli(*command), r"^Fixed (\d+) place")
-    assert fixed == count_places(text, r"^\[\+\] (\d+) place")
+    assert count_places(cli(*command), r"^Fixed (\d+) place") == count_places(
+        text, r"^\[\+\] (\d+) place"
+    )
 
 
 def test_predict_proposes_fp16_only_if_it_saves_time(folder: Path, cli: Cli, g: Graph) -> None:

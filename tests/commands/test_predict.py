@@ -146,7 +146,6 @@ def test_predict_bfloat16_model_builds_with_bf16(cli: Cli, model: str) -> None:
 def test_predict_names_the_requested_version(
     model: str, cli: Cli, target: str, title: str, borrows: bool
 ) -> None:
-    """If the rules are those of another version, the table has a row for this version."""
     text = cli("predict", model, "--target", target)
     assert text.splitlines()[0].endswith(title)
     rules = [line for line in text.splitlines() if line.split()[:1] == ["Rules"]]

@@ -157,8 +157,9 @@ def test_match_branches_in_another_order() -> None:
         outputs = {name: g.conv(x, name, scale=None, weights="float") for name in order}
         return g.model(g.concat([outputs["p"], outputs["q"], outputs["r"]], "cat"))
 
-    partners = pairs(branches(["p", "q", "r"]), branches(["r", "p", "q"]))
-    assert partners == {n: n for n in ("p", "q", "r", "cat")}
+    assert pairs(branches(["p", "q", "r"]), branches(["r", "p", "q"])) == {
+        n: n for n in ("p", "q", "r", "cat")
+    }
 
 
 def other_convolution() -> onnx.ModelProto:
@@ -314,8 +315,9 @@ def test_compare_names_an_obstacle_first(
 
 
 def test_rejected_model_has_no_times(float_path: Path) -> None:
-    path = quantize(float_path, "QDQ", "QInt8")
-    result = qdqtool.compare(path, float_path, target=TARGET, gpu="T4")
+    result = qdqtool.compare(
+        quantize(float_path, "QDQ", "QInt8"), float_path, target=TARGET, gpu="T4"
+    )
     assert result.a.rejected and not result.b.rejected
     assert result.a.ms is None and result.b.ms
     assert result.times_as_long is None and "faster" not in summarize_comparison(result)
@@ -333,8 +335,9 @@ def test_rejected_model_has_no_qdq_layers(float_path: Path) -> None:
 def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime.quantization")
     options = {"weight_type": ort.QuantType.QInt8, "extra_options": {"ActivationSymmetric": True}}
-    path = quantize(float_path, "QDQ", "QInt8", **options)
-    result = qdqtool.compare(float_path, path, target=TARGET)
+    result = qdqtool.compare(
+        float_path, quantize(float_path, "QDQ", "QInt8", **options), target=TARGET
+    )
     assert not result.b.obstacle and result.count(ChangeKind.GAINED_INT8)
 
 

@@ -552,7 +552,8 @@ def test_save_does_not_overwrite_inputs(files: Path, name: str, is_comparison: b
         compare_files(files, model.name, "good.json") if is_comparison else qdqtool.predict(model)
     )
     result.save(files / "result.json")
-    saved = json.loads((files / "result.json").read_text())
-    assert saved == json.loads(json.dumps(result.as_json()))
+    assert json.loads((files / "result.json").read_text()) == json.loads(
+        json.dumps(result.as_json())
+    )
     with pytest.raises(QdqtoolError, match=name):
         result.save(files / name)

@@ -188,8 +188,11 @@ def test_text_is_found_at_the_end_of_the_output() -> None:
 
 def test_command_may_need_constant_nodes(tmp_path: Path) -> None:
     model = with_constant_nodes(residual(2))
-    command = script(tmp_path, 'if grep -q Constant "$1"; then exit 3; fi')
-    result = qdqtool.extract(model, finding="SKIP-FLOAT", check=command)
+    result = qdqtool.extract(
+        model,
+        finding="SKIP-FLOAT",
+        check=script(tmp_path, 'if grep -q Constant "$1"; then exit 3; fi'),
+    )
     plain = qdqtool.extract(model, finding="SKIP-FLOAT")
     assert "Constant" in operators(result.proto) and not result.notes
     assert "Constant" not in operators(plain.proto)

@@ -3,7 +3,6 @@ from tests.extraction.networks import residual
 
 
 def test_cut_leaves_nodes_without_a_name() -> None:
-    """TensorRT names a node without a name after the node's output."""
     model = residual(1)
     for node in model.graph.node:
         node.name = node.name if node.op_type == "Conv" else ""

@@ -38,8 +38,9 @@ def test_part_grows_from_nodes_that_the_finding_names() -> None:
                 for node, by in by_node.items()
                 if by and (node not in constant or finding.node in by)
             ]
-            anchors = sorted(node.name for node in job.find_anchors([finding]))
-            assert anchors == sorted(expected or [model.ordered[0].name]), finding
+            assert sorted(node.name for node in job.find_anchors([finding])) == sorted(
+                expected or [model.ordered[0].name]
+            ), finding
             for i, field in enumerate(fields):
                 decisive[i] += bool(field.difference(*fields[:i], *fields[i + 1 :]))
     assert min(decisive[i] for i in range(3)) > 0

@@ -460,8 +460,9 @@ def test_fix_compares_in_front_of_a_plugin():
 
 def test_fix_refuses_changes_of_a_model_that_does_not_run():
     proto = residual("float")
-    node = next(n for n in proto.graph.node if n.name == "c0")
-    node.attribute.append(onnx.helper.make_attribute("unheard_of", 1))
+    next(n for n in proto.graph.node if n.name == "c0").attribute.append(
+        onnx.helper.make_attribute("unheard_of", 1)
+    )
     fixed = qdqtool.fix(proto, "trt8.5")
     why = fixed.refused[0].why_not
     assert not fixed.applied

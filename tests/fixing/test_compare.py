@@ -357,8 +357,7 @@ def test_samples_share_one_session(
 def test_refusal_at_a_removed_node_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The outputs refuse to change the zero point of a quantizer that another fix removes."""
     g = Graph()
-    x = g.conv(g.input(1, 16, 16, 16), "c0", 16)
-    inner = g.pair(x, "inner", 0.1, zero=3)
+    inner = g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner", 0.1, zero=3)
     out = g.op("Mul", [inner, g.op("Sigmoid", inner, "sig")], "mul")
     g.channels[out] = 16
     proto = g.model(g.conv(out, "c1", 16))

@@ -318,8 +318,10 @@ def test_precisions_keep_quantized_and_float_layers(net: Net) -> None:
 
 def test_layer_without_a_scale_for_its_input_is_float() -> None:
     model = residual().index()
-    precisions = choose_precisions(model, complete_scales(model, {}), {"c"})
-    assert precisions.layers == {"c": "fp16", "add": "fp16"}
+    assert choose_precisions(model, complete_scales(model, {}), {"c"}).layers == {
+        "c": "fp16",
+        "add": "fp16",
+    }
 
 
 @pytest.mark.parametrize(

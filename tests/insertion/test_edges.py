@@ -466,8 +466,9 @@ def test_powers_of_searched_ranges() -> None:
     set_value(model, "heat.bias", np.float32([-2.4]))
     powers = {}
     for method in ("max", "mse", "focus"):
-        result = qdqtool.insert(model, images(side=16), method=method, head="none", predict=False)
-        powers[method] = result.calibration["powers"]
+        powers[method] = qdqtool.insert(
+            model, images(side=16), method=method, head="none", predict=False
+        ).calibration["powers"]
     # 96 of 1024 positions: 3 - (0.09375 - 0.06) / 0.12 = 2.71875, which is rounded
     assert powers == {
         "max": {},

@@ -152,8 +152,9 @@ def test_forms_of_products_that_remain_float(
 
 def attention_net(head: int, sequence: int = 64) -> Model:
     net = Net()
-    shape = [1, 2, sequence, head]
-    net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    net.inputs[0] = onnx.helper.make_tensor_value_info(
+        "x", TensorProto.FLOAT, [1, 2, sequence, head]
+    )
     weights = [net.const(f"w{i}", np.eye(head)) for i in range(3)]
     q, k, v = (net.op("MatMul", f"l{i}", "x", w) for i, w in enumerate(weights))
     keys = net.op("Transpose", "t", k, perm=[0, 1, 3, 2])

@@ -209,8 +209,9 @@ def test_weight_scale_per_channel() -> None:
     scale = weight_scale(weight, 0)
     assert (scale.shape, scale.dtype) == ((4,), np.float32)
     assert scale == pytest.approx(np.abs(weight).max(axis=(1, 2, 3)) / 127, rel=1e-6)
-    across = weight_scale(weight, 1)
-    assert across == pytest.approx(np.abs(weight).max(axis=(0, 2, 3)) / 127, rel=1e-6)
+    assert weight_scale(weight, 1) == pytest.approx(
+        np.abs(weight).max(axis=(0, 2, 3)) / 127, rel=1e-6
+    )
     single = weight_scale(weight, None)
     assert single.shape == ()
     assert single == pytest.approx(np.abs(weight).max() / 127, rel=1e-6)
@@ -312,8 +313,9 @@ def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any
     body = net.op("Relu", "r", net.conv("c", "x"))
     model = net.output(net.op("Sigmoid", "s", net.conv("heat", body, cout=3))).index()
     groups = [ScaleGroup(("x",), ("x",), ("x",)), ScaleGroup((body,), (body,), (body, "x"))]
-    options = CacheOptions(calib_cache=cache)
-    _, report = collect_statistics(model, data, groups, max_images=3, cache=options)
+    _, report = collect_statistics(
+        model, data, groups, max_images=3, cache=CacheOptions(calib_cache=cache)
+    )
     return report
 
 

@@ -384,7 +384,8 @@ def test_array_of_returns_values(dtype: str, raw: bool) -> None:
 def test_array_of_damaged_tensor_is_an_error(dtype: str, damage: dict[str, Any]) -> None:
     values = np.ones((2, 3), dtype)
     fields = {"raw_data": values.tobytes(), **damage}
-    kind = helper.np_dtype_to_tensor_dtype(values.dtype)
-    tensor = onnx.TensorProto(name="w", data_type=kind, **fields)
+    tensor = onnx.TensorProto(
+        name="w", data_type=helper.np_dtype_to_tensor_dtype(values.dtype), **fields
+    )
     with pytest.raises(ModelError, check=has("tensor-damaged", path="m.onnx", node="w")):
         external.to_array(tensor, "m.onnx")

@@ -46,8 +46,9 @@ def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
         weights = g.dq(codes, "w.DQ", float(bins.max()) / 127)
     proto = g.model(score, g.op(op, [soft, weights], "dfl"))
     if form == "unread":
-        stored = next(t for t in proto.graph.initializer if t.name == "bins")
-        stored.CopyFrom(make_placeholder("bins", bins.shape))
+        next(t for t in proto.graph.initializer if t.name == "bins").CopyFrom(
+            make_placeholder("bins", bins.shape)
+        )
     return proto
 
 

@@ -188,8 +188,9 @@ def test_changed_layer_norm_is_not_fused(change: str, count: int) -> None:
     model = vit_with_change(change)
     norms = find_decomposed_layer_norms(model)
     assert len(norms) == count
-    fused = sum(layer_norm_inputs(model, norm) is not None for norm in norms)
-    assert fused == (5 if change == "" else 4)
+    assert sum(layer_norm_inputs(model, norm) is not None for norm in norms) == (
+        5 if change == "" else 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -368,8 +369,16 @@ def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> onnx.ModelProto:
 def params(*scales: float, zeros: tuple[int, ...] = (0,), axis: int | None = 1) -> QuantParams:
     model = Model(pairs(1, np.array(scales)))
     q = read_params(model, model.node("Q0"))
-    zero_points = ParameterValues(np.array(zeros, np.int64))
-    return QuantParams(q.scales, q.scale_shape, 1, zero_points, True, q.precision, axis, True)
+    return QuantParams(
+        q.scales,
+        q.scale_shape,
+        1,
+        ParameterValues(np.array(zeros, np.int64)),
+        True,
+        q.precision,
+        axis,
+        True,
+    )
 
 
 @pytest.mark.parametrize("zeros", [True, False])
@@ -464,8 +473,9 @@ def test_text_of_node_that_is_not_utf_8_is_an_error(text: bytes) -> None:
     node = helper.make_node("Operat1", ["reads-1"], ["makes-1"], "name-1", domain="domai-1")
     node.attribute.append(helper.make_attribute("given-1", inner))
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in ("x", "makes-2")]
-    proto = helper.make_model(helper.make_graph([node], "g", values[:1], values[1:]))
-    data = proto.SerializeToString()
+    data = helper.make_model(
+        helper.make_graph([node], "g", values[:1], values[1:])
+    ).SerializeToString()
     assert load(data).nodes[0].inputs == ("reads-1",)
     with pytest.raises(ModelError, check=has("wrong-encoding", path="model in memory")):
         load(data.replace(text, text[:-1] + b"\xff"))

@@ -277,8 +277,9 @@ def test_infer_types_takes_little_memory(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30));"
         "[infer_types(onnx.load(path)) for path in sys.argv[1:]]"
     )
-    command = [sys.executable, "-c", code, *map(str, paths)]
-    done = subprocess.run(command, timeout=300, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths)], timeout=300, capture_output=True
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -234,8 +234,9 @@ def test_histograms_are_those_of_the_cache(files: NetworkFiles) -> None:
 
 def test_embedded_data_is_the_page(files: NetworkFiles) -> None:
     page = collect(files.model, calib_cache=files.cache)
-    packed = json.loads(zlib.decompress(base64.b64decode(encode_contents(page))))
-    assert packed == json.loads(json.dumps(dataclasses.asdict(page)))
+    assert json.loads(zlib.decompress(base64.b64decode(encode_contents(page)))) == json.loads(
+        json.dumps(dataclasses.asdict(page))
+    )
 
 
 def test_groups_are_tied_if_the_float_model_is_there(files: NetworkFiles) -> None:

@@ -331,8 +331,9 @@ def test_busy_network_is_timed_at_the_clock_of_the_power_limit() -> None:
     _, fixed = estimate_model(large, boost, compare=False)
     assert fixed.clock_share == 1 > limited.clock_share
     assert fixed.total_ms < limited.total_ms < fixed.total_ms / limited.clock_share
-    slow = gpus.choose_gpu("T4", clock=1590 * limited.clock_share)
-    _, same = estimate_model(large, slow, compare=False)
+    _, same = estimate_model(
+        large, gpus.choose_gpu("T4", clock=1590 * limited.clock_share), compare=False
+    )
     assert same.total_ms == pytest.approx(limited.total_ms, rel=1e-3)
     # The upper end of the range is that of busy tensor cores.
     share = gpus.find_gpu("T4").clock_share_under_load

@@ -135,8 +135,9 @@ def test_snapshot_compare_shows_kept_values(tmp_path: Path) -> None:
         (tmp_path / side).mkdir()
         content = {"data": {"scales": [{"scale": scale}]}, "full": {}}
         (tmp_path / side / recording.kept_name("a|p")).write_text(json.dumps(content))
-    comparison = comparing.compare(record_of({"a|p": ["1", "2"]}), record_of({"a|p": ["3", "4"]}))
-    text = comparison.describe(tmp_path / "before", tmp_path / "after")
+    text = comparing.compare(
+        record_of({"a|p": ["1", "2"]}), record_of({"a|p": ["3", "4"]})
+    ).describe(tmp_path / "before", tmp_path / "after")
     assert "    .scales[0].scale: 0.5 -> 0.25" in text.splitlines()
 
 

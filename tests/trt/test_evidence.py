@@ -129,8 +129,10 @@ def test_number_of_layers_matches_log(case: str) -> None:
 def test_folded_constants_match_transcribed_log() -> None:
     # 292 Q and DQ, and 353 constants that go with them (README of the build).
     trace = prediction("bevfusion-camera-orin-trt8502").trace
-    folded = Counter(e.kind for e in trace if e.pass_name == "ConstQDQInitializersFusion")
-    assert folded == {"Running": 292, "Removing": 353}
+    assert Counter(e.kind for e in trace if e.pass_name == "ConstQDQInitializersFusion") == {
+        "Running": 292,
+        "Removing": 353,
+    }
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "types" in truth(c)])

@@ -346,8 +346,9 @@ def test_agreement_map_without_detections_is_nan() -> None:
 def test_output_agreement_is_one_minus_the_relative_error() -> None:
     metric = OutputAgreementMetric(("o",))
     expected, actual = ({"o": np.array([[1.0, 2.0, x, 6.0]], np.float32)} for x in (3.0, 4.0))
-    agreement = metric.observe(metric.prepare_reference(expected), actual, "a")
-    assert agreement == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
+    assert metric.observe(metric.prepare_reference(expected), actual, "a") == pytest.approx(
+        1.0 - 0.5 / np.std([1, 2, 3, 6])
+    )
     low, high = (resample_metric(metric, [x, x + 0.1, x + 0.2], 50) for x in (0.1, 0.2))
     assert np.allclose(high - low, 0.1)
 

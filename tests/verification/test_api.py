@@ -490,8 +490,9 @@ NODES = [BuiltNode(i, f"n{i}", "Conv", p) for i, p in enumerate((INT8, FP16, INT
 
 
 def test_built_model_json_without_files() -> None:
-    result = BuiltModel("tensorrt-rtx", "built", "1.7.1", (86, 120), seconds=1.23456, nodes=NODES)
-    data = result.as_json()
+    data = BuiltModel(
+        "tensorrt-rtx", "built", "1.7.1", (86, 120), seconds=1.23456, nodes=NODES
+    ).as_json()
     assert (data["engine"], data["log"], data["layers"]) == (None, None, None)
     assert (data["targets"], data["seconds"]) == (["SM86", "SM120"], 1.235)
     assert data["summary"] == {"convolutions": 3, "int8": 2, "fp8": 0}

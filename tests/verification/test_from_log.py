@@ -298,8 +298,12 @@ def test_compare_the_transcribed_build() -> None:
         gaps=[],
     )
     # The transcription counts these lines but does not contain them.
-    folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)
-    result = api.compare_with_build(model, prediction, build, uncertain_events=folded)
+    result = api.compare_with_build(
+        model,
+        prediction,
+        build,
+        uncertain_events=tuple(e for e in prediction.trace if e.pass_name == CONSTANTS),
+    )
     assert_as_predicted(result)
     assert result.trace.agree == result.trace.built == result.trace.predicted
 

@@ -126,8 +126,9 @@ def test_name_conflicts_of_a_convolution(
     build.layers = [
         BuiltLayer(name=name, type="CaskConvolution", extras={"OutMaps": maps, "Kernel": kernel})
     ]
-    conflicts = find_name_conflicts(View(model), build, NodeMapper(model, build.layers))
-    assert conflicts == ([] if conflict is None else [("c", *conflict)])
+    assert find_name_conflicts(View(model), build, NodeMapper(model, build.layers)) == (
+        [] if conflict is None else [("c", *conflict)]
+    )
 
 
 @pytest.mark.parametrize("name", ["a.b", "a_b"])

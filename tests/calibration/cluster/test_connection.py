@@ -222,8 +222,9 @@ print(json.dumps(worker_facts()))
 def test_facts_are_equal_in_another_process() -> None:
     from calibration.cluster.worker import describe_difference, worker_facts
 
-    command = [sys.executable, "-c", PRINT_FACTS]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", PRINT_FACTS], capture_output=True, text=True, check=True
+    ).stdout
     ours = worker_facts()
     assert json.loads(output) == ours
     assert describe_difference(json.loads(output), ours, mixed_cpus=False) == ""

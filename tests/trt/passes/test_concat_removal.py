@@ -61,8 +61,10 @@ STOMPING = "Generating copy because of stomping hazard"
 def test_input_is_copied_and_other_input_retargeted(
     g: Graph, build: Build, lines: list[tuple[str, str, str]]
 ) -> None:
-    result = run_pass(g.model(*build(g)), ConcatRemoval)
-    assert result.lines == [("Eliminating concatenation", "Concat"), *lines]
+    assert run_pass(g.model(*build(g)), ConcatRemoval).lines == [
+        ("Eliminating concatenation", "Concat"),
+        *lines,
+    ]
 
 
 def test_shared_tensor_and_network_input_are_copied(g: Graph) -> None:

@@ -111,8 +111,9 @@ def test_scalar_constant_is_fused_with_its_reshape(
     )
     kinds = {layer.kind for layer in result.network.layers.values()}
     assert (LayerKind.CONSTANT not in kinds and LayerKind.SHUFFLE not in kinds) is fused
-    first = next(line for line in result.lines if line[0] == "Fusing")
-    assert first[1].startswith("k") is (fused and target_named(target).constants_first)
+    assert next(line for line in result.lines if line[0] == "Fusing")[1].startswith("k") is (
+        fused and target_named(target).constants_first
+    )
 
 
 @pytest.mark.parametrize("target", sorted(t for t in TARGETS if not t.startswith("rtx")))
@@ -182,8 +183,9 @@ def test_constant_that_is_network_output_stays(g: Graph) -> None:
     shaped = g.op(
         "Unsqueeze", [g.op("Identity", two, "i"), g.const("axes", np.array([0]))], "shape"
     )
-    result = run_pass(g.model(g.op("Max", [x, shaped], "m"), shaped), PointWiseFusion)
-    layers = result.network.layers_of_kind(LayerKind.SHUFFLE, LayerKind.CONSTANT)
+    layers = run_pass(
+        g.model(g.op("Max", [x, shaped], "m"), shaped), PointWiseFusion
+    ).network.layers_of_kind(LayerKind.SHUFFLE, LayerKind.CONSTANT)
     assert any(layer.out.is_output for layer in layers)
 
 
@@ -254,8 +256,9 @@ def test_add_after_activation_is_recorded_with_its_producer(
     act = g.silu(x, "a")
     other = act if operand == "itself" else g.op("Softmax", x, "t")
     out = g.op("Mul" if operand == "a product" else "Add", [act, other], "add")
-    result = run_pass(g.model(g.op("Softmax", g.op("Neg", out, "n"), "end")), PointWiseFusion)
-    (layer,) = result.network.layers_of_kind(LayerKind.POINTWISE)
+    (layer,) = run_pass(
+        g.model(g.op("Softmax", g.op("Neg", out, "n"), "end")), PointWiseFusion
+    ).network.layers_of_kind(LayerKind.POINTWISE)
     assert layer.activation_and_add == joined
     assert {"a.m", "add", "n"} <= set(layer.nodes)
 

@@ -232,8 +232,9 @@ def test_sum_needs_one_type(types: tuple[Any, Any]) -> None:
     g = Graph(opset=19, fp8=True)
     x = g.op("Softmax", g.input(1, 8, 4, 4), "before")
     y = g.add(g.pair(x, "a", integer=types[0]), g.pair(x, "b", 0.2, integer=types[1]), "sum")
-    result = run_pass(g.model(g.op("Tanh", y, "end")), QuantizeDoubleInputNodes, target="trt10")
-    assert result.layer("sum").int8 == (types[0] is types[1])
+    assert run_pass(
+        g.model(g.op("Tanh", y, "end")), QuantizeDoubleInputNodes, target="trt10"
+    ).layer("sum").int8 == (types[0] is types[1])
 
 
 def _moved(g: Graph) -> str:

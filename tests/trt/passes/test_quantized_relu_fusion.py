@@ -69,8 +69,9 @@ def test_relu_is_fused_or_remains(
 def test_relu_after_other_consumer_of_dq_remains(g: Graph) -> None:
     inner = g.pair(g.conv(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "c", 8), "inner", 0.1)
     outer = g.op("Softmax", g.pair(g.relu(inner, "r"), "outer", 0.2), "end")
-    result = run_pass(g.model(outer, g.op("Neg", inner, "n")), QuantizedReluFusion, "trt10")
-    assert result.has_layer("r")
+    assert run_pass(
+        g.model(outer, g.op("Neg", inner, "n")), QuantizedReluFusion, "trt10"
+    ).has_layer("r")
 
 
 @pytest.mark.parametrize(("target", "is_reported"), [("trt8.6", True), ("trt10", False)])

@@ -188,8 +188,9 @@ def test_integer_operators_of_onnxruntime_end_the_build(op: str, inputs: list[st
     }
     tensors = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
     opsets = [helper.make_opsetid("", 13), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph(nodes, "g", [x], [y], tensors)
-    model = helper.make_model(graph, ir_version=8, opset_imports=opsets)
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], tensors), ir_version=8, opset_imports=opsets
+    )
     prediction = predict(model, "rtx1.7")
     assert [(f.code, f.node) for f in prediction.findings] == [("QOPERATOR", "own")]
     assert build_status(prediction) == "refused"
