@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from qdqtool.commands.cli import cli
+from qdqtool.commands.cli import run
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "contributing.md"
@@ -328,7 +328,7 @@ def test_path_of_one_convolution_is_that_of_the_page(
     before = sys.getprofile()
     sys.setprofile(follow)
     try:
-        cli.main(["predict", "small.onnx"], standalone_mode=False)
+        assert run(["predict", "small.onnx"]) == 0
     finally:
         sys.setprofile(before)
     assert not remaining, f"not called in this order: {remaining[-1]}"

@@ -115,6 +115,7 @@ def _print_error(message: str, code: int) -> int:
 
 @contextmanager
 def _filter_streams() -> Iterator[None]:
+    """Replace hidden characters in everything that is printed inside the block."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
     error = sys.stderr if sys.stderr is not None else io.StringIO()
     with (
