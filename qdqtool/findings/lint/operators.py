@@ -62,21 +62,18 @@ _TYPES_IN_NAMES = ("FP4", "INT4")
 
 def run(view: View, report: FindingReport) -> None:
     """Add the findings on operators and unsupported types, and one if quantizers are missing."""
-    other_types: dict[str, list[Node]] = defaultdict(list)
+    other_types = _find_other_types(view)
+    reported = {node.index for group in other_types.values() for node in group}
     unknown: dict[str, list[Node]] = defaultdict(list)
     kinds = {(node.op, node.domain): node for node in view.model.nodes}
     plain = {kind for kind, node in kinds.items() if _needs_no_check(node)}
     quantized = view.fully_quantized_nodes
     for node in view.model.nodes:
-        if qdq.is_qdq(node):
-            if view.params(node).precision == Precision.INT4:
-                other_types[Precision.INT4].append(node)
+        if node.index in reported:
             continue
         if (node.op, node.domain) in plain:
             if node.index in quantized and operator_of(node).kind in CONVOLVE:
                 _check_convolution(view, report, node)
-        elif precision := _find_type_in_name(node):
-            other_types[precision].append(node)
         elif _is_unknown(node):
             unknown[node.op].append(node)
         else:
@@ -247,6 +244,18 @@ def _is_normalization(node: Node) -> bool:
     return operator_of(node).kind == LayerKind.SOFTMAX or (
         node.op.endswith("Normalization") and node.op != "BatchNormalization"
     )
+
+
+def _find_other_types(view: View) -> dict[str, list[Node]]:
+    """Return the quantizers of types that the prediction does not cover, by type."""
+    other_types: dict[str, list[Node]] = defaultdict(list)
+    for node in view.model.nodes:
+        if qdq.is_qdq(node):
+            if view.params(node).precision == Precision.INT4:
+                other_types[Precision.INT4].append(node)
+        elif precision := _find_type_in_name(node):
+            other_types[precision].append(node)
+    return other_types
 
 
 def _find_type_in_name(node: Node) -> str:
