@@ -131,8 +131,8 @@ def _count_conversions(prediction: Prediction) -> int:
 def _find_conversion_causes(prediction: Prediction) -> list[Finding]:
     """Return findings that may explain the conversions.
 
-    These are the errors and warnings at the conversions. If there are none, they are all warnings.
-    If there are no warnings either, they are all findings that are not about a conversion itself.
+    These are the errors and warnings at the conversions. Without such findings, they are all
+    warnings. Without warnings either, they are all findings that are not about a conversion itself.
     """
     findings, names = prediction.findings, set(prediction.conversion_nodes)
     return (

@@ -208,8 +208,8 @@ def build_with_package(
 def find_refusal_reason(errors: Sequence[str]) -> str:
     """Return the first error line that gives a reason why TensorRT rejected a model.
 
-    If no line gives a reason, the first line is returned. Without lines, a text states that there
-    is no reason.
+    If no line gives a reason, the first line is returned. Without lines, a text states that the
+    reason is missing.
     """
     lines = [line.strip() for error in errors for line in error.splitlines() if line.strip()]
     reasons = [line for line in lines if not _UNINFORMATIVE_LINE.match(line)]

@@ -194,7 +194,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
-    """Return the values of assumptions ``name=value`` by name; None if there are none.
+    """Return the values of assumptions ``name=value`` by name; None without values.
 
     Raises:
         QdqtoolError: A text is not ``name=value``, or a name has two values.
@@ -219,7 +219,7 @@ def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
 
 
 def parse_capabilities(texts: tuple[str, ...]) -> list[int] | None:
-    """Return compute capabilities as numbers such as 86; None if there are none.
+    """Return compute capabilities as numbers such as 86; None without values.
 
     Raises:
         BuilderError: A text is not a compute capability.
@@ -238,7 +238,7 @@ def parse_capabilities(texts: tuple[str, ...]) -> list[int] | None:
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]] | None:
-    """Return minimum, preferred and maximum shape of each input; None if there are none.
+    """Return minimum, preferred and maximum shape of each input; None without shapes.
 
     Raises:
         BuilderError: A text is not ``INPUT:SHAPE`` or ``INPUT:MIN,OPT,MAX``.

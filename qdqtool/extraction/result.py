@@ -165,7 +165,7 @@ def format_issue(
         extraction: Result of the extraction.
         command: Command line of the extraction.
         model: File name of the small model.
-        verification: JSON object of a verification of the whole model; None if there is no build.
+        verification: JSON object of a verification of the whole model; None without a build.
     """
     shown = extraction.shown
     subject = _format_code(shown.convolutions[0].name) if shown.convolutions else "A build"
@@ -220,7 +220,7 @@ def _format_table(rows: list[ConvOutcome]) -> list[str]:
 def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> list[str]:
     """Return the lines of a table of the mismatches at nodes of the small model.
 
-    If there are none, the table has the mismatches of the whole model, unless the small model is
+    Without such mismatches, the table has those of the whole model, unless the small model is
     private. Without any mismatch, the only line says so.
     """
     private = extraction.private

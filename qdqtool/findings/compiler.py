@@ -98,7 +98,7 @@ def _locate_fault(reason: Reason, quantizer: Node | None) -> str:
 def _find_quantizer(view: View, name: str) -> Node | None:
     """Return the quantizer with a node name, else the first one that reads the tensor `name`.
 
-    If it is a DQ after a Q, the Q is returned. None if there is no such quantizer.
+    If it is a DQ after a Q, the Q is returned. None without such a quantizer.
     """
     try:
         node: Node | None = view.model.node(name)

@@ -271,7 +271,7 @@ def _find_topic(name: str) -> str:
 def _explain_marked_line(text: str) -> KnownError | None:
     """Return a general entry for the first line with the log prefix of a warning or error.
 
-    None if there is no such line.
+    None without such a line.
     """
     for line in text.encode(errors="replace").split(b"\n", _MAX_LINES)[:_MAX_LINES]:
         cleaned = log.clean_line(line)

@@ -422,7 +422,7 @@ def find_worst_part(
 ) -> tuple[str, str] | None:
     """Return output and tensor of the part beyond its limit whose error grew most.
 
-    Parts that became constant count as beyond their limit. None if there is no such part.
+    Parts that became constant count as beyond their limit. None without such a part.
     """
     growth = {
         key: noise / (before.parts.get(key, 0.0) + 1e-9)

@@ -127,23 +127,18 @@ class ModelRunner:
                 results = [session.run(outputs, sample) for sample in samples]
         except Exception as error:  # onnxruntime's exceptions share no other base class
             raise RunError(sessions.describe_failure(error), code="onnxruntime-error") from error
-        return [
-            {
-                name: value
-                for name, value in zip(outputs, values, strict=True)
-                if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-            }
-            for values in results
-        ]
+        return [_select_numbers(outputs, values) for values in results]
 
     def _spend_work(
         self, proto: onnx.ModelProto, samples: Sequence[Arrays], model_bytes: int
     ) -> None:
-        shapes = [{n: array.shape for n, array in sample.items()} for sample in samples]
         cost: RunCost | None = None
-        for number, sample_shapes in enumerate(shapes):
-            if cost is None or sample_shapes != shapes[number - 1]:
-                cost = estimate_run_cost(proto, sample_shapes)
+        previous_shapes = None
+        for sample in samples:
+            shapes = {name: array.shape for name, array in sample.items()}
+            if cost is None or shapes != previous_shapes:
+                cost = estimate_run_cost(proto, shapes)
+            previous_shapes = shapes
             self._spend_work_of_run(cost, model_bytes)
 
     def _spend_work_of_run(self, cost: RunCost, model_bytes: int) -> None:
@@ -167,6 +162,15 @@ class ModelRunner:
                 code="work-used-up",
             )
         self.work_left -= work
+
+
+def _select_numbers(names: Sequence[str], values: Sequence[Any]) -> Arrays:
+    """Return the outputs of a run that are arrays of numbers, by name."""
+    return {
+        name: value
+        for name, value in zip(names, values, strict=True)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    }
 
 
 def _serialize(proto: onnx.ModelProto) -> bytes:

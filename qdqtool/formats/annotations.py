@@ -38,7 +38,7 @@ class ModelReview(NamedTuple):
         path: Path that the user gave. Code hosts expect a path relative to the repository.
         target: The target's name.
         prediction: The prediction; None if the model cannot be predicted.
-        unmet: Requirements that are not met. If there is no prediction, the errors that prevent it.
+        unmet: Requirements that are not met. Without a prediction, the errors that prevent it.
         times: Estimated time on each GPU.
     """
 

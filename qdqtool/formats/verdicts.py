@@ -85,7 +85,7 @@ def is_analyzed(prediction: Prediction) -> bool:
 
 
 def describe_subgraphs(counts: Mapping[str, int]) -> str:
-    """Return a text on layers and Q/DQ in subgraphs; empty if there are none.
+    """Return a text on layers and Q/DQ in subgraphs; empty without subgraphs.
 
     Args:
         counts: Numbers by kind, as in :attr:`qdqtool.ir.input_shapes.ModelInfo.subgraphs`.
@@ -105,9 +105,9 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
-    This is the most frequent type of float convolutions. If there are none, it is the most frequent
-    type of the float outputs of quantized convolutions. If the builder chooses the types, it is
-    BF16 for a model with bfloat16, else FP16 if `half` is set, else FP32.
+    This is the most frequent type of float convolutions. Without float convolutions, it is the most
+    frequent type of the float outputs of quantized convolutions. If the builder chooses the types,
+    it is BF16 for a model with bfloat16, else FP16 if `half` is set, else FP32.
     """
     convolutions = prediction.convolutions
     for types in ([c.precision for c in convolutions], [c.output for c in convolutions]):
@@ -333,7 +333,7 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     """Return a sentence with the first error, and the codes of further errors.
 
     If `builds` is set, the sentence names only errors in spite of which TensorRT builds the model,
-    else only errors that make the build fail. It is empty if there are no such errors.
+    else only errors that make the build fail. It is empty without such errors.
     """
     from qdqtool.findings import codes
     from qdqtool.findings.obstacles import is_built

@@ -136,7 +136,7 @@ def measure_scales(
         model: The network without Q/DQ.
         quantizer_scales: amax / 127 by tensor from quantizers.
         measure: Function that takes the model and tensors, and returns amax / 127 by tensor. None
-            if there is no calibration data.
+            without calibration data.
         unary: Whether to use the rule ``unary``.
     """
     scales = complete_scales(model, quantizer_scales, unary=unary)

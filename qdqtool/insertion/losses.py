@@ -242,8 +242,8 @@ def _rank_losses(
 ) -> list[TensorLoss]:
     """Return the losses of candidates with a positive gain, largest gain first.
 
-    The largest gains are confirmed on samples outside the trial, or on those of the trial if there
-    are no others.
+    The largest gains are confirmed on samples outside the trial. If all samples are in the trial,
+    they are confirmed on these.
 
     Args:
         measurement: Runs the network on the samples.
@@ -521,7 +521,7 @@ class ReferenceOutputs:
 
 
 def find_last_convolution_outputs(model: Model) -> list[str]:
-    """Return the outputs of the last convolutions, or the network's outputs if there are none."""
+    """Return the outputs of the last convolutions, or else the network's outputs."""
     last = find_head(model).last_convolutions
     ends = [n.output for n in model.ordered if n.index in last and n.op == "Conv"]
     return list(dict.fromkeys(ends)) or list(model.outputs)

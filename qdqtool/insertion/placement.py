@@ -92,7 +92,7 @@ _MIN_CHANNELS = 16  # with fewer channels, TensorRT has fast INT8 kernels for so
 _MIN_FP8_CHANNELS = 17  # minimum number of input and output channels of a convolution in FP8
 _MIN_FP8_PRODUCT = 16  # minimum number of rows and columns of a product's weights in FP8
 _InputChoice = tuple[list[int], Reason | None]
-"""Positions of the inputs to quantize, and the reason if there are none; None if not reported."""
+"""Positions of the inputs to quantize, and the reason for an empty list; None if not reported."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Insertion:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no warnings, and no findings more severe than a note.
+        """Whether the result has no warnings, and no findings more severe than a note.
 
         Warnings about the images, such as too few images, are ignored.
         """

@@ -110,7 +110,7 @@ def _find_bounds_before_pair(
 ) -> Bounds | None:
     """Return the bounds of the tensor before a Q/DQ pair.
 
-    None if there is no Q before the DQ, if Q and DQ have different parameters, or if the bounds are
+    None if no Q precedes the DQ, if Q and DQ have different parameters, or if the bounds are
     unknown.
     """
     q = model.producer(dq.input(0))

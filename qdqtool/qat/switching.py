@@ -138,7 +138,7 @@ def sensitivity(
         fn: As for :func:`qdqtool.qat.calibrate`.
         metric: Function that evaluates the network and returns a number such as the mAP (higher is
             better). It is called once for each layer and once for the float network.
-        max_batches: Maximum number of batches that are compared if there is no metric; None for
+        max_batches: Maximum number of batches that are compared without a metric; None for
             all.
 
     Raises:

@@ -41,8 +41,8 @@ from qdqtool.qat.ranges import calibrate
 from qdqtool.qat.ultralytics_guard import guard_ultralytics
 
 # Arguments to fine-tune a trained network. The learning rate is a twentieth of that for a training
-# from scratch. There is no warm-up, because it would start the learning rate of biases at 0.1.
-# There is no mosaic, because with it the statistics of BatchNormalization would differ from those
+# from scratch. Warm-up is off, because it would start the learning rate of biases at 0.1.
+# Mosaic is off, because with it the statistics of BatchNormalization would differ from those
 # of inference. The training is in float32, because the steps of the quantizers are finer than those
 # of bfloat16.
 RECIPE: dict[str, Any] = {

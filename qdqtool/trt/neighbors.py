@@ -525,7 +525,7 @@ def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrig
 def _find_converted_input(layer: Layer) -> str:
     """Return the network input that a Cast and pointwise layers turn into a layer's output.
 
-    Empty if there is no Cast directly after a network input.
+    Empty without a Cast directly after a network input.
     """
     for _ in range(STEPS):
         source = layer.data.producer if layer.inputs else None

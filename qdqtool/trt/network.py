@@ -349,7 +349,7 @@ def is_seen_on(case: Case, target: Target) -> bool:
 
 
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
-    """Return the weakest evidence of some cases on a target; SEEN if there are no cases.
+    """Return the weakest evidence of some cases on a target; SEEN without cases.
 
     An outcome that depends on all these cases has this evidence. If all builds that show a case are
     of TensorRT 8.x, the case counts as assumed on later versions.

@@ -206,7 +206,7 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
 
     A build without a version gets the version that its log format suggests, or the default
     target. A note explains such a choice, or states that `target` is not the version of the build.
-    Otherwise there are no notes.
+    Other choices get no note.
     """
     if target is not None:
         resolved = target_named(target)

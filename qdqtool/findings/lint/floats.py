@@ -99,7 +99,7 @@ def _find_fp16_problem(node: Node, sizes: npt.NDArray[np.float32], is_scalar: bo
     """Return the problem of an operand in FP16: ``large``, ``small``, ``denormal``, or empty.
 
     `sizes` are the magnitudes of the finite values other than 0. A large bound of a Clip, Min or
-    Max is no problem. A small value is a problem only if it is a scalar, such as an epsilon.
+    Max causes no problem. A small value is a problem only if it is a scalar, such as an epsilon.
     """
     if (sizes > _FP16_MAX).any() and operator_of(node).operation not in ("MIN", "MAX"):
         return "large"
