@@ -57,9 +57,9 @@ class DetectionVerdict:
     def describe(self) -> str:
         """Describe the agreement before and after the change, and the number of images."""
         return (
-            f"agreement mAP {self.before:.3f} -> {self.after:.3f} (difference "
-            f"{self.low:+.3f} to {self.high:+.3f}) on {self.images} images with {self.count} "
-            "detections"
+            f"agreement mAP with float activations {self.before:.3f} -> {self.after:.3f} "
+            f"(difference {self.low:+.3f} to {self.high:+.3f}) on {self.images} images with "
+            f"{self.count} detections"
         )
 
     def add_to(self, growth: Note) -> Note:
