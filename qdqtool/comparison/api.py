@@ -40,13 +40,12 @@ from qdqtool.errors import BuildLogError, ModelError, QdqtoolError
 from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
 from qdqtool.insertion.options import ImageOptions
-from qdqtool.insertion.prepare import MIN_OPSET
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import find_common_size, has_dynamic_size
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.precision import Precision
-from qdqtool.patterns.view import View
+from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.operators import IntegerOperator
@@ -180,9 +179,9 @@ def _measure_agreement(
 
 def _require_axis_opset(view: View) -> None:
     model = view.model
-    if model.opset < MIN_OPSET and any(view.params(q).is_per_channel for q in view.quantizers):
+    if view.needs_axis_opset:
         raise ModelError(
-            f"its per-channel Q/DQ need opset {MIN_OPSET}, but the model has opset {model.opset}, "
+            f"its per-channel Q/DQ need opset {AXIS_OPSET}, but the model has opset {model.opset}, "
             "so onnxruntime cannot run it. Fix the model first (qdqtool fix raises the opset)",
             model.path or "model",
             code="axis-opset",

@@ -34,7 +34,7 @@ from qdqtool.patterns.fake_quantizers import (
     rewrite_fake_quantizers,
 )
 from qdqtool.patterns.half import HALF_OPSET
-from qdqtool.patterns.view import View
+from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing.alternatives import estimate_variant
@@ -281,10 +281,9 @@ def _raise_axis_opset(model: Model, requested: set[str]) -> tuple[Model, list[Fi
     """
     if requested and "OPSET-AXIS" not in requested:
         return model, []
-    view = View(model)
-    if model.opset >= MIN_OPSET or not any(view.params(q).is_per_channel for q in view.quantizers):
+    if not View(model).needs_axis_opset:
         return model, []
-    description = f"opset {model.opset} raised to {MIN_OPSET}, in which Q and DQ have an axis"
+    description = f"opset {model.opset} raised to {AXIS_OPSET}, in which Q and DQ have an axis"
     return to_axis_opset(model), [FixAttempt("OPSET-AXIS", "", description)]
 
 

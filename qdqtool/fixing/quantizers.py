@@ -21,7 +21,7 @@ from qdqtool.fixing.site import (
 )
 from qdqtool.fixing.weights import find_computed_weights, make_float_constant_site
 from qdqtool.insertion import fp16
-from qdqtool.insertion.prepare import MIN_OPSET, prepare_float_model, raise_opset
+from qdqtool.insertion.prepare import prepare_float_model, raise_opset
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -30,7 +30,7 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.rewrites import clips_negative_values, insert_relu
-from qdqtool.patterns.view import View
+from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
 from qdqtool.reasons.text import format_number
@@ -404,7 +404,7 @@ def to_axis_opset(model: Model) -> Model:
     view = View(model)
     axes = {q.output: view.axis(q) for q in view.quantizers if view.params(q).is_per_channel}
     copy = model.copy()
-    raise_opset(copy, MIN_OPSET)
+    raise_opset(copy, AXIS_OPSET)
     for proto in copy.proto.graph.node:
         axis = axes.get(proto.output[0]) if proto.output else None
         if axis is not None and all(a.name != "axis" for a in proto.attribute):

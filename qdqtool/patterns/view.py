@@ -21,6 +21,7 @@ from qdqtool.ir.operators import (
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
 
+AXIS_OPSET = 13  # first opset in which Q and DQ have an axis
 SHAPE_LIMIT = 20_000  # maximum number of nodes for inferring shapes; larger models take too long
 _MAX_TENSORS = 400  # maximum number of tensors that are visited downstream of a tensor
 _MAX_CACHED_TENSORS = 4096  # maximum number of tensors whose consumers are cached
@@ -112,9 +113,16 @@ class View:
         Below opset 13 ONNX has no axis, and TensorRT's parser uses 0.
         """
         params = self.params(node)
-        if params.is_per_channel and not params.has_axis and self.model.opset < 13:
+        if params.is_per_channel and not params.has_axis and self.model.opset < AXIS_OPSET:
             return 0
         return params.axis
+
+    @property
+    def needs_axis_opset(self) -> bool:
+        """Whether the model has per-channel Q/DQ in an opset without an axis."""
+        return self.model.opset < AXIS_OPSET and any(
+            self.params(q).is_per_channel for q in self.quantizers
+        )
 
     @functools.cached_property
     def quantizers(self) -> list[Node]:

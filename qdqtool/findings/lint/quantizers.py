@@ -12,7 +12,7 @@ from qdqtool.ir.constants import find_computed_parameters
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import ParameterValues, QuantParams
-from qdqtool.patterns.view import View
+from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.quantizers import (
@@ -274,7 +274,7 @@ def _find_axis_faults(view: View, node: Node, params: QuantParams) -> Iterator[R
     ):
         return
     name = node.name
-    if view.model.opset < 13:
+    if view.model.opset < AXIS_OPSET:
         yield AxisOpset(MODEL_CHECK, name, view.model.opset, params.has_axis)
     if not view.is_weight(node):
         yield fault_checks.check_activation_per_tensor(MODEL_CHECK, name, name, params)
