@@ -66,7 +66,8 @@ def convert_in_this_process() -> Iterator[None]:
     """
     import onnx
 
-    from qdqtool.proto.shapes import convert_opset, is_safe_to_infer
+    from qdqtool.proto.inference_checks import is_safe_to_infer
+    from qdqtool.proto.shapes import convert_opset
 
     def convert(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         try:

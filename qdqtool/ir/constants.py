@@ -20,7 +20,7 @@ from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.qdq import FLOATS, is_qdq
-from qdqtool.proto.shapes import has_sane_attributes
+from qdqtool.proto.inference_checks import has_sane_attributes
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import DOMAINS
 

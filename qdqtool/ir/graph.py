@@ -22,7 +22,8 @@ import onnx
 
 from qdqtool.errors import ModelError
 from qdqtool.proto import external_data as external
-from qdqtool.proto.shapes import NodeTypeCache, infer_types
+from qdqtool.proto.node_types import NodeTypeCache
+from qdqtool.proto.shapes import infer_types
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import (
     STANDARD,

@@ -20,7 +20,7 @@ from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.external_data import has_data
-from qdqtool.proto.shapes import infer_node
+from qdqtool.proto.node_types import infer_node
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import STANDARD
 from qdqtool.reasons.placement import create_nothing_to_quantize_error
