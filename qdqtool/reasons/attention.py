@@ -20,7 +20,7 @@ class AttentionHead(Reason):
     """A quantized matrix product of an attention that TensorRT does not fuse into one kernel.
 
     Attributes:
-        size: Head size: the number of products that are summed for one score.
+        size: Head size, the number of products that are summed for one score.
         precision: Type of the product, INT8 or FP8.
     """
 
@@ -77,14 +77,15 @@ class FloatNormalization(Reason):
 
 
 class DecomposedNorm(Reason):
-    """A decomposed LayerNorm whose squares may exceed FP16; ``node`` computes the squares.
+    """Squares that FP16 may not hold, in a decomposed LayerNorm or before another sum.
+
+    ``node`` computes the squares.
 
     Attributes:
         exact: Whether the target accepts LayerNormalization, and a LayerNormalization computes the
             same result.
         opset: Opset of the model.
-        alone: Operator that computes the squares, if they are not part of a known normalization;
-            else empty.
+        alone: Operator of ``node`` if it is not part of a known normalization; else empty.
     """
 
     rules = (fixable_rule("NORM-PIECES"),)
@@ -100,8 +101,8 @@ class DecomposedNorm(Reason):
                     f"{self.node} ({self.alone}) squares values that are summed: in FP16, the "
                     "square of 256 is infinite, and the square of 2e-4 is zero."
                 ),
-                "Keep these nodes FP32, or scale the values before them so that FP16 holds the "
-                "squares.",
+                "Keep the square and the sum FP32, or scale the values before them so that FP16 "
+                "holds the squares.",
             )
         text = (
             f"{self.node} squares values in a decomposed normalization: in FP16, the square of "
@@ -115,12 +116,15 @@ class DecomposedNorm(Reason):
                 f"same result{raised}.",
             )
         if self.opset >= 17:
-            return text, "Keep these nodes FP32: no LayerNormalization computes the same result."
+            return (
+                text,
+                "Keep the normalization FP32: no LayerNormalization computes the same result.",
+            )
         return text
 
 
 class MyelinCompiledRegion(Reason):
-    """Attention and normalizations that Myelin compiles; ``node`` is the first of them.
+    """Attention and normalizations that Myelin compiles; ``node`` is the first node.
 
     Attributes:
         last: The last node in graph order.

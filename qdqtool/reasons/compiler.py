@@ -235,7 +235,7 @@ _FAULTS: dict[FaultKind, Message] = {
         "Put a DequantizeLinear before the convolution.",
     ),
     FaultKind.OUTPUT_TYPE: (
-        "{node} quantizes to {0} (output_dtype), which TensorRT-RTX does not have.",
+        "{node} quantizes to {0} (output_dtype), which TensorRT-RTX does not support.",
         "Quantize to int8 or FP8 E4M3FN.",
     ),
     FaultKind.MIXED_TYPES: (
@@ -392,8 +392,8 @@ class CompilerFault(Reason):
 
     Attributes:
         fault: Kind of the fault.
-        values: Values for the placeholders of the message, in order. For an unsupported operator:
-            the form, and the operator or the type of an input.
+        values: Values for the placeholders of the message, in order. For an unsupported operator,
+            the first value is a member of :class:`UnsupportedForm`.
     """
 
     rules = (
@@ -430,7 +430,10 @@ class CompilerFault(Reason):
 
 
 def is_build_failure(reason: Reason) -> bool:
-    """Return whether a reason makes the build fail; other reasons make a layer run in float."""
+    """Return whether a reason of TensorRT-RTX makes the build fail.
+
+    Other reasons of TensorRT-RTX make a layer run in float.
+    """
     return not isinstance(reason, _FLOAT_REASONS)
 
 

@@ -70,7 +70,7 @@ class ConcatReadAsFloat(Reason, key="output-not-only-quantized"):
 
 
 def sibling_quantizers(r: RemainingConversion) -> list[TensorConsumer]:
-    """Return the Qs that read the tensor before a conversion, the conversion itself included."""
+    """Return the Qs that read the tensor before a remaining Q, with this Q as the last."""
     converter = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
     return [*quantizer_consumers(r.siblings), converter]
 
@@ -133,8 +133,8 @@ class RemainingConversion(Reason, key="stays"):
     """A Q or DQ that no layer has absorbed and that is a conversion in the engine.
 
     Attributes:
-        name: Name of the conversion in the engine. A copy before a Concat ends with
-            ``_clone_<input>``.
+        name: Name of the conversion in the engine. The copy of a Q that moved up past a Concat has
+            a name that ends with ``_clone_<input>``.
         quantize: Whether the node is a Q.
         tensor: ONNX tensor that the node quantizes or dequantizes.
         scale: Scale of the node.
@@ -247,8 +247,8 @@ class ConversionBetweenScales(RemainingConversion):
         between = find_operator_between_scales(self.path)
         where = "" if between is None else f", with {between.node} ({between.op}) between them"
         return (
-            f"{self.pair} has scale {before}, and {self.node} has {scale}{where}: INT8 is "
-            "converted to INT8.",
+            f"{self.pair} has scale {before}, and {self.node} has {scale}{where}: "
+            f"{self.precision} is converted to {self.precision}.",
             advise_common_scale([self.first_scale, self.scale]),
         )
 

@@ -97,7 +97,7 @@ class GroupedConvolution(Reason):
 
 
 class SlowChannelCounts(Reason):
-    """Numbers of channels for which INT8 kernels are slow.
+    """A convolution whose numbers of channels make INT8 kernels slow.
 
     Attributes:
         inputs: Input channels.

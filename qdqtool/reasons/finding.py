@@ -82,7 +82,7 @@ class Reason:
     that led to the rejection. The class declares finding codes, and writes the message.
 
     Attributes:
-        key: Short, stable code of the class that tests refer to.
+        key: Short, stable code of the class that tests refer to; may be empty.
         quotes: Whether the message quotes TensorRT.
         identity_excludes: Fields that are ignored when findings are compared, such as the size of
             a tensor.
@@ -232,7 +232,6 @@ class Finding:
         return self.words(self)[1]
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
         message, fix = self.words(self)
         return {
             "id": self.id,

@@ -22,7 +22,7 @@ class UnsupportedBfloat16(Reason):
 
 
 class ConstantsBeyondFp16(Reason):
-    """Arithmetic constants that FP16 cannot hold; ``node`` reads the first constant.
+    """Arithmetic constants outside FP16's normal range; ``node`` reads the first constant.
 
     Attributes:
         first: The first nodes that read such a constant, each with the value.
@@ -42,12 +42,11 @@ class ConstantsBeyondFp16(Reason):
         counts = (
             (self.large, "above 65504"),
             (self.small, "below 6e-8"),
-            (self.denormal, "denormal"),
+            (self.denormal, "denormal (fewer digits)"),
         )
         listed = ", ".join(f"{node} reads {format_number(value)}" for node, value in self.first)
-        verb = "cannot hold" if self.large or self.small else "holds with fewer digits"
         kinds = ", ".join(f"{count} {kind}" for count, kind in counts if count)
-        return f"constants that FP16 {verb}: {kinds}; {listed}."
+        return f"constants outside FP16's normal range: {kinds}; {listed}."
 
 
 class RemainingFloat(Reason):

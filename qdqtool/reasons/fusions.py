@@ -18,7 +18,7 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
     Attributes:
         add: The Add.
         activation: The activation.
-        residual: Producer of the other input of the Add.
+        residual: Producer of the other input of the Add; None if the Add has no other input.
         elements: Size of the sum.
         consumers: Consumers of the sum.
     """

@@ -51,7 +51,7 @@ _TEXTS: dict[GpuFact, str] = {
         "{gpu} may have no INT8 kernel for depthwise convolutions ({count}, the first is {first})."
     ),
     GpuFact.JETSON: (
-        "{gpu}: this prediction is for the GPU of the Jetson. Its DLA does not support Q/DQ."
+        "{gpu}: this prediction is for the GPU of the Jetson. The DLA does not support Q/DQ."
     ),
     GpuFact.NO_FP16: "{gpu} has no fast FP16, so the float convolutions ({count}) run in FP32.",
     GpuFact.SINCE: "{gpu} needs TensorRT {1}; the target is {0}.",
@@ -64,13 +64,13 @@ _TEXTS: dict[GpuFact, str] = {
 
 
 class GpuLimit(Reason):
-    """A limit of the GPU that affects a layer of the prediction.
+    """A limit of the GPU that affects the network.
 
     Attributes:
         fact: The fact of the GPU table.
         gpu: The GPU with its compute capability.
-        count: Number of convolutions that the limit affects.
-        first: The first of these convolutions.
+        count: Number of convolutions that the limit affects; 0 if it affects no single layers.
+        first: The first of these convolutions; empty if there is none.
         values: Other values that the message names.
     """
 

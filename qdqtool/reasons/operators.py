@@ -70,7 +70,9 @@ class UnanalyzedSubgraphs(Reason):
         if self.int8 is not None and self.quantizers:
             layers = format_count(self.int8, "layer")
             alone = f" A separate prediction of {place} shows {layers} in INT8."
-        return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
+        return (
+            f"{self.node} ({self.op}): the prediction does not cover {content} in {place}.{alone}"
+        )
 
 
 class RuntimeOperators(Reason):

@@ -77,8 +77,8 @@ class PoolingQuantizedOnOneSide(Reason, key="pooling-one-side"):
             )
             return f"{self.node} runs in float: {self.origin.node} is before this node, but {why}."
         return (
-            f"{self.node} runs in float: {list_names(consumer_names(quantizers_after))} is after "
-            "this node, but no DequantizeLinear is before this node."
+            f"{self.node} runs in float: its output is quantized "
+            f"({list_names(consumer_names(quantizers_after))}), but its input is not."
         )
 
 
@@ -290,8 +290,8 @@ class OutputMixedConsumers(Reason, key="output-many-consumers"):
             f"{list_names(quantizer_names)} "
             f"{'quantizes' if len(quantizer_names) == 1 else 'quantize'} the result"
             f"{describe_unanalyzed_consumers(self.consumers)}."
-            + ("" if finding.gains else " No action needed: Q/DQ gain nothing for this consumer."),
-            (f"Quantize the float consumer as well, with scale {format_scale(quantized[0].scale)}.")
+            + ("" if finding.gains else " No action needed: more Q/DQ would gain nothing."),
+            f"Put Q/DQ with scale {format_scale(quantized[0].scale)} before {list_names(names)}."
             if finding.gains
             else NO_ACTION,
         )

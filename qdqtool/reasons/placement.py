@@ -208,7 +208,7 @@ class SmallConvolution(Reason):
 
 
 class SubgraphLayers(Reason):
-    """Layers with weights in the body of an If, Loop or Scan; ``count`` is their number."""
+    """Layers with weights in the subgraphs of an If, Loop or Scan; ``count`` is their number."""
 
     count: int
 
@@ -221,7 +221,7 @@ class SubgraphLayers(Reason):
 
 @dataclass(frozen=True)
 class SkippedNode:
-    """A node that insertion could have quantized, but left float."""
+    """A node that insertion left float, with the reason."""
 
     record: Reason
 
@@ -230,12 +230,10 @@ class SkippedNode:
 
     @property
     def node(self) -> str:
-        """Name of the node."""
         return self.record.node
 
     @property
     def reason(self) -> str:
-        """Reason as text."""
         return self.record.skip_reason()
 
     def as_json(self) -> Json:

@@ -10,7 +10,7 @@ from qdqtool.util.text import format_count
 
 
 class NothingQuantized(Reason):
-    """A model without any Q/DQ or integer operator.
+    """A model whose main graph has neither Q/DQ nor integer operators.
 
     Attributes:
         convolutions: Number of Conv, ConvTranspose, Gemm and MatMul with constant weights, which
@@ -185,10 +185,7 @@ class UncoveredTypes(Reason):
 
 
 class UncoveredOperandType(Reason, key="outside-rules"):
-    """Data or weights that are quantized to INT4.
-
-    The simulated Q/DQ passes do not cover this type.
-    """
+    """Data or weights of INT4, which the simulated Q/DQ passes do not cover."""
 
     dq: str
     precision: Precision
@@ -279,8 +276,9 @@ class FakeQuantizers(Reason):
                 f" {format_count(self.count - self.exact, 'quantizer')} cannot be written as Q/DQ "
                 f"({self.other}: {self.problem})."
             )
+        quantizers = "this quantizer" if self.count == 1 else "these quantizers"
         rewrite = ""
         if self.exact:
             share = "" if self.exact == self.count else f"{self.exact} of "
-            rewrite = f". Or let fix rewrite {share}these quantizers as Q/DQ"
-        return message, (f"{export}{rewrite}. Do not insert Q/DQ next to these quantizers.")
+            rewrite = f". Or let fix rewrite {share}{quantizers} as Q/DQ"
+        return message, (f"{export}{rewrite}. Do not insert Q/DQ next to {quantizers}.")

@@ -73,7 +73,7 @@ def describe_concat_scales(r: ConcatScales, consequence: str, scales: Sequence[S
 
 
 def needs_coarse_common_scale(cause: Cause) -> bool:
-    """Return whether ``fix`` rejects a common scale that would cost more than two bits.
+    """Return whether a common scale would cost more than two bits, so that ``fix`` rejects it.
 
     False if the fix of the reason is not a common scale.
     """
@@ -217,7 +217,7 @@ _SMALLEST_HALF = 6e-8  # the smallest number that FP16 can hold
 
 
 class ScaleNotPositive(Reason):
-    """A scale that is zero, negative or not a number.
+    """A scale that is zero, negative, infinite or not a number.
 
     Attributes:
         value: The first faulty scale.
@@ -320,7 +320,8 @@ class ScaleImplausible(Reason):
         bad: Number of implausible scales.
         count: Number of all scales of the quantizer.
         owner: Kind of values that the quantizer quantizes.
-        largest: Largest weight with an implausible scale; None if the weights are unknown.
+        largest: Largest magnitude of the weights with an implausible scale; None for an activation
+            or unknown weights.
     """
 
     rules = (
@@ -417,7 +418,7 @@ class ScaleDead(Reason):
     def largest_magnitude(self) -> float | None:
         """Largest possible magnitude of the input, from which a scale can be computed.
 
-        None if the magnitude is 0, infinite or unknown for a part of the input.
+        None if the magnitude is 0 or infinite, or if only a part of the input is known.
         """
         magnitude = max(abs(self.parts[0].low), abs(self.parts[0].high))
         return magnitude if self.whole and 0 < magnitude < float("inf") else None
@@ -477,7 +478,7 @@ class ScaleCount(Reason):
         text = f"{self.node} has {self.count} scales for axis {self.axis} of weights "
         text += str(list(self.shape))
         if -len(self.shape) <= self.axis < len(self.shape):
-            text += f", which has size {self.shape[self.axis]}"
+            text += f"; this axis has size {self.shape[self.axis]}"
         return f"{text}."
 
 
@@ -516,7 +517,9 @@ class ActivationPerChannel(Reason, key="activation-per-channel"):
             else int(self.scales is not None)
         )
         scales = (
-            f"{count} scales, {format_scale(self.scales)}" if count else "one scale per channel"
+            f"{format_count(count, 'scale')}, {format_scale(self.scales)}"
+            if count
+            else "one scale per channel"
         )
         return f"{self.dq} quantizes an activation per channel ({scales})."
 
@@ -530,8 +533,8 @@ class ActivationFit:
         scale: Scale of the Q, in units of the tensor per integer step.
         clipped: Share of the values that the Q clips.
         lost: Share of the tensor's power (sum of squares) beyond the range of the scale.
-        used: Largest measured magnitude divided by 127 times the scale: the share of the integer
-            steps in use; above 1 if values are clipped.
+        used: Largest measured magnitude divided by the range of the scale; above 1 if values are
+            clipped.
     """
 
     quantizer: str

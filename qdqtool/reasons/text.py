@@ -44,7 +44,7 @@ def format_scale(scale: Scale) -> str:
 
 
 def list_names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
-    """Return ``a, b, c and 4 more``, without duplicates.
+    """Return the first names without duplicates, and the number of others: ``a, b and 4 more``.
 
     ``more`` is the number of names that are not among the items.
     """
@@ -60,7 +60,7 @@ def format_size(size: TensorSize | None) -> str:
 
 
 def format_node(name: str, op: str) -> str:
-    """Return ``name (Op)``, or the name alone if it contains the operator."""
+    """Return ``name (Op)``; only the name if it contains the operator or no operator is known."""
     return name if not op or op in name else f"{name} ({op})"
 
 
@@ -70,7 +70,7 @@ def format_step(step: PathStep) -> str:
 
 
 def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
-    """Return the name of each consumer, with the operator except for Qs."""
+    """Return the name of each consumer that is a Q or an output, and ``name (Op)`` of others."""
     return [
         "the network's output"
         if r.kind == ConsumerKind.OUTPUT
@@ -168,5 +168,5 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
 
 
 def describe_float_result(reason: Any) -> str:
-    """Return ``node writes float`` with the size, for a reason that has a node and a size."""
+    """Return ``node writes float``, with the size of the node's output if it is known."""
     return f"{reason.node} writes float{format_size(reason.elements)}"

@@ -154,7 +154,9 @@ class WeightsAxis(Reason, key="weights-axis"):
 
 
 class WeightsShared(Reason, key="weights-shared"):
-    """Quantized weights that several layers read, although only one layer can absorb them.
+    """Quantized weights that several layers read, or that are also a network output.
+
+    TensorRT can fuse the weights only into a single consumer.
 
     Attributes:
         weight: The weights.
@@ -195,8 +197,8 @@ WeightScalesCause = StrEnum(
 
 _WEIGHT_SCALE_ADVICE = {
     WeightScalesCause.AXIS: (
-        ("the scales fit along the other axis of the weights"),
-        "Compute the scales along the output channels, and set that axis.",
+        "the scales fit another axis of the weights",
+        "Compute the scales along the axis of the output channels, and set this axis in Q and DQ.",
     ),
     WeightScalesCause.FACTOR: (
         "all scales are wrong by the same factor, {factor:.4g}",
@@ -229,11 +231,8 @@ _WEIGHT_SCALE_ADVICE = {
         "Use scale = max|w| / 127 for each channel of the weights in this file.",
     ),
     WeightScalesCause.EXCEPTION: (
-        "only {channels} channels do not fit",
-        (
-            "Use scale = max|w| / 127 for these channels as well, unless their weights are "
-            "clipped on purpose."
-        ),
+        "only {channels} do not fit",
+        "Use scale = max|w| / 127 for every channel whose weights are not clipped on purpose.",
     ),
 }
 
@@ -247,7 +246,7 @@ class WeightScales(Reason):
         total: Number of layers that were checked.
         clipped: Share of the channels whose weights are clipped.
         wasted: Share of the channels whose scale is more than four times too large.
-        worst: Largest weight divided by 127 times its scale, in the worst layer.
+        worst: Largest weight divided by the range of its scale, in the worst layer.
         factor: Factor by which all scales are wrong, if it is equal for all channels; else 1.
         channels: Number of channels whose scales do not fit, if all other channels fit.
     """
@@ -265,6 +264,7 @@ class WeightScales(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         why, fix = _WEIGHT_SCALE_ADVICE[self.cause]
+        channels = format_count(self.channels, "channel")
         shares = (
             f"{self.clipped:.0%} of the channels are clipped, {self.wasted:.0%} use a quarter of "
             f"the steps or less"
@@ -273,7 +273,7 @@ class WeightScales(Reason):
         return (
             f"the scales of the weights do not fit the weights in {len(self.layers)} of "
             f"{self.total} checked layers: "
-            f"{why.format(factor=self.factor, channels=self.channels)} ({shares}; the largest "
+            f"{why.format(factor=self.factor, channels=channels)} ({shares}; the largest "
             f"weight of {self.node} is {off}).",
             fix,
         )
@@ -285,7 +285,7 @@ class WeightsPerTensor(Reason):
     ``node`` is the worst layer.
 
     Attributes:
-        layers: The layers.
+        layers: Layers with such weights.
         total: Number of layers with quantized weights that were checked.
         spread: Largest range of a channel divided by the smallest, in the worst layer.
         lost: Share of the channels of the worst layer that lose two bits or more.
