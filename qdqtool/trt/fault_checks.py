@@ -217,7 +217,8 @@ def find_implausible_limit(scales: Iterable[float]) -> float:
     """Return the largest scale of an activation that is too small for any calibration.
 
     In untrained networks, the scales may shrink gradually from layer to layer, down to
-    1e-13. A scale that no calibration has set is much smaller than all others.
+    1e-13; the result is then 0. A scale that no calibration has set is much smaller than all
+    others.
 
     Args:
         scales: Scales of all activations of the network.

@@ -77,7 +77,7 @@ def quantizer_scale(layer: Layer | None) -> Scale:
 
 
 def tensor_size(tensor: Tensor) -> TensorSize | None:
-    """Return the size of a tensor; None if a dimension other than the batch is unknown."""
+    """Return the size of a tensor; None if a dimension other than the batch is unknown or 0."""
     shape = tensor.shape
     if shape is None:
         shuffle = tensor.single_consumer(LayerKind.SHUFFLE)
@@ -93,7 +93,7 @@ def tensor_size(tensor: Tensor) -> TensorSize | None:
 def to_step(layer: Layer, part: int = -1) -> PathStep:
     """Return a layer as a step of a path.
 
-    ``part`` is the index of the input of a Concat through which the path goes; -1 for others.
+    ``part`` is the index of the input of a Concat on the path; -1 for other operators.
     """
     return PathStep(node_name(layer), layer.op or layer.kind.value.title(), part)
 
@@ -163,8 +163,8 @@ class _ConsumerSearch:
 
         An example is a tensor that a Concat joins with the start tensor and a Split separates
         again. No consumer is removed if one of them is a Q, because the others keep this Q from
-        moving up past the Split. No consumer is removed either if several paths lead to one tensor,
-        because the spans in that tensor are unknown.
+        moving up past the Split. No consumer is removed either if none would be left, or if several
+        paths lead to one tensor, because the spans in that tensor are unknown.
         """
         has_q = any(consumer.kind == ConsumerKind.Q for consumer in self.consumers)
         if self.has_several_paths or has_q or len(self.other_consumers) == len(self.consumers):
@@ -315,7 +315,8 @@ def is_sum(layer: Layer) -> bool:
 def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
     """Return the names of layers with weights that read a tensor as their data.
 
-    DQs and operators that a Q could pass may be between the tensor and such a layer.
+    DQs and operators that a Q could pass may be between the tensor and such a layer. The search
+    ends after about :data:`MAX_TENSORS` tensors.
     """
     names: dict[str, None] = {}
     queue, visited = [tensor], {id(tensor)}
@@ -338,11 +339,10 @@ def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
 def _gains_from_qdq(layer: Layer) -> bool:
     """Return whether Q/DQ before a layer that reads float would make the engine faster.
 
-    The layer needs INT8 kernels, and its consumers need the result in INT8. These conditions hold
-    for a layer with quantizable weights (such as a convolution) upstream of another layer with
-    weights, and for a sum, an average, or a pointwise layer of activation and Add, if only Qs read
-    the result. Activations, other sums and operators that a Q can pass may be between the layer and
-    these Qs.
+    A layer with constant or quantized weights gains if another layer with weights is downstream.
+    An average, a pointwise layer of activation and Add, and a sum with an operand that can be INT8
+    gain if only Qs read the result. Activations, other sums and operators that a Q can pass may be
+    between the layer and these Qs.
     """
     if layer.kind in WEIGHTED:
         has_int8_weights = layer.weights.constant or any(map(dq_before, layer.inputs[1:]))
@@ -354,11 +354,10 @@ def _gains_from_qdq(layer: Layer) -> bool:
 
 
 def _has_only_q_consumers(layer: Layer) -> bool:
-    """Return whether Qs are the only consumers of a layer's result.
+    """Return whether Qs are the only consumers of a layer's result; False without a Q.
 
-    Layers that can write INT8 may be between the layer and the Qs.
-
-    False without a Q. True also if the search stops after :data:`MAX_LAYERS_AFTER` layers.
+    Layers that can write INT8 may be between the layer and the Qs. True also if the search stops
+    after :data:`MAX_LAYERS_AFTER` layers.
     """
     is_quantized = False
     for number, follower in enumerate(walk([layer], _float_consumers)):
@@ -449,7 +448,7 @@ def check_output_scales(
     consumers: tuple[TensorConsumer, ...],
     size: TensorSize | None,
 ) -> OutputDifferentScales | None:
-    """Return a reason if all consumers are Qs and their scales differ; None otherwise."""
+    """Return a reason if all consumers are Qs and their scales may differ; None otherwise."""
     if not have_different_scales(consumers):
         return None
     if any(consumer.kind != ConsumerKind.Q for consumer in consumers):
@@ -476,7 +475,7 @@ def check_equal_scales(
 
 
 def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
-    """Return whether consumers have different scales; unknown scales count as different."""
+    """Return whether two or more consumers have different scales, or one that is unknown."""
     scales = {q.scale for q in quantizers}
     return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
 
@@ -716,8 +715,8 @@ def _quantized_precision(dq: Layer) -> Precision:
 def _product_type(dq: Layer) -> str | None:
     """Return the type, ``INT8`` or ``FP8``, in which a consumer of the DQ can multiply.
 
-    None if no convolution computes in the type of the DQ's input. A DQ of unknown type counts as
-    INT8 if it has no zero point.
+    None if no convolution computes in the type of the DQ's input, or if the parameters of the DQ
+    are unknown. A DQ of unknown type counts as INT8 if it has no zero point.
     """
     if dq.quant is None:
         return None

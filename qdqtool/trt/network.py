@@ -15,6 +15,7 @@ from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.result import MyelinRegion
 from qdqtool.trt.targets import BUILDS, Target
+from qdqtool.util.text import format_count
 
 _RANK = operator.attrgetter("rank")
 _RANK_AND_ID = operator.attrgetter("rank", "id")
@@ -36,9 +37,9 @@ class Network:
             ``residual_through_activation`` decided.
         regions: Regions of Myelin, on targets whose regions affect Q and DQ.
         focus: Tensors that the previous round of a loop of passes edited. The current round visits
-            only these tensors. None for all tensors.
+            only layers at these and newly edited tensors. None to visit all layers.
         reports_reasons: Whether passes report reasons. In a loop, only the last round reports
-            reasons, and visits all tensors.
+            reasons, and visits all layers.
         edited_tensors: Tensors whose producer or consumers were edited in this round.
         q_copies: Number of copies of Qs before Concats so far, which SplitQAcrossPrecedingFanIn
             limits.
@@ -150,7 +151,7 @@ class Network:
     ) -> Iterator[tuple[Layer, Layer]]:
         """Yield each layer of some kinds whose output has a single consumer, with the consumer.
 
-        The loop may fuse the consumer into the layer: removed layers are skipped.
+        The caller may fuse the consumer into the layer; removed layers are skipped.
 
         Args:
             kinds: Kinds of the layers.
@@ -382,4 +383,4 @@ def describe_rules(cases: Iterable[Case], target: Target) -> str:
         parts.append(f"{seen - seen_on_target} seen on other versions only")
     if len(rules) > seen:
         parts.append(f"{len(rules) - seen} documented or assumed")
-    return f"of the {len(rules)} rules that this network used, {', '.join(parts)}"
+    return f"of the {format_count(len(rules), 'rule')} that this network used, {', '.join(parts)}"

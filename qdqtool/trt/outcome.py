@@ -58,11 +58,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {SILU_ADD: tuple(SiluAdd)}
 
 
 def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:
-    """Predict the engine of a model without findings, for a target other than TensorRT-RTX.
+    """Predict the engine of a model for a target other than TensorRT-RTX; findings are not added.
 
     Reports differ on whether TensorRT fuses Conv + activation + Add. If the model has such nodes,
-    both choices are simulated, and ``assumptions`` of the prediction reports the result of the
-    other choice. Other models are simulated once.
+    both choices are simulated. If their results differ, ``assumptions`` of the prediction has the
+    counts of the other choice.
 
     Args:
         model: The model.
@@ -70,7 +70,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
         assume: Choices by name.
 
     Raises:
-        QdqtoolError: A choice has an unknown name or value.
+        QdqtoolError: A choice has an unknown name or value, or a node of the model is damaged.
     """
     assumed_target = apply_assumptions(target, assume)
     prediction, places = _simulate(model, assumed_target)

@@ -184,9 +184,9 @@ class PipelineRun:
         """Run passes in rounds until no pass changes anything; return the last round's reasons.
 
         A round ends at the first change by a pass other than the first pass. The first round visits
-        all tensors. Later rounds visit only tensors that the previous round edited, to save time.
-        When such a round changes nothing, a last round visits all tensors again. Only its reasons
-        are returned, because reasons of earlier rounds may no longer hold.
+        all tensors. The next rounds visit only edited tensors, to save time. When a round changes
+        nothing, a last round visits all tensors again and reports reasons, because reasons of
+        earlier rounds may no longer hold.
         """
         network = self._network
         network.focus, network.reports_reasons = None, False
@@ -217,6 +217,7 @@ def run(network: Network, target: Target, last: type[Pass] | None = None) -> Pip
 
     Raises:
         PassError: A pass failed.
+        ModelError: The network exceeds a limit of the simulation.
     """
     pipeline_run = PipelineRun(network)
     for stage in PIPELINE:

@@ -83,7 +83,7 @@ class AssumptionCounts:
     Attributes:
         int8: Convolutions that compute in INT8.
         int8_to_int8: Convolutions that compute in INT8 and write INT8.
-        conversions: Q and DQ that remain as layers.
+        conversions: Q and DQ that remain as layers; None if they are not predicted.
         fp8: Convolutions that compute in FP8.
         fp8_to_fp8: Convolutions that compute in FP8 and write FP8.
     """
@@ -115,7 +115,7 @@ class Assumption:
         alternatives: Counts of the prediction for each other value.
         places: ONNX nodes (the Adds) that the choice concerns.
         given: Whether the user chose the value, or a build showed it.
-        why: Reason why the value is assumed: evidence about the target, the user, or the build.
+        why: Reason why the value is assumed: the evidence for the target, or who chose the value.
     """
 
     name: str

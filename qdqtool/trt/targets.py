@@ -324,7 +324,7 @@ class Target:
 
     @property
     def _minor_version(self) -> tuple[int, int]:
-        """Version that the user named, else the latest minor version that the target covers."""
+        """Version that the user named, else the highest minor version of the major version."""
         return version_numbers(self.requested_version) or (self.version[0], LAST_MINOR)
 
     @property

@@ -144,7 +144,7 @@ def render(event: Event) -> str:
 
 
 def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
-    """Parse a log line of TensorRT's optimizer; None if the line is from another component.
+    """Parse a log line of TensorRT's optimizer; None for lines of another form.
 
     Args:
         line: Text after ``[V] [TRT] ``, without the line end.

@@ -119,8 +119,8 @@ class Pass(ABC):
     """One optimizer pass, named as in TensorRT's log.
 
     A pass edits the network in place. It emits a line of TensorRT's log for each change
-    (:meth:`fire`), and records a reason for a change that it could not make (:meth:`refuse`).
-    Except for limits of size, it never raises for an unusual graph.
+    (:meth:`fire`), and records a reason for a change that it could not make (:meth:`refuse`). It
+    raises no error for an unusual graph, except beyond a limit on the size of the network.
 
     Attributes:
         cases: Known behaviors (:class:`qdqtool.evidence.Case`) of the pass, with their evidence.

@@ -92,7 +92,7 @@ def _choose_line(
     Args:
         tensor: The input.
         retargeted: Tensors that their producers write directly into the output of a Concat.
-        external: First input of the Concat that comes from a network input or a constant.
+        external: First input of the Concat that comes from a network input or a constant, if any.
     """
     if tensor.producer_of_kind(LayerKind.RESIZE):
         return COPY_STRIDING, RESIZE

@@ -130,8 +130,8 @@ class HorizontalMergeQNodes(Pass):
             self.fire(case, survivor, REMOVING, q.name)
             merged = (*survivor.merged_quantizers, (node_name(q), q.path), *q.merged_quantizers)
             survivor.merged_quantizers = merged[:MAX_MERGED]
-            # The order of the nodes decides which Q remains. To be independent of this order, the
-            # Q receives the cases of all Qs.
+            # The order of the nodes decides which Q remains. It receives the cases of all merged
+            # Qs, so that the evidence does not depend on this order.
             survivor.add_cases(*q.cases)
         network.redirect_consumers(others[0].out, survivor.out, *(q.out for q in others[1:]))
         for q in others:

@@ -17,10 +17,9 @@ EQUAL = seen(
 class MergeLayers(Pass):
     """Merges convolutions of equal shape that read the same tensor, logged as ``A || B``.
 
-    TensorRT's log does not name this pass.
-
-    Merged convolutions have equal input, kernel, stride, padding, dilation, activation, and
-    precision of input and output. They have no groups and no residual.
+    Merged convolutions have equal kernels, strides, pads, dilations and precisions of input and
+    output. All or none of them have a Relu. They have no groups, and have fused no residual, Pad,
+    pooling or pointwise activation. TensorRT's log does not name this pass.
     """
 
     cases = (EQUAL,)

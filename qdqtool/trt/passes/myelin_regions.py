@@ -154,7 +154,7 @@ class MyelinRegions(Pass):
     def _absorb_q(region: MyelinRegion, members: Collection[Layer], q: Layer) -> None:
         """Fuse a Q into the kernel before it, or mark it as a separate kernel before the region.
 
-        A Q before the region is left unchanged if a layer outside the region needs it as well.
+        A Q before the region is left unchanged if a layer outside the region reads its result.
         """
         producer = q.data.producer
         if producer is not None and producer in members:

@@ -11,7 +11,7 @@ PLAIN = documented(
 
 
 class PadConvFusion(Pass):
-    """Fuses a Pad and the convolution after it, if no Q/DQ pair is between them.
+    """Fuses a Pad of zeros and the convolution after it, if no Q/DQ pair is between them.
 
     TensorRT's name for this pass is unknown.
     """

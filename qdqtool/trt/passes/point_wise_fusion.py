@@ -226,7 +226,7 @@ def _can_fuse_pointwise(layer: Layer) -> bool:
 
 
 def _is_residual_sum(layer: Layer) -> bool:
-    """Return whether a layer is a sum with an operand that a convolution computes.
+    """Return whether a layer is a sum with an operand from a convolution without activation.
 
     A BatchNormalization may be between convolution and sum.
     """

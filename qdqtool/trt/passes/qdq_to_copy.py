@@ -58,7 +58,7 @@ ATTENTION = assumed(
 
 
 class QDQToCopy(Pass):
-    """Turns every remaining Q and DQ into a conversion of the engine."""
+    """Turns every remaining Q and DQ outside Myelin's kernels into a conversion of the engine."""
 
     cases = (QUANTIZE, DEQUANTIZE, ATTENTION)
     anonymous_lines = (SWAP_TYPE,)

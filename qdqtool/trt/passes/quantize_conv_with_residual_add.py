@@ -63,7 +63,7 @@ class QuantizeConvWithResidualAdd(Pass):
 
     The data and weights of the convolution come from DQs. An Add (with its Relu) reads the output
     directly, without a Q/DQ pair between. The other input of the Add, the residual, comes from a
-    DQ, and the single consumer of the Add is a Q.
+    DQ, and the single consumer of the Add is a Q. The types of data, residual and Q are equal.
 
     The pass refuses:
 

@@ -44,7 +44,8 @@ class QuantizeSingleInputNodes(Pass):
     """Makes an average pooling between a DQ and a Q run in INT8.
 
     The Q must be the single consumer of the pooling. If only the DQ or only the Q is present, the
-    pass refuses, and the quantizer that is present remains as a conversion.
+    pass refuses, and the quantizer that is present remains as a conversion. Poolings of FP8 remain
+    float.
     """
 
     cases = (GLOBAL, WINDOW, FP8)

@@ -26,9 +26,9 @@ CONVERSION = documented(
 
 
 class RequantizeFusion(Pass):
-    """Fuses a DQ and the Q after it, with different scales, into one requantization.
+    """Fuses a remaining DQ and the Q after it into one requantization.
 
-    TensorRT's name for this pass is unknown.
+    Their scales differ, except before a network output. TensorRT's name for this pass is unknown.
     """
 
     cases = (INTO, CONVERSION)

@@ -25,7 +25,7 @@ from qdqtool.util import limits
 CONCAT = find_case("Concat")
 NESTED = documented(
     "nested",
-    "If a Q moves before two Concats in a row, its copies have nested suffixes, _clone_1_clone_2.",
+    "If a Q moves up past two Concats in a row, its copies have nested suffixes, _clone_1_clone_2.",
     "NVIDIA/TensorRT issue 2131 (8.4)",
 )
 

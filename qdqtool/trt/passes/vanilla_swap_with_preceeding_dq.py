@@ -121,7 +121,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
         """Insert a copy of a shared DQ before each of some consumers; return the copies.
 
         A DQ with a scale for each channel is not copied. Consumers that do not read the DQ as data
-        receive no copy.
+        receive no copy; in the case ``COPIED``, neither do consumers with several inputs.
         """
         copies: list[Layer] = []
         if dq.quant is not None and dq.quant.is_per_channel:

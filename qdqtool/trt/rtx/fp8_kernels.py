@@ -5,7 +5,7 @@ There are two causes:
 * The weights of a channel have more than 32 elements in height and width. Exception: depthwise 7x7
   on compute capability 12.x.
 * The Conv is a column: 1x1, on data [1, C, H, 1] with at most four channels. The compiler generates
-  the GPU kernel of a column. If this kernel also fuses the Q before the column, it reads floats.
+  the GPU kernel of a column. A kernel that also fuses the Q before the column reads floats.
   Columns whose weights have one scale are FP8, unless they have no bias and read a network input.
 """
 
@@ -73,9 +73,9 @@ def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
 def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_IN_A_ROW) -> bool:
     """Return whether the compiler fuses the Q before a column's DQ into the column's kernel.
 
-    False if the Q or DQ has several consumers, if a reduction is between the DQ and the column, or
-    if the kernel before the Q fuses the Q: the kernel of a reduction, of a matrix product, or of
-    another column that has fused the Q before it.
+    False without such a Q, if the Q or DQ has several consumers or is a network output, if a
+    reduction is between the DQ and the column, or if the kernel before the Q fuses the Q: the
+    kernel of a reduction, of a matrix product, or of another column that has fused the Q before it.
     """
     q = model.producer(dq.input(0))
     if q is None or not qdq.is_q(q) or _is_reduced(model, node, dq):

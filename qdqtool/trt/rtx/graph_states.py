@@ -35,7 +35,10 @@ class GraphStates:
             self._add_states(node)
 
     def state(self, tensor: str) -> State:
-        """Return the state of a tensor, ``NEVER_QUANTIZED`` if no DQ is upstream."""
+        """Return the state of a tensor.
+
+        ``NEVER_QUANTIZED`` if no DQ is upstream, apart from DQs before a Q or a multiplication.
+        """
         return self._states.get(tensor, NEVER_QUANTIZED)
 
     def _add_states(self, node: Node) -> None:

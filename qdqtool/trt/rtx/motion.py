@@ -156,8 +156,8 @@ class ConsumerIndex:
     ) -> bool:
         """Return whether the compiler can merge the factor of a node into the scale of a DQ.
 
-        This requires that all other consumers of the tensor only move integers, or have the same
-        factor.
+        This requires that the tensor is not a network output, and that all its other consumers only
+        move integers, or have the same factor.
 
         Args:
             node: The Mul, Div or Reciprocal.
@@ -237,7 +237,8 @@ class ConsumerIndex:
 # Rules of operators ---------------------------------------------------------------------------
 
 
-# Operators with one data input that keep, reorder or negate integers, and keep the scale.
+# Operators with one data input that select, reorder or invert integers or change their sign, and
+# keep the scale.
 MOVES = frozenset(
     {
         "Identity",
@@ -297,7 +298,7 @@ class IntegerMotion:
         """Return the state of the node's first output.
 
         Args:
-            node: Any node but a quantizer, Conv, ConvTranspose, Gemm or MatMul.
+            node: Any node but a quantizer, convolution or matrix product.
             inputs: States of the inputs in order, ``FloatState`` for constant and missing inputs.
         """
         data = inputs[1:] if node.op == "Where" else inputs
@@ -431,7 +432,7 @@ class IntegerMotion:
         return not any(pads[i] or pads[half + i] for i, axis in enumerate(axes) if axis < 2)
 
     def _state_after_float_operator(self, node: Node, state: IntegerState) -> State:
-        """Return a float state, or the given state if the node has no effect (a 1x1 pooling)."""
+        """Return a float state, or the given state if the node has no effect (1x1 pooling)."""
         is_identity = self._keeps_shape(node)
         if node.op == "AveragePool":
             is_identity = _is_unit_pooling(node) and not any(node.attributes.get("pads", []))

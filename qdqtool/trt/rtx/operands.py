@@ -79,7 +79,7 @@ class FloatState:
     """State of a tensor whose integers the compiler cannot use.
 
     Attributes:
-        reason: Reason why the integers of a DQ were lost; None if no DQ is upstream.
+        reason: Reason why the integers of a DQ were lost; None if there were none.
         node: Node at which the integers were lost.
         dq: DQ that the integers came from.
     """
@@ -103,7 +103,7 @@ def resolve_precision(
 
     Args:
         model: The model.
-        node: Conv, ConvTranspose, Gemm or MatMul.
+        node: Conv, ConvTranspose, Gemm, MatMul, or a matrix product as an Einsum.
         left: State of the first input: activations [N, C, ...] of a convolution.
         right: State of the second input: weights [Cout, Cin/groups, ...] of a Conv.
         capabilities: Compute capabilities to build for, such as 89 for SM89.
@@ -135,7 +135,7 @@ def create_integer_loss(
     """Return the reason why a node cannot multiply integers.
 
     Args:
-        node: Conv, ConvTranspose, Gemm or MatMul.
+        node: Conv, ConvTranspose, Gemm, MatMul, or a matrix product as an Einsum.
         reason: Cause of the loss.
         place: Node where the integers are lost; None if unknown.
         dq: DQ that the integers came from; None if unknown.
@@ -211,7 +211,8 @@ class ConstantTensors:
     """Constant tensors of a model, with their shapes and the values of small constants.
 
     Attributes:
-        plain: Constants, and tensors that nodes other than Q and DQ compute from constants.
+        plain: Constants, and tensors that nodes other than Q and DQ compute from constants or known
+            shapes.
         with_quantizers: Tensors of ``plain``, and tensors computed from constants through Q or DQ.
     """
 

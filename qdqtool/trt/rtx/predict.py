@@ -162,8 +162,8 @@ def _output_type(
 ) -> Precision:
     """Return the type that a multiplication of integers writes.
 
-    An INT8 convolution writes the model's float type if its weights have one scalar scale.
-    Otherwise it writes FP32, even in an FP16 model.
+    A convolution writes the model's float type if its weights have one scalar scale, else FP32,
+    even in an FP16 model. An INT8 matrix product that fuses the Q after it writes INT8.
     """
     left, right = states.state(node.input(0)), states.state(node.input(1))
     assert isinstance(left, IntegerState) and isinstance(right, IntegerState)
@@ -178,7 +178,8 @@ def _output_type(
 def _fuses_quantizer(states: GraphStates, node: Node) -> bool:
     """Return whether an INT8 matrix product without bias fuses the Q after it.
 
-    Only scalar Mul and Div, Relu, Transpose and reshapes may be between the product and the Q.
+    Only Mul and Div by a scalar, Relu, Transpose, Identity, Reshape and Flatten may be between the
+    product and the Q.
     """
     if node.input(2):
         return False
