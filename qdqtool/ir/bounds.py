@@ -126,8 +126,8 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
     """Return the bounds of the output of a DQ.
 
     They are the rounded bounds of the tensor before the Q, or if these are unknown, the range of
-    the integer type. Bounds that would be rounded to one value are not rounded. None if neither
-    bounds nor parameters are known.
+    the integer type. Bounds that would be rounded to one value are not rounded. None if the
+    parameters of the DQ are unknown.
     """
     params = qdq.read_params(model, node)
     source = _find_bounds_before_pair(model, node, params, bounds)
@@ -150,7 +150,8 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
 def find_constant_value(params: QuantParams, bounds: Bounds | None) -> float | None:
     """Return the value to which a quantizer rounds all values within bounds.
 
-    None if the quantizer rounds to several values, or if bounds or parameters are unknown.
+    None if the quantizer rounds to several values, if the bounds contain a single value, or if
+    bounds or parameters are unknown.
     """
     if bounds is None or bounds.low >= bounds.high:
         return None
@@ -322,6 +323,7 @@ def find_concat_parts(model: Model, tensor: str) -> list[str]:
     """Return the tensors that Concats join into a tensor; without a Concat, the tensor alone.
 
     Q/DQ pairs and operators that only move values may lie between these tensors and the Concats.
+    The search ends after about 200 tensors.
     """
     parts: list[str] = []
     has_concat = False

@@ -24,7 +24,7 @@ from qdqtool.proto.subgraphs import (
     rename_tensors,
 )
 
-_MAX_LEVELS = 50  # maximum number of levels of nested Ifs
+_MAX_LEVELS = 50  # maximum number of levels of nested subgraphs
 
 
 class SubgraphContent(NamedTuple):
@@ -57,7 +57,7 @@ def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
 
 
 def count_subgraphs(model: Model) -> dict[str, int]:
-    """Return the numbers of layers and quantizers in all subgraphs; empty without subgraphs.
+    """Return the numbers of layers and quantizers in all subgraphs; empty if there are none.
 
     The keys are ``convolutions``, ``matrix_products`` and ``quantizers``.
     """

@@ -1,7 +1,7 @@
 """Index of an ONNX model: producers, consumers, constants, names, types and shapes.
 
-A model is indexed once, when the model is loaded. Later only :class:`qdqtool.ir.editor.Editor`
-changes the model, and updates the index with :meth:`Model.replace_nodes`.
+A model is indexed when it is loaded. :class:`qdqtool.ir.editor.Editor` changes the model, and
+updates the index with :meth:`Model.replace_nodes`.
 """
 
 from __future__ import annotations

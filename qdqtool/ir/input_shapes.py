@@ -152,7 +152,7 @@ class ModelInfo:
     Attributes:
         path: Path of the file, empty for a model in memory.
         sha256: Hash of the file.
-        opset: Version of the operators.
+        opset: Opset version; 0 if the file states none.
         nodes: Number of nodes.
         open_inputs: Shape of each input with dynamic dimensions: -1 for a dynamic batch, and the
             size to build for in place of other dynamic dimensions.
@@ -160,7 +160,7 @@ class ModelInfo:
         assumed_size: Height and width that were assumed, because they are dynamic and the metadata
             does not state them; None if they are known.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
-            of If and bodies of Loop and Scan, which are not analyzed. Empty without subgraphs.
+            of If and bodies of Loop and Scan, which are not analyzed. Empty if there are none.
     """
 
     path: str
@@ -185,7 +185,7 @@ class ModelInfo:
 
 
 def describe_model(model: Model) -> ModelInfo:
-    """Describe the model that a result refers to, see :class:`ModelInfo`."""
+    """Describe the model that a result refers to."""
     return ModelInfo(
         model.path,
         model.sha256,

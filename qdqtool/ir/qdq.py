@@ -331,7 +331,10 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 
 
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
-    """Yield an output of each node whose attributes name or hold the element type `kind`."""
+    """Yield an output of each node with an attribute of the element type ``kind``.
+
+    The attribute states the type, such as the type to which a Cast casts, or is a tensor of it.
+    """
     for node in (n for n in nodes if n.attribute):
         for attribute in node.attribute:
             is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind
@@ -376,9 +379,11 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
 def find_parameter_consumer(model: Model, node: Node) -> tuple[Node, bool] | None:
     """Return the Q or DQ whose scale or zero point depends on a node.
 
+    Only the first consumer of each tensor is followed.
+
     Returns:
         The quantizer, and whether `node` and all nodes from there to the quantizer are Identities.
-        None if no quantizer depends on the node.
+        None if the search does not find such a quantizer.
     """
     is_identity = True
     for _ in range(_MAX_CHAIN):
@@ -426,7 +431,7 @@ def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
 
 
 def find_float_tensor(model: Model, tensor: str) -> str:
-    """Return the float tensor upstream of all Q/DQ pairs directly before a tensor."""
+    """Return the tensor upstream of all Q/DQ pairs directly before a tensor; itself if none."""
     pair = find_pair(model, tensor)
     while pair is not None and pair[1] is not None:
         tensor = pair[1].input(0)

@@ -220,7 +220,7 @@ def extract_submodel(
     constants: Iterable[onnx.TensorProto],
     fed: Container[str] = (),
 ) -> tuple[onnx.ModelProto, set[str]]:
-    """Return the part of a model on which some outputs depend, and all tensors of the part.
+    """Return the part of a model on which some outputs depend, and the tensors that it needs.
 
     Opsets, functions and metadata are those of the whole model. The caller adds inputs and types.
 
