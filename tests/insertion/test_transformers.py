@@ -1,4 +1,5 @@
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,10 @@ def test_quantizer_kernel_of_myelin_is_counted_and_named(
     named = [name for region in prediction.regions for name in region.kernels]
     assert len(named) == kernels
     assert ("1 Q/DQ kernel of Myelin" in verdict(prediction)) is bool(kernels)
-    assert all(name in str(render(prediction, 200, everything=True)) for name in named)
+    text = str(render(prediction, 200, everything=True))
+    assert all(name in text for name in named)
+    labels = re.findall(r"^  (?:Matrix products|Q/DQ layers|Confidence) +", text, re.MULTILINE)
+    assert (len(labels), len(set(map(len, labels)))) == (3, 1)
 
 
 @pytest.mark.parametrize("target", ["trt8.6", "trt10", "rtx1.7"])
