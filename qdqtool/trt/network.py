@@ -382,4 +382,4 @@ def describe_rules(cases: Iterable[Case], target: Target) -> str:
         parts.append(f"{seen - seen_on_target} seen on other versions only")
     if len(rules) > seen:
         parts.append(f"{len(rules) - seen} documented or assumed")
-    return f"of the {len(rules)} rules that this network used, {', '.join(parts)}"
+    return f"of the {len(rules)} optimizer rules that apply to this network, {', '.join(parts)}"

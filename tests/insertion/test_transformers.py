@@ -116,7 +116,7 @@ def test_quantizer_kernel_of_myelin_is_counted_and_named(
     )
     named = [name for region in prediction.regions for name in region.kernels]
     assert len(named) == kernels
-    assert ("1 Q/DQ kernel of Myelin" in verdict(prediction)) is bool(kernels)
+    assert ("1 Q/DQ node runs inside Myelin's layers" in verdict(prediction)) is bool(kernels)
     text = str(render(prediction, 200, everything=True))
     assert all(name in text for name in named)
     labels = re.findall(r"^  (?:Matrix products|Q/DQ layers|Confidence) +", text, re.MULTILINE)
