@@ -110,10 +110,8 @@ def test_quantizer_kernel_of_myelin_is_counted_and_named(
     """The Q before a plain Gemm does not count as a conversion, but takes as much time."""
     net.inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 16])]
     net.output(net.op("Gemm", "fc", "x", net.const("w", net.rng.standard_normal((16, 32)))))
-    data = [{"x": net.rng.random((8, 16), np.float32)}]
-    prediction = predict(
-        qdqtool.insert(net.model(), data, method="max", target=target, predict=False).model, target
-    )
+    made = qdqtool.insert(net.model(), [{"x": net.rng.random((8, 16), np.float32)}], method="max")
+    prediction = predict(made.model, target)
     named = [name for region in prediction.regions for name in region.kernels]
     assert len(named) == kernels
     assert ("1 Q/DQ node runs inside Myelin's layers" in verdict(prediction)) is bool(kernels)
