@@ -1,7 +1,6 @@
 """The command line: loads the module of a command, runs it, and reports its errors."""
 
 import errno
-import gc
 import importlib
 import io
 import os
@@ -18,7 +17,7 @@ from qdqtool.commands import COMMANDS, process, render_overview
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.util import files
-from qdqtool.util.process import INTERRUPTED, silence_stdout
+from qdqtool.util.process import INTERRUPTED, restore_gc, silence_stdout
 from qdqtool.util.text import brief_repr, cut_middle, one_line
 from qdqtool.version import TOOL_VERSION
 
@@ -131,12 +130,8 @@ def run(args: list[str]) -> int:
     An expected error is printed as one line on stderr. Garbage collection, which a command may stop
     until the process ends, is started again.
     """
-    is_collecting = gc.isenabled()
-    try:
+    with restore_gc():
         return _run_filtered(args)
-    finally:
-        if is_collecting:
-            gc.enable()
 
 
 def _run_filtered(args: list[str] | None) -> int:

@@ -14,6 +14,7 @@ from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
+from qdqtool.fixing.anchors import find_restorable_constants
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
@@ -236,6 +237,9 @@ def fix(
         model, raised = _raise_axis_opset(original, requested)
         model, rewritten, notes_of_rewrite = _rewrite_quantizers(model, requested)
         _require_quantizers(model)
+        if not requested:
+            model, notes_of_restoration = _restore_constants(model)
+            notes_of_rewrite += notes_of_restoration
         images, notes = read_samples(model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
@@ -312,6 +316,19 @@ def _rewrite_quantizers(
     inexact = sum(fake.is_inexact for fake in fakes)
     notes = [_describe_narrow_range(narrow)] if narrow else []
     return copy, attempts, [*notes, _describe_inexact_rounding(inexact)] if inexact else notes
+
+
+def _restore_constants(model: Model) -> tuple[Model, list[Note]]:
+    """Return the model with exact anchors and strides in place of rounded ones, and a note.
+
+    Outputs are not compared for this fix, because the float network of the comparison has the same
+    constants. The restored values are proven by the feature maps.
+    """
+    sites, note = find_restorable_constants(View(model))
+    if note is None:
+        return model, []
+    restored, _ = apply_sites(model, sites)
+    return restored, [note]
 
 
 def _describe_inexact_rounding(count: int) -> Note:

@@ -50,10 +50,18 @@ def find_quantized_biases(view: View, target: Target, dq: Node) -> FixSite | Non
     return make_float_constant_site(view, dq, "bias stored as float")
 
 
-def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite | None:
+def make_float_constant_site(
+    view: View, dq: Node, description: str, exact: Array | None = None
+) -> FixSite | None:
     """Return a site that replaces an integer constant and its DQ by a float constant.
 
     None if values are unknown, or if the output of the DQ is a graph output or used in a subgraph.
+
+    Args:
+        view: The model.
+        dq: The DQ of the constant.
+        description: Description of the change.
+        exact: Values of the float constant. None for the output of the DQ.
     """
     dequantize = make_dequantizer(view, dq)
     if (
@@ -64,9 +72,8 @@ def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite 
         return None
 
     def apply(editor: Editor) -> None:
-        editor.redirect_consumers(
-            dq.output, editor.add_constant(f"{dq.input(0)}_float", dequantize())
-        )
+        values = dequantize() if exact is None else exact
+        editor.redirect_consumers(dq.output, editor.add_constant(f"{dq.input(0)}_float", values))
         editor.remove(dq)
 
     return FixSite(dq.name, f"{dq.name}: {description}", apply)

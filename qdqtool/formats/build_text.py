@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
 from qdqtool.buildlog.build_status import IMPLICIT_INT8
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
-from qdqtool.formats.output import Style, TextPage, as_options
+from qdqtool.formats.output import ROW_COLUMN, Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import describe_subgraphs
 from qdqtool.trt.targets import target_named
@@ -427,22 +427,22 @@ def _describe_build(result: Verification) -> str:
 def _add_compared_counts(page: TextPage, result: Verification) -> None:
     build, prediction = result.build, result.prediction
     target = target_named(prediction.target).title if prediction else "no target"
-    page.add_row("Compared", f"{build.source} with the prediction for {target}", 19)
+    page.add_row("Compared", f"{build.source} with the prediction for {target}")
     if not result.complete or build.missing:
         label = "Not given" if result.complete else "Incomplete"
-        page.add_row(label, ", ".join(build.missing or ["not stated"]), 19)
+        page.add_row(label, ", ".join(build.missing or ["not stated"]))
     for label, text in _list_counts(result).items():
-        page.add_row(label, text, 19)
+        page.add_row(label, text)
     if result.layers.total:
         counts = f"{result.layers.agree} of {result.layers.total}"
-        page.add_row("Engine layers", f"{counts} have the predicted name and types", 19)
+        page.add_row("Engine layers", f"{counts} have the predicted name and types")
     kinds = result.layers.not_compared
     if kinds:
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         further = format_count(sum(kinds.values()), "further layer")
-        page.add_row("Not compared", f"{further} that the builder adds ({listed})", 19)
-    for name in page.iterate_rows(result.layers.unmatched, _MAX_MISMATCHES, " " * 19, ""):
-        page.add_row("", f"other name: {cut_middle(name, page.width - 31)}", 19)
+        page.add_row("Not compared", f"{further} that the builder adds ({listed})")
+    for name in page.iterate_rows(result.layers.unmatched, _MAX_MISMATCHES, " " * ROW_COLUMN, ""):
+        page.add_row("", f"other name: {cut_middle(name, page.width - 31)}")
     _add_line_counts(page, "Optimizer lines", result.trace)
     _add_line_counts(page, "Copy lines", result.copies)
 
@@ -451,7 +451,7 @@ def _add_line_counts(page: TextPage, label: str, counts: TraceCounts) -> None:
     if counts.built:
         order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
         text = f"{counts.agree} of {counts.built} ({counts.predicted} predicted){order}"
-        page.add_row(label, text, 19)
+        page.add_row(label, text)
 
 
 def _add_times(page: TextPage, result: Verification) -> None:
@@ -466,20 +466,18 @@ def _add_times(page: TextPage, result: Verification) -> None:
         f"{times['built_ms']:.3f} ms measured ({times['built_from']}), "
         f"{times['predicted_ms']:.3f} ms estimated for {times['gpu']} (range "
         f"{times['low_ms']:.3f} to {times['high_ms']:.3f}): {outcome}",
-        19,
     )
     if not times["within"]:
         advice = (
             "If the time is far outside, check the GPU, its clock (--gpu, --clock) and its load"
         )
-        page.add_row("", advice, 19)
+        page.add_row("", advice)
     layers = times["layers"]
     if layers["compared"]:
         page.add_row(
             "Times of layers",
             f"{layers['compared']} compared, half of them within {layers['median_error']:.0%} of "
             "the estimate",
-            19,
         )
     for note in times["notes"]:
         page.fill(f"note: {as_options(note)}", 4, "  ")

@@ -57,7 +57,7 @@ def render(
     _add_remaining_findings(page, fixed, output, options)
     page.add_gap()
     time = "" if seconds is None else f" ({seconds:.1f} s)"
-    written = f"Wrote {output}" if fixed.applied else f"Wrote a copy to {output}"
+    written = f"Wrote {output}" if _is_changed(fixed) else f"Wrote a copy to {output}"
     page.fill(f"{written}{time}", style=Style.BOLD)
     page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}{options}")
     return page
@@ -67,10 +67,15 @@ def _add_fix_result(page: TextPage, fixed: Fixed) -> None:
     count = fixed.fixed_places().total()
     style = SEVERITY_STYLES[Severity.WARNING] if fixed.ok else SEVERITY_STYLES[Severity.ERROR]
     text = f"Nothing {'to fix' if fixed.after.ok else 'fixed'}"
-    if fixed.applied:
+    if _is_changed(fixed):
         text = f"Fixed {format_count(count, 'place')}" if count else "Changed the model"
     page.fill(text, style=Style.GOOD if fixed.after.ok else style)
     page.add_gap()
+
+
+def _is_changed(fixed: Fixed) -> bool:
+    restored = any(note.code == "constants-restored" for note in fixed.notes)
+    return restored or bool(fixed.applied)
 
 
 def _describe_slow_places(fixed: Fixed) -> str:

@@ -176,7 +176,7 @@ def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
     for group in listed:
         # Adding 0.0 turns -0.0 into 0.0.
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
-        page.fill(f"scale {group.scale:.4g}, bits lost: {members}", 19, f"{'':17}- ")
+        page.add_row_item(f"scale {group.scale:.4g}, bits lost: {members}")
 
 
 def _max_loss(groups: Iterable[GroupScale]) -> float:
@@ -203,11 +203,9 @@ def _add_format_fits(page: TextPage, insertion: Insertion) -> None:
         )
     page.add_row("Formats", text)
     for fit in sorted(fits, key=lambda fit: -fit.spread) if page.everything else ():
-        page.fill(
+        page.add_row_item(
             f"{fit.tensor}: largest over typical value {fit.spread:.1f}, signal to noise "
-            f"{fit.int8_db:.1f} dB in INT8, {fit.fp8_db:.1f} dB in FP8",
-            19,
-            f"{'':17}- ",
+            f"{fit.int8_db:.1f} dB in INT8, {fit.fp8_db:.1f} dB in FP8"
         )
 
 
@@ -245,9 +243,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         page.add_row("", _describe_unconfirmed(losses))
     title = _format_title(insertion)
     for loss in losses.tensors if page.everything else confirmed:
-        page.fill(
-            f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}", 19, f"{'':17}- "
-        )
+        page.add_row_item(f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}")
     for loss in confirmed[:1]:
         # The option can be copied, because add_row() does not split words.
         page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")

@@ -18,6 +18,7 @@ from qdqtool.util.process import silence_stdout, terminal_columns
 from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
+ROW_COLUMN = 19  # where the texts of rows start; the longest labels have 15 characters
 _OPTION = re.compile(r"--?[a-z][a-z-]*")  # an option without its argument
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 _Row = TypeVar("_Row")
@@ -162,9 +163,13 @@ class TextPage:
         self.add_gap()
         self.fill(text, style=Style.BOLD)
 
-    def add_row(self, label: str, text: str, column: int = 17) -> None:
+    def add_row(self, label: str, text: str, column: int = ROW_COLUMN) -> None:
         """Add a label, and a text that starts at a column."""
         self.fill(text, column, f"  {label} ".ljust(column))
+
+    def add_row_item(self, text: str) -> None:
+        """Add a list item below the text of a row."""
+        self.fill(text, ROW_COLUMN + 2, f"{'':{ROW_COLUMN}}- ")
 
     def add_command(self, label: str, command: str) -> None:
         """Add a label, and a shell command that can be pasted."""

@@ -182,10 +182,9 @@ def _add_prediction_facts(
         for label, text in verdicts.describe_layers_by_kind(prediction, float_type).items():
             page.add_row(label, text)
         page.add_row("Q/DQ layers", _describe_conversions(prediction, times))
-    kernels = verdicts.myelin_kernels(prediction)
-    if kernels:
-        names = f": {_format_names(kernels, with_total=True)}" if page.everything else ""
-        page.add_row("Q/DQ kernels", f"{len(kernels)} in Myelin, at matrix products{names}")
+        if kernels := verdicts.myelin_kernels(prediction):
+            names = f": {_format_names(kernels, with_total=True)}" if page.everything else ""
+            page.add_row("", f"{verdicts.describe_myelin_kernels(prediction)}{names}")
     for assumption in prediction.assumptions:
         text = verdicts.describe_assumption(prediction, assumption, why=page.everything)
         page.add_row("Open question", text)

@@ -59,9 +59,8 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
         number, dependence = count_conversions(prediction)
         verb = "remains" if number == 1 else "remain"
         rows["Q/DQ layers"] = f"{format_count(number, 'Q/DQ layer')} {verb}{dependence}"
-    if kernels := myelin_kernels(prediction):
-        rows["Myelin"] = f"{format_count(len(kernels), 'Q/DQ kernel')} of Myelin"
-    return f"{describe_uncovered_types(prediction, float_type)}{'; '.join(rows.values())}"
+    parts = filter(None, (*rows.values(), describe_myelin_kernels(prediction)))
+    return f"{describe_uncovered_types(prediction, float_type)}{'; '.join(parts)}"
 
 
 def has_no_qdq(prediction: Prediction) -> bool:
@@ -226,6 +225,15 @@ def myelin_kernels(prediction: Prediction) -> list[str]:
     return [name for region in prediction.regions for name in region.kernels]
 
 
+def describe_myelin_kernels(prediction: Prediction) -> str:
+    """Return a text on the Q and DQ that run inside layers of Myelin; empty if none do."""
+    count = len(myelin_kernels(prediction))
+    if not count:
+        return ""
+    verb = "runs" if count == 1 else "run"
+    return f"{format_count(count, 'Q/DQ node')} {verb} inside Myelin's layers (matrix products)"
+
+
 def open_assumptions(prediction: Prediction) -> list[Assumption]:
     """Return the assumptions that neither the user nor a build has replaced by a fact."""
     return [a for a in prediction.assumptions if not a.given]
@@ -287,9 +295,9 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
 
 
 def describe_confidence(prediction: Prediction) -> str:
-    """Describe how many results are confirmed by real builds or documents.
+    """Describe for how many layers real builds or documents confirm the result.
 
-    Products of two float activations are not among the results. The text states their number.
+    Products of two float activations are not counted. The text states their number.
     """
     total = len(prediction.convolutions)
     products = sum(c.is_product for c in prediction.convolutions)
@@ -302,14 +310,14 @@ def describe_confidence(prediction: Prediction) -> str:
 
 def _describe_evidence(prediction: Prediction, total: int) -> str:
     assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
-    results = f"all {total} results" if total > 1 else "the result"
+    layers = f"all {total} layers" if total > 1 else "the only layer"
     if assumed == total:
-        return f"{results} assumed: no build or document confirms the rules"
+        return f"{layers} assumed: no build or document confirms the rules"
     target = target_named(prediction.requested_target or prediction.target)
     origin = f", by the rules of {target.rules_title}" if target.borrows_rules else ""
     if not assumed:
-        return f"{results} seen in real builds or documented{origin}"
-    confirmed = f"{total - assumed} of {total} results seen in real builds or documented"
+        return f"{layers} seen in real builds or documented{origin}"
+    confirmed = f"{total - assumed} of {total} layers seen in real builds or documented"
     return f"{confirmed}, {assumed} assumed{origin}"
 
 

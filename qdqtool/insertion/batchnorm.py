@@ -24,8 +24,9 @@ _TEXT_KINDS = "OSU"  # numpy's dtype kinds for strings and objects
 def fold_batch_normalization(model: Model) -> int:
     """Fold BatchNormalizations into the convolutions before them, in place.
 
-    A BatchNormalization is folded if it is the convolution's only consumer, and if the weights of
-    the convolution and the parameters of the BatchNormalization are constants of matching shapes.
+    A BatchNormalization in inference mode is folded if nothing else uses the convolution's output,
+    and if the weights of the convolution and the parameters of the BatchNormalization are constants
+    of matching shapes.
 
     Returns:
         The number of BatchNormalizations that were folded.
@@ -51,9 +52,9 @@ def fold_batch_normalization(model: Model) -> int:
 def fold_leading_batch_normalization(model: Model) -> int:
     """Fold BatchNormalizations into the convolutions after them, in place.
 
-    A BatchNormalization is folded if all its consumers are convolutions with constant weights. If
-    the BatchNormalization maps 0 to another value, it is folded only if no convolution pads its
-    input.
+    A BatchNormalization in inference mode is folded if only convolutions with constant weights of
+    matching shapes use its output. If it maps 0 to another value, it is folded only if none of
+    these convolutions pads its input.
 
     Returns:
         The number of BatchNormalizations that were folded.

@@ -210,7 +210,7 @@ class _ScaleCompletion:
         return (min(scales), "bounded") if scales else None
 
     def _bounds_scale(self, tensor: str) -> float | None:
-        """Return the scale for a tensor's bounds; None if they are unknown or implausibly large."""
+        """Return the scale for a tensor's bounds; None if unknown, zero or implausibly large."""
         bounds = find_bounds(self.model).get(tensor)
         if bounds is None:
             return None
@@ -218,7 +218,10 @@ class _ScaleCompletion:
         return scale if 0 < scale <= LARGEST_SCALE else None
 
     def _known_scale(self, tensor: str) -> float | None:
-        """Return the scale of a tensor; for a constant, its largest magnitude / 127."""
+        """Return the scale of a tensor; for a constant, its largest magnitude / 127.
+
+        None if unknown or not finite.
+        """
         if tensor in self.result.scales:
             return self.result.scales[tensor]
         value = self.model.constant(tensor)
@@ -417,9 +420,9 @@ class CacheReport:
         if missing:
             more = f" and {len(missing) - _MAX_NAMES} more" if len(missing) > _MAX_NAMES else ""
             yield (
-                f"  {format_count(len(missing), 'tensor')} without a known range, so that layers "
-                f"with them run in FP16: {', '.join(missing[:_MAX_NAMES])}{more}. Calibration "
-                "images (`data`) would supply the ranges."
+                f"  {format_count(len(missing), 'tensor')} without a known range: "
+                f"{', '.join(missing[:_MAX_NAMES])}{more}. Layers with such tensors run in FP16. "
+                "Calibration images (`data`) would supply the ranges."
             )
         if self.precisions.unnamed:
             yield (

@@ -72,7 +72,7 @@ class NetworkShapes:
         return self._shapes.get(tensor) or self.model.shape(tensor)
 
     def value(self, tensor: str) -> npt.NDArray[Any] | None:
-        """Return the values of a shape tensor or constant; None if they depend on the data."""
+        """Return the values of a shape tensor or constant; None if unknown."""
         return self._values[tensor] if tensor in self._values else self.model.constant(tensor)
 
     def rank(self, tensor: str) -> int:
@@ -82,8 +82,8 @@ class NetworkShapes:
     def map_upstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
         """Return the channels of the entries of each data input, given those of one output.
 
-        `position` is the index of the output. None if the node does more than move values, if
-        shapes are unknown, or if an input entry would belong to two channels.
+        `position` is the index of the output. None if the entries cannot be traced
+        (:meth:`_trace_entries`), or if an input entry would belong to two channels.
         """
         trace = self._trace_entries(node)
         if trace is None:
@@ -104,8 +104,8 @@ class NetworkShapes:
     def map_downstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
         """Return the channels of the entries of each output, given those of one input.
 
-        `position` is the index of the input. None if the node does more than move values, or if
-        shapes are unknown.
+        `position` is the index of the input. None if it is not a data input, or if the entries
+        cannot be traced (:meth:`_trace_entries`).
         """
         trace = self._trace_entries(node)
         if trace is None or position >= len(trace[0]):
@@ -120,7 +120,9 @@ class NetworkShapes:
         """Return the shapes of a node's data inputs, and the source of each output entry.
 
         A source is the index of an input entry in the concatenation of all flattened data inputs.
-        None if the node does more than move values, or if shapes are unknown.
+        None if the node does more than move values, if the shape of a data input or the value of
+        another input is unknown, if a data input is empty or too large, or if onnx cannot run the
+        node.
         """
         operator = operator_of(node)
         moves_values = operator.joins or operator.cuts or node.op in MOVES
@@ -159,7 +161,6 @@ class NetworkShapes:
         return [np.asarray(output) for output in outputs or ()]
 
     def _complete_shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor; None if a size is dynamic or the tensor is too large."""
         shape = self.shape(tensor) or ()
         sizes = tuple(size for size in shape if size is not None)
         is_complete = bool(shape) and len(sizes) == len(shape)

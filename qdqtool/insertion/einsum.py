@@ -87,7 +87,10 @@ def find_equivalent_matmul(
 def _list_forms(
     product: Contraction, is_constant: Sequence[bool], sizes: Mapping[str, int | None]
 ) -> list[MatMulForm]:
-    """Return the MatMuls for both orders of the operands, except orders with a constant first."""
+    """Return the possible MatMuls: each order of the operands, and of the summed axes.
+
+    A constant operand is never before a variable one.
+    """
     forms = []
     for left, right in ((0, 1), (1, 0)):
         if is_constant[left] and not is_constant[right]:
@@ -186,8 +189,7 @@ def _replace_einsum(editor: Editor, node: Node, product: Contraction, form: MatM
 def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: str) -> str:
     """Insert the Transpose and Reshape of an operand, and return the name of the result.
 
-    For a constant operand no nodes are inserted: the transposed and reshaped value becomes a new
-    constant.
+    If a constant operand is transposed or reshaped, the result is a new constant, without nodes.
     """
     tensor, shape = node.input(operand.position), operand.shape
     perm = [axes.index(c) for c in operand.axes]

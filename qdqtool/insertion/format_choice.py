@@ -155,17 +155,18 @@ def choose_number_format(
 ) -> FormatChoice:
     """Choose a format by measured errors and estimated times.
 
-    A format is unsuitable if its mean error is at least 16 %, or if it is not more than 2 % faster
-    than FP16. If no format is suitable, FP16 is chosen.
+    A format is unsuitable if its mean error is at least 16 %, or if it is known to be not more than
+    2 % faster than FP16. If no format is suitable, FP16 is chosen.
 
     A larger margin would reject INT8 in builds where INT8 is faster. Five measured pairs of builds
     have an estimated gain of 1.02 to 1.10. INT8 was faster in four of them, by factors of 1.02 to
     1.35 (docs/timing.md).
 
-    If two formats are suitable, their errors count as different if the mean ratio is above 1.15,
-    and the mean logarithm of the ratio is more than two standard errors from 0. If the errors count
-    as equal, the faster format is chosen. If they differ, the more accurate format is chosen,
-    unless the error of the faster format is below 10 %.
+    If two formats are suitable, their errors count as different if the larger error is more than
+    1.15 times the smaller one (geometric mean), and the mean logarithm of the ratio is more than
+    two standard errors from 0. If the errors count as equal, the faster format is chosen. If they
+    differ, the more accurate format is chosen, unless the error of the faster format is below 10 %.
+    INT8 counts as the faster format unless FP8 is more than 2 % faster.
 
     Args:
         errors: Output errors of shape [samples, formats].

@@ -153,10 +153,10 @@ class _Fp16Converter:
                 self.editor.set_input(node, position, self._fp16_name(tensor))
 
     def _round_scale(self, tensor: str) -> None:
-        """Round the scale of a pair that remains FP32 to an FP16 number.
+        """Round a per-tensor scale of a pair that remains FP32 to an FP16 number.
 
-        The scales of pairs that become FP16 are rounded. If the scale of this pair was equal to one
-        of them, the two remain equal. A scale is not rounded if it would grow by more than 0.1 %.
+        The scales of pairs that become FP16 are rounded too, so equal scales remain equal. A scale
+        is not rounded if that would increase it by more than 0.1 %.
         """
         value = self.model.constant(tensor)
         if value is not None and value.size == 1 and value.dtype == np.float32:
@@ -296,9 +296,9 @@ def describe_fp16_conversion(
         tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
         notes.append(
             Note(
-                f"FP32 is kept for {format_count(len(wide), 'tensor')} with values close to FP16's "
-                "limit of 65504, and for the producers and consumers of these tensors; largest "
-                f"values: {tensors}",
+                f"FP32 is kept for {format_count(len(wide), 'tensor')} with values near or above "
+                "FP16's limit of 65504, and for the nodes that compute or read such values; "
+                f"largest values: {tensors}",
                 code="stay-fp32",
                 count=len(wide),
                 kept=list(wide.items()),
@@ -339,8 +339,8 @@ def _describe_squares(model: Model) -> list[Note]:
         count, first = len(float_sums), float_sums[0][0].name
         notes.append(
             Note(
-                f"other sums of squares that remain FP32: {count}, such as '{first}'. They may be "
-                "outside the range of FP16",
+                "sums of squares outside decomposed normalizations that remain FP32: "
+                f"{count}, such as '{first}'. Their values may be outside the range of FP16",
                 code="squares-stay-fp32",
                 count=count,
                 first=first,

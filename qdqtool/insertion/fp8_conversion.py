@@ -12,7 +12,7 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.qdq import find_float_tensor, find_pair, is_qdq
 
 
-def convert_pairs_to_fp8(model: Model) -> list[str]:
+def convert_pairs_to_fp8(model: Model) -> None:
     """Convert the INT8 pairs of a model to FP8 pairs with the same ranges, in place.
 
     The pairs on the inputs of nodes that cannot be FP8 (:mod:`qdqtool.insertion.placement`) are
@@ -20,16 +20,13 @@ def convert_pairs_to_fp8(model: Model) -> list[str]:
 
     Args:
         model: A Q/DQ model of opset 19 or newer, with constant scales and zero points of 0.
-
-    Returns:
-        The names of the nodes whose pairs were removed.
     """
     editor = Editor(model)
-    floats = [node for node in model.ordered if _is_unsuitable_for_fp8(model, node)]
-    for node in floats:
-        for position, tensor in enumerate(node.inputs):
-            if find_pair(model, tensor) is not None:
-                editor.set_input(node, position, find_float_tensor(model, tensor))
+    for node in model.ordered:
+        if _is_unsuitable_for_fp8(model, node):
+            for position, tensor in enumerate(node.inputs):
+                if find_pair(model, tensor) is not None:
+                    editor.set_input(node, position, find_float_tensor(model, tensor))
     quantizers = [node for node in model.ordered if is_qdq(node)]
     scales = dict.fromkeys(node.input(1) for node in quantizers)
     parameters = {scale: _add_fp8_parameters(model, editor, scale) for scale in scales}
@@ -37,7 +34,6 @@ def convert_pairs_to_fp8(model: Model) -> list[str]:
         for position, name in enumerate(parameters[node.input(1)], 1):
             editor.set_input(node, position, name)
     editor.finish()
-    return [node.name for node in floats]
 
 
 def _is_unsuitable_for_fp8(model: Model, node: Node) -> bool:

@@ -96,9 +96,9 @@ def convert_inputs_to_integers(model: Model, input_type: str, preprocess: Prepro
         A note for each changed input. The note says which values to feed.
 
     Raises:
-        ModelError: No float input is quantized. For ``int8``: an input has float consumers or
-            several scales. For ``uint8``: an input is also an output, or does not have the channels
-            of `preprocess`.
+        ModelError: No float input is quantized. An input is also an output. For ``int8``: an input
+            has float consumers or several scales. For ``uint8``: an input does not have the
+            channels of `preprocess`.
     """
     editor = Editor(model)
     notes: list[Note] = []
@@ -147,7 +147,7 @@ def _convert_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     others = [n.name for n in model.consumers(tensor) if n.index not in indices]
     scales = {_read_scale(model, q) for q in quantizers}
     if others or len(scales) != 1 or model.is_output(tensor):
-        reason = "the tensor has float consumers or several scales"
+        reason = "it is also an output of the model, or has several scales"
         if others:
             reason = f"'{others[0]}' reads the tensor as float"
         raise ModelError(
@@ -242,7 +242,7 @@ def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Pr
 
 
 def _to_channel_array(model: Model, name: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return one value if all values are equal, else one for each channel of the input."""
+    """Return one value if all values are equal, else all values, one for each channel."""
     if len(set(values)) == 1:
         return np.asarray(values[:1], np.float64)
     shape = model.shape(name)

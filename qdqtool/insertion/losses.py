@@ -76,7 +76,7 @@ class TensorLoss:
         confirmed_gain: Gain measured again on confirming samples, if possible other ones than the
             trial samples. None if there are too few of them, or if the activation was not measured
             on them.
-        confirmed_on: Number of confirming samples.
+        confirmed_on: Number of confirming samples; 0 if the gain was not measured again.
         confirmed: Whether the confirmed gain is at least 0.1 and more than two standard errors.
     """
 
@@ -313,7 +313,7 @@ class _ErrorMeasurement:
         self._model = model
         self._activations = [activation.tensor for activation in activations]
         self._dataset = dataset
-        scores = find_class_outputs(model)  # comparison_tensors() contains these
+        scores = find_class_outputs(model)  # these are among the outputs of the last convolutions
         self._focus = Focus(scores) if scores else None
         shapes = {name: array.shape for name, array in first.items()}
         is_fixed = all(model.shape(name) == shape for name, shape in shapes.items())
@@ -606,8 +606,8 @@ class Fp16Agreement:
     """Difference between the outputs of a Q/DQ model and those of its float model.
 
     Attributes:
-        error: Mean over the outputs of the root mean squared difference, as a fraction of the
-            float output's standard deviation; NaN if an output is not finite.
+        error: Mean over samples and outputs of the root mean squared difference, as a fraction of
+            the float output's standard deviation; NaN if an output is not finite.
         samples: Number of calibration samples.
     """
 

@@ -217,6 +217,6 @@ def _prepare_in_place(
     opset = HALF_OPSET if has_fp16_scales else MIN_OPSET
     notes.extend(prepare_float_model(model, opset=max(opset, number_format.opset)))
     count = fold_leading_batch_normalization(model)
-    change = "folded into the convolutions after it"
+    change = f"folded into the convolutions after {'it' if count == 1 else 'them'}"
     notes += note_changes("norms-folded-behind", count, "BatchNormalization node", change)
     model.sha256 = sha256

@@ -11,7 +11,7 @@ import onnx
 
 from qdqtool.ir.float8 import E4M3_MAX, e4m3_tensor, encode_e4m3, round_to_e4m3
 
-MIN_GAIN = 1.02  # the speedup must be greater to justify another format
+MIN_GAIN = 1.02  # a greater speedup justifies the change to a less accurate format
 LEVELS = 127  # symmetric INT8, -127 to 127: the range amax has the scale amax / 127
 
 
@@ -21,9 +21,9 @@ class NumberFormat(NamedTuple):
     Attributes:
         name: Name in the option `precision`.
         title: Name in messages.
-        largest: Largest magnitude of the format. The range `amax` has the scale ``amax / largest``.
+        largest: Largest number of the format. The range `amax` has the scale ``amax / largest``.
         opset: First opset whose QuantizeLinear converts FP32 tensors to the format.
-        round_steps: Function that rounds values, divided by their scale, to numbers of the format.
+        round_steps: Function that rounds quotients of values and their scale to the format.
         make_tensor: Function that makes an ONNX tensor from a name and rounded values.
     """
 
@@ -65,5 +65,5 @@ def find_number_format(name: str) -> NumberFormat:
 
 
 def is_worthwhile(gain: float) -> bool:
-    """Return whether a speedup is more than 2 percent, which justifies another format."""
+    """Return whether a speedup is greater than :data:`MIN_GAIN`."""
     return gain > MIN_GAIN

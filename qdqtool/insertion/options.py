@@ -115,9 +115,9 @@ class PlacementOptions:
     """Options for the tensors to quantize, and for the storage of weights.
 
     Attributes:
-        head: One of :data:`HEADS`: layers of a detection head that remain float.
-        residual: One of :data:`RESIDUALS`: inputs of a residual Add that are quantized.
-        attention: One of :data:`ATTENTIONS`: type of the products of attention.
+        head: Layers of a detection head that remain float, one of :data:`HEADS`.
+        residual: Inputs of a residual Add that are quantized, one of :data:`RESIDUALS`.
+        attention: Type of the products of attention, one of :data:`ATTENTIONS`.
         unify: Whether tensors share one scale if Concat, MaxPool or similar operators connect them.
         exclude: Regular expressions on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize even if `head` or `attention`
@@ -125,7 +125,7 @@ class PlacementOptions:
         exclude_op: Operator types that remain float.
         weights: ``float`` stores float weights with Q and DQ. ``int8`` and ``fp8`` store quantized
             weights with DQ only.
-        precision: One of :data:`PRECISIONS`: format of quantized tensors.
+        precision: Format of quantized tensors, one of :data:`PRECISIONS`.
     """
 
     head: str = "box"

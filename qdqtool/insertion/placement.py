@@ -588,7 +588,10 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add differ in shape. Such an Add is not residual."""
+        """Return whether the inputs of an Add differ in shape, so that the Add is not residual.
+
+        Unknown sizes count as equal.
+        """
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False
@@ -679,7 +682,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
 
 
 def _has_no_further_computation(model: Model, node: Node) -> bool:
-    """Return whether no computation uses the result of a node, which may only be moved."""
+    """Return whether the result of a node is only moved, and not used in a computation."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))
@@ -691,7 +694,7 @@ def _has_no_further_computation(model: Model, node: Node) -> bool:
 
 
 def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> FloatNode | None:
-    """Return why a node with constant weights is not quantized in FP8; None if it is.
+    """Return why a node with constant weights is not quantized in FP8; None if it can be.
 
     Args:
         model: The model.

@@ -2,7 +2,7 @@
 
 * The opset is raised to 13, the first with per-channel Q/DQ. For Q/DQ of FP16 tensors and for FP8
   it is raised to 19.
-* Weights that nodes compute from constants (by moves, casts, standardization or normalization)
+* Weights that nodes compute from constants (by reshaping, casts, standardization or normalization)
   become constants. TensorRT 8 rejects computed weights: "Could not fuse 2nd input (kernel weights)
   of CONVOLUTION".
 * Einsums that are matrix products become MatMuls (:mod:`qdqtool.insertion.einsum`).
@@ -48,8 +48,8 @@ def prepare_float_model(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
         A note for each kind of change.
 
     Raises:
-        ModelError: The opset cannot be raised, or a node reshapes or transposes weights to an
-            impossible shape.
+        ModelError: The opset cannot be raised, or a node that computes weights from constants is
+            invalid.
     """
     notes = []
     opset_before = model.opset
@@ -66,14 +66,16 @@ def prepare_float_model(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     min_ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
     model.proto.ir_version = max(model.proto.ir_version, min_ir_version)
     notes += _normalize_nodes(model)
-    change = "written as MatMul instead of Einsum, so that it can be INT8"
+    change = "written as MatMul instead of Einsum, because an Einsum cannot be INT8"
     notes += note_changes("products-written", replace_einsums(model), "matrix product", change)
     change = "computed from constants"
     notes += note_changes("weights-computed", fold_constant_weights(model), "weight tensor", change)
-    change = "copied for nodes that shared the tensor"
+    change = "copied, so that each node has its own weights"
     notes += note_changes("weights-copied", copy_shared_weights(model), "weight tensor", change)
-    change = "folded into a convolution before it"
     count = fold_batch_normalization(model)
+    change = (
+        f"folded into {'the convolution before it' if count == 1 else 'convolutions before them'}"
+    )
     notes += note_changes("norms-folded", count, "BatchNormalization node", change)
     return notes
 
@@ -106,7 +108,7 @@ def _normalize_nodes(model: Model) -> list[Note]:
 def _rename_duplicates(editor: Editor) -> int:
     """Rename nodes that share a name, and return how many nodes were renamed.
 
-    The new name is the name of the node's first output, with a number if that name is used too.
+    The new name is the name of the node's first output, with a number if that name is used already.
     """
     nodes = editor.model.nodes
     counts = Counter(n.proto.name for n in nodes if n.proto.name)

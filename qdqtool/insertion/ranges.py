@@ -175,8 +175,9 @@ def _raise_missing_scale(
         )
     else:
         reason = (
-            f"has no scale for {format_count(len(missing), 'quantized tensor')} ('{first}' "
-            "first). Leave the consumers of such tensors in float with `exclude`, or give images"
+            f"has no scale for {format_count(len(missing), 'quantized tensor')}, such as "
+            f"'{first}'. Leave the consumers of such tensors in float with `exclude`, or give "
+            "images"
         )
     raise DataError(
         reason,

@@ -35,7 +35,7 @@ class QuantizedTensor:
         scale: Value of one integer step; a list of values for per-channel weights.
         method: How the range was chosen (``mse``, ``max``, ``percentile``, ``entropy``,
             ``weights-max``, ...).
-        group: Index of the scale group; None if no other tensor shares the scale.
+        group: Index of the scale group; None for weights, and for a group with one source.
         node: Name of the inserted QuantizeLinear.
     """
 
@@ -59,8 +59,7 @@ class ActivationScale:
     Attributes:
         scale: Value of one integer step.
         method: Calibration method.
-        group: Index of the scale group; None if the activation shares its scale with no other
-            source.
+        group: Index of the scale group; None for a group with one source.
     """
 
     scale: float
@@ -186,8 +185,9 @@ class _PairWriter:
     def _find_free_name(self, node: Node, role: str) -> str:
         """Return an unused name for a quantizer, such as ``/model.0/conv/_input_quantizer``.
 
-        This name is the first choice for the node ``/model.0/conv/Conv``. If the name is used
-        already, the name of the quantizer contains the full name of the node.
+        This name is the first choice for the node ``/model.0/conv/Conv``. If it is used already, or
+        if the node's name has another form, the quantizer's name contains the full name of the
+        node.
         """
         folder, _, last = node.name.rpartition("/")
         short = [f"{folder}/{role}"] if folder and last.startswith(node.op) else []

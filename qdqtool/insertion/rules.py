@@ -30,7 +30,7 @@ from qdqtool.util.notes import Note
 OPTIONS = ("both", "skip")
 """Values of `residual_after_activation` to compare, for an Add after an activation.
 
-If both are equally good, the first is chosen, as in builds of a YOLOv8 with TensorRT 8.4.
+If the ratings of both are equal, the first is used, as in the YOLOv8 of builds with TensorRT 8.4.
 """
 Rating = tuple[int, int, int]
 """Number of INT8 convolutions, number of these that write INT8, negative number of conversions.
@@ -87,10 +87,7 @@ def restrict_to_fp8(target: Target) -> Target:
 
 
 def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
-    """Return a warning if the target may not compute the quantized convolutions in FP8.
-
-    The list is empty for a placement without convolutions, and for INT8.
-    """
+    """Return a list with a warning if the target may not compute quantized convolutions in FP8."""
     nodes = (consumer.node for entries in placement.inputs.values() for consumer in entries)
     if placement.number_format != FP8 or not any(node.op == "Conv" for node in nodes):
         return []
@@ -173,7 +170,7 @@ def _rate_worst_case(
     The other rating assumes that it does not.
     """
     ratings: list[Rating] = []
-    # An Add with two dequantized inputs is never fused into a convolution.
+    # One rating is enough: an Add with two dequantized inputs is never fused into a convolution.
     is_decided = all(len(positions) > 1 for positions in _residual_positions(placement).values())
     for fuses in [False] if is_decided else [False, True]:
         assumption = replace(target, residual_through_activation=fuses)

@@ -240,9 +240,9 @@ class GroupMember:
 
     Attributes:
         tensor: Name of the source.
-        amax: Range that the source would get without the other sources.
+        amax: Range that the source would get without the other sources; 0 if all its values are 0.
         bits_lost: log2 of the group's range divided by `amax`. Negative if the group's range is
-            smaller than `amax`. 0 for FP8.
+            smaller than `amax`. 0 for FP8, a table of ranges, and an `amax` of 0.
     """
 
     tensor: str
@@ -298,6 +298,7 @@ def choose_scale(
 
     Raises:
         DataError: A source has values that are not finite.
+        QdqtoolError: See :meth:`MethodChoice.method_for`.
     """
     from calibration.methods import Range, choose_range
 
@@ -370,8 +371,8 @@ def _least_error_range(
     of the mean of ``|value| ** p`` (p is 2 for ``mse``). Of the sums that were tried on two trained
     models, this sum had the smallest box errors: 0.57 and 0.52 pixels. The sum of relative squared
     errors had 0.62 and 0.57 pixels, the sum of their logarithms 0.59 and 0.55. A sum of squared
-    errors that are not relative depends mostly on the sources with large values. This sum reduced
-    the mAP50-95 of one model by 0.03.
+    errors that are not relative depends mostly on the sources with large values, and reduced the
+    mAP50-95 of one model by 0.03.
     """
     from calibration.methods import (
         SEARCH_BITS,
@@ -425,8 +426,8 @@ def weight_scale(
 
     Returns:
         float32 scales. Shape: [channels] with one scale for each index of `axis`, or [] if `axis`
-        is None. All scales are positive. A channel of zeros gets the largest scale of the other
-        channels, or 1 if all weights are 0.
+        is None. All scales are positive. A channel without values of normal float32 size gets the
+        largest scale of the other channels, or 1 if no channel has such values.
     """
     magnitude = np.abs(weight)
     if axis is None:

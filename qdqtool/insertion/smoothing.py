@@ -38,6 +38,7 @@ from qdqtool.patterns.layernorm import skip_identities
 from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 SAMPLES = 32  # number of samples on which the largest value of each channel is measured
 _SMALLEST = 1e-5  # minimum of a channel's largest value, as a fraction of the tensor's
@@ -149,8 +150,8 @@ def smooth_activations(
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
     linears, places = sum(len(migration.linears) for migration in migrations), len(migrations)
     text = (
-        f"`smooth={alpha:g}`: outlier channels in the inputs of {linears} Linears were moved into "
-        f"the weights, at {places} places"
+        f"`smooth={alpha:g}`: outlier channels in the inputs of {format_count(linears, 'Linear')} "
+        f"were moved into the weights, at {format_count(places, 'place')}"
     )
     code = "smoothed"
     if reasons:
@@ -190,7 +191,7 @@ def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
         node = first[reason, op]
         text = f"{count} {reason.value.format(op=op)}"
         if node:
-            text += f" ({node})" if count == 1 else f" (first {node})"
+            text += f" ({node})" if count == 1 else f" (such as {node})"
         texts.append(text)
     return texts
 
@@ -525,7 +526,7 @@ class _ScaleRegion:
         return places.ndim == 1 and self._has_same_last_axis(node, len(places))
 
     def _has_same_last_axis(self, node: Node, channels: int) -> bool:
-        """Return whether the node does not change the position of entries along the last axis."""
+        """Return whether a node that moves values keeps their positions along the last axis."""
         operator = operator_of(node)
         if node.op == "Transpose":
             perm = node.attributes.get("perm")
@@ -567,7 +568,7 @@ def _find_constant_operands(model: Model, node: Node) -> list[int]:
 
 
 def _find_factor(model: Model, node: Node) -> int | None:
-    """Return the input position of a Mul's constant factor or a Div's constant divisor."""
+    """Return the input position of a Mul's constant factor or a Div's constant divisor, if any."""
     constant = _find_constant_operands(model, node)
     if constant and (node.op == "Mul" or (node.op == "Div" and constant == [1])):
         return constant[0]

@@ -25,7 +25,7 @@ def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Itera
 
 
 def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
-    """Yield the outputs of a tensor's consumers that only move values (Reshape, MaxPool ...)."""
+    """Yield the outputs of those consumers that only move a tensor's values (Reshape ...)."""
     for consumer in model.consumers(tensor):
         if tensor in commuting_inputs(model, consumer):
             yield from consumer.outputs
@@ -57,9 +57,9 @@ def _upstream_nodes(model: Model, tensor: str) -> set[int]:
 def has_only_quantized_consumers(
     model: Model, tensor: str, quantized_consumers: Callable[[str], set[int]]
 ) -> bool:
-    """Return whether every consumer of a tensor reads it dequantized.
+    """Return whether every consumer of a tensor reads it dequantized. False for a network output.
 
-    If a consumer is the activation or only moves values, its own consumers are checked instead.
+    If a consumer is the activation or only moves values, its output is checked in the same way.
     `quantized_consumers` returns the indices of the nodes that will read a tensor dequantized.
     """
     visited: set[str] = set()
@@ -93,16 +93,16 @@ def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[
 
 
 def describe_hidden_layers(model: Model) -> str:
-    """Return a text that names an operator of another framework and how to avoid the operator.
+    """Return how to avoid an operator of ATen or onnxruntime, which may contain layers.
 
-    Such an operator may contain layers. The text is empty if the network has no such operator.
+    The text is empty if the network has no such operator.
     """
     for node in model.nodes:
         if node.domain == ATEN:
             return f"'{node.name}' is an operator of ATen; export without the fallback to ATen"
         if node.domain.startswith("com.m") and not onnx.defs.has(node.op):
             return (
-                f"'{node.name}' is the operator {node.op} of onnxruntime; give the model before "
-                "onnxruntime's optimizer"
+                f"'{node.name}' is the operator {node.op} of onnxruntime; give the model that "
+                "onnxruntime has not optimized"
             )
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -166,6 +166,21 @@ class View:
                 tensors.update(node.outputs)
                 tensors.discard("")
         return frozenset(tensors)
+
+    def find_network_input(self, tensor: str, ops: Collection[str]) -> str | None:
+        """Return the network input that a tensor is computed from by the given operators only.
+
+        None if another operator, or a node with several computed inputs, is between them.
+        """
+        model = self.model
+        node = model.producer(tensor)
+        while node is not None and node.op in ops:
+            computed = [name for name in node.inputs if not model.is_constant(name)]
+            if len(computed) != 1:
+                return None
+            tensor = computed[0]
+            node = model.producer(tensor)
+        return tensor if tensor in model.inputs else None
 
     @functools.cached_property
     def activation_qs(self) -> list[Node]:

@@ -309,8 +309,10 @@ class TimeEstimate:
         )
 
     def as_json(self) -> Json:
-        """Return the fields of the JSON output.
+        """Return the fields of the JSON output, which docs/times.md explains.
 
+        ``layers_ms`` is the sum of `layers`. It differs from `total_ms`, because a profile adds an
+        overhead to each layer, and because changes of memory layout are not among the layers.
         Times are None if no engine can be built.
         """
         fields = self._to_json()

@@ -112,9 +112,9 @@ class Importer:
         self._names.add(unique)
         return unique
 
-    def _parser_name(self, kind: str) -> str:
-        """Return TensorRT's name for the next layer if the parser gives it no name."""
-        return f"(Unnamed Layer* {self.layer_number}) [{kind}]"
+    def _default_layer_name(self, label: str) -> str:
+        """Return the name that TensorRT gives the next layer if the parser does not name it."""
+        return f"(Unnamed Layer* {self.layer_number}) [{label}]"
 
     def _add_layer(
         self,
@@ -165,7 +165,7 @@ class Importer:
             owner: Node that the layer belongs to; None if the layer has no node.
             operation: TensorRT's operation of an elementwise layer.
         """
-        name = self._parser_name(label)
+        name = self._default_layer_name(label)
         out = Tensor(f"{name}_output")
         if inputs:
             out.elem_type, out.shape = inputs[0].elem_type, inputs[0].shape
@@ -400,7 +400,7 @@ class Importer:
             operand = self._find_input_tensor(bias)
             if len(self.model.shape(bias) or ()) < 2:
                 operand = self._add_shuffle(operand)
-            name = self._parser_name("ElementWise")
+            name = self._default_layer_name("ElementWise")
             add = self._add_layer(LayerKind.ELEMENTWISE, name, [product, operand], [out], None)
             add.operation = "SUM"
 
@@ -413,7 +413,7 @@ class Importer:
         name = self._unique_name(node)
         softmax = Tensor(f"{name}_softmax_output", out.source, out.elem_type, out.shape)
         self._add_layer(LayerKind.SOFTMAX, name, [x], [softmax], node)
-        name = self._parser_name("Shuffle")
+        name = self._default_layer_name("Shuffle")
         shuffle = self._add_layer(LayerKind.SHUFFLE, name, [softmax], [out], None)
         shuffle.shuffling.may_be_identity = True
 

@@ -15,7 +15,6 @@ from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.result import MyelinRegion
 from qdqtool.trt.targets import BUILDS, Target
-from qdqtool.util.text import format_count
 
 _RANK = operator.attrgetter("rank")
 _RANK_AND_ID = operator.attrgetter("rank", "id")
@@ -383,4 +382,4 @@ def describe_rules(cases: Iterable[Case], target: Target) -> str:
         parts.append(f"{seen - seen_on_target} seen on other versions only")
     if len(rules) > seen:
         parts.append(f"{len(rules) - seen} documented or assumed")
-    return f"of the {format_count(len(rules), 'rule')} that this network used, {', '.join(parts)}"
+    return f"of the {len(rules)} optimizer rules that apply to this network, {', '.join(parts)}"

@@ -10,18 +10,25 @@ INTERRUPTED = 130  # exit code after Ctrl-C: 128 + number of the signal
 
 
 @contextlib.contextmanager
-def pause_gc() -> Iterator[None]:
-    """Pause Python's garbage collection inside the block.
-
-    While a large network is indexed, garbage collection would take half of the time.
-    """
+def restore_gc() -> Iterator[None]:
+    """Start Python's garbage collection again after the block, if it ran before the block."""
     enabled = gc.isenabled()
-    gc.disable()
     try:
         yield
     finally:
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def pause_gc() -> Iterator[None]:
+    """Pause Python's garbage collection inside the block.
+
+    While a large network is indexed, garbage collection would take half of the time.
+    """
+    with restore_gc():
+        gc.disable()
+        yield
 
 
 def terminal_columns() -> int:

@@ -426,24 +426,36 @@ def test_recipe_without_a_head_excludes_nothing() -> None:
 
 def test_anchors_with_a_zero_point_become_exact_floats(g: Graph) -> None:
     """Symmetric INT8 has half the steps: anchors would move by half a cell."""
-    anchors = np.arange(0.5, 128, dtype=np.float32).reshape(1, 1, 1, 128)
-    stored = np.arange(1, 256, 2).astype(np.uint8).reshape(anchors.shape)
+    stored = np.arange(1, 256, 2).astype(np.uint8).reshape(1, 1, 1, 128)
     x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
     grid = g.dq(g.const("grid", stored), "gdq", 0.5, zero=1, integer=np.uint8)
     proto = g.model(g.add(x, grid, "sum"))
-    x = image(1, 16, 1, 128)
-    (before,) = run(proto, x)
     fixed = fix(proto)
-    assert "ZP-NONZERO" in codes(fixed)
-    assert "gdq" not in {n.name for n in fixed.proto.graph.node}
-    assert np.array_equal(run(fixed.proto, x)[0], before)
+    assert "ZP-NONZERO" in codes(fixed) and "gdq" not in {n.name for n in fixed.proto.graph.node}
+    assert np.array_equal(*(run(p, image(1, 16, 1, 128))[0] for p in (proto, fixed.proto)))
 
 
-def test_rounded_anchors_are_reported(g: Graph) -> None:
-    x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
-    stored = np.arange(128).astype(np.int8).reshape(1, 1, 1, 128)
-    fixed = fix(g.model(g.add(x, g.dq(g.const("grid", stored), "gdq", 1.004), "sum")))
-    (note,) = (n for n in fixed.notes if n.code == "constants-rounded")
-    assert (note.values["count"], note.values["tensor"]) == (1, "grid")
-    assert note.values["step"] == pytest.approx(1.004)
-    assert "insert-is-better" in {n.code for n in fixed.notes}
+@pytest.mark.parametrize(("shift", "moved"), [(0, 0), (0.1, 0), (0, 0.2)])
+def test_rounded_anchors_are_restored_or_reported(g: Graph, shift: float, moved: float) -> None:
+    """Only values that are all centers of cells, rounded to a step, are restored."""
+    x = g.input(1, 3, 32, 64)
+    maps = [g.reshape(g.conv(x, f"c{s}", 2, 1, s), f"r{s}", 1, 2, -1) for s in (8, 16)]
+    cells = [(x, y) for w, h in ((8, 4), (4, 2)) for y in range(h) for x in range(w)]
+    anchors = np.array(cells).T[None] + 0.5 + shift
+    anchors[0, 0, 0] += moved
+    x = g.concat(maps, "maps", axis=2)
+    for op, value in (("Add", anchors), ("Mul", np.repeat([8.0, 16.0], [32, 8])[None])):
+        step = value.max() / 127
+        stored = g.const(f"{op}.stored", np.rint(value / step).astype(np.int8))
+        x = g.op(op, [x, g.dq(stored, f"{op}.DQ", step)], op)
+    fixed = fix(g.model(x))
+    notes = {n.code: n.values for n in fixed.notes}
+    lost = ["Add.stored"] if shift or moved else []
+    assert [v["tensor"] for code, v in notes.items() if code == "constants-rounded"] == lost
+    assert notes["constants-restored"]["tensors"] == ["Add.stored", "Mul.stored"][len(lost) :]
+    kept = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
+    assert ("insert-is-better" in notes) == bool(lost) and set(kept["Mul.stored_float"][0]) == {
+        8,
+        16,
+    }
+    assert lost or np.array_equal(kept["Add.stored_float"], anchors)

@@ -1,4 +1,5 @@
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +110,15 @@ def test_quantizer_kernel_of_myelin_is_counted_and_named(
     """The Q before a plain Gemm does not count as a conversion, but takes as much time."""
     net.inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 16])]
     net.output(net.op("Gemm", "fc", "x", net.const("w", net.rng.standard_normal((16, 32)))))
-    data = [{"x": net.rng.random((8, 16), np.float32)}]
-    prediction = predict(
-        qdqtool.insert(net.model(), data, method="max", target=target, predict=False).model, target
-    )
+    made = qdqtool.insert(net.model(), [{"x": net.rng.random((8, 16), np.float32)}], method="max")
+    prediction = predict(made.model, target)
     named = [name for region in prediction.regions for name in region.kernels]
     assert len(named) == kernels
-    assert ("1 Q/DQ kernel of Myelin" in verdict(prediction)) is bool(kernels)
-    assert all(name in str(render(prediction, 200, everything=True)) for name in named)
+    assert ("1 Q/DQ node runs inside Myelin's layers" in verdict(prediction)) is bool(kernels)
+    text = str(render(prediction, 200, everything=True))
+    assert all(name in text for name in named)
+    labels = re.findall(r"^  (?:Matrix products|Q/DQ layers|Confidence) +", text, re.MULTILINE)
+    assert (len(labels), len(set(map(len, labels)))) == (3, 1)
 
 
 @pytest.mark.parametrize("target", ["trt8.6", "trt10", "rtx1.7"])

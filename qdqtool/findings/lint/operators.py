@@ -378,14 +378,7 @@ def _reads_network_input(view: View, conv: Node) -> bool:
     pair = qdq.find_pair(view.model, conv.input(0))
     if pair is None:
         return False
-    tensor = (pair[1] or pair[0]).input(0)
-    node = view.model.producer(tensor)
     # An FP16 model with an FP32 input begins with a Cast. A model whose input is pixels begins with
     # their conversion.
-    while node is not None and node.op in _INPUT_CONVERSIONS:
-        variable = [name for name in node.inputs if not view.model.is_constant(name)]
-        if len(variable) != 1:
-            return False
-        tensor = variable[0]
-        node = view.model.producer(tensor)
-    return tensor in view.model.inputs
+    tensor = (pair[1] or pair[0]).input(0)
+    return view.find_network_input(tensor, _INPUT_CONVERSIONS) is not None

@@ -93,11 +93,9 @@ def _check_pairs(view: View, report: FindingReport) -> None:
 def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
     """Return whether the scales of a pair differ by the preprocessing factor of a uint8 input."""
     model = view.model
-    source = q.input(0)
     # An FP16 model may convert the input to FP32 first.
-    while (cast := model.producer(source)) is not None and cast.op == "Cast":
-        source = cast.input(0)
-    if source not in model.inputs or model.elem_type(source) != onnx.TensorProto.UINT8:
+    source = view.find_network_input(q.input(0), ("Cast",))
+    if source is None or model.elem_type(source) != onnx.TensorProto.UINT8:
         return False
     first, second = (view.params(node).scales for node in (q, dq))
     if first is None or second is None or first.values.size != second.values.size:

@@ -1,0 +1,137 @@
+"""Exact values of anchors and strides that a file stores as rounded integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.fixing.site import FixSite
+from qdqtool.fixing.weights import make_dequantizer, make_float_constant_site
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import BYTES
+from qdqtool.patterns.heads import find_head
+from qdqtool.patterns.view import View
+from qdqtool.util.notes import Note
+
+FloatArray = npt.NDArray[np.float64]
+_COORDINATES = 2  # x and y
+_IMAGE_RANK = 4  # batch, channels, height, width
+_HALF_STEP = 0.501  # maximum distance of a rounded value, in steps; scales are rounded floats
+_TOLERANCE = 1e-4  # of the largest value, which is the end of the range and thus not rounded
+
+
+def find_restorable_constants(view: View) -> tuple[list[FixSite], Note | None]:
+    """Return sites that restore rounded anchors and strides of a YOLO head, and a note on them.
+
+    The anchors are the centers of the cells of the head's feature maps, and the strides are the
+    sizes of these cells in pixels. A constant is restored only if it has one value for each cell,
+    each value is within half a step of the exact value, and the largest values are equal.
+    """
+    constants = [dq for dq in view.quantizers if qdq.is_dq(dq) and _is_stored_vector(view, dq)]
+    if not constants:
+        return [], None
+    sizes = _find_feature_maps(view.model)
+    names: list[str] = []
+    steps: list[float] = []
+    sites: list[FixSite] = []
+    for dq in constants:
+        dequantize = make_dequantizer(view, dq)
+        scale = view.params(dq).scale
+        if dequantize is None or scale is None or scale.size != 1:
+            continue
+        rounded, step = dequantize(), float(scale[0])
+        for exact in _compute_exact_values(view.model, sizes, rounded.shape):
+            if _is_rounding_of(rounded, exact, step) and not np.array_equal(rounded, exact):
+                values = exact.astype(rounded.dtype)
+                site = make_float_constant_site(view, dq, "exact values restored", values)
+                if site is not None:
+                    sites.append(site)
+                    names.append(dq.input(0))
+                    steps.append(step)
+    return sites, _describe_restored(names, steps, sizes) if sites else None
+
+
+def _is_stored_vector(view: View, dq: Node) -> bool:
+    shape = view.model.constant_shape(dq.input(0))
+    return shape is not None and math.prod(shape) > 1 and view.params(dq).precision in BYTES
+
+
+def _find_feature_maps(model: Model) -> list[tuple[int, int]]:
+    """Return height and width of the feature maps from which the head reads boxes, largest first.
+
+    Empty if a shape is unknown.
+    """
+    head = find_head(model)
+    sizes = {_find_image_size(model, model.nodes[i].output) for i in head.boxes or head.finals}
+    if None in sizes:
+        return []
+    return sorted(filter(None, sizes), key=math.prod, reverse=True)
+
+
+def _find_image_size(model: Model, tensor: str) -> tuple[int, int] | None:
+    """Return height and width of a tensor of images; None if they are unknown."""
+    shape = model.shape(tensor)
+    if shape is None or len(shape) != _IMAGE_RANK or shape[2] is None or shape[3] is None:
+        return None
+    return shape[2], shape[3]
+
+
+def _compute_exact_values(
+    model: Model, sizes: list[tuple[int, int]], shape: tuple[int, ...]
+) -> Iterator[FloatArray]:
+    """Yield anchors or strides for the feature maps, if a constant has the shape of either."""
+    cells = sum(map(math.prod, sizes))
+    if not cells or shape[-1] != cells:
+        return
+    if math.prod(shape) == cells:
+        strides = _compute_strides(model, sizes)
+        if strides:
+            counts = [math.prod(size) for size in sizes]
+            yield np.repeat(np.asarray(strides, np.float64), counts).reshape(shape)
+    elif shape[-2] == _COORDINATES and math.prod(shape) == _COORDINATES * cells:
+        grids = [np.indices(size)[::-1].reshape(_COORDINATES, -1) for size in sizes]
+        yield (np.concatenate(grids, axis=1).astype(np.float64) + 0.5).reshape(shape)
+
+
+def _compute_strides(model: Model, sizes: list[tuple[int, int]]) -> list[int]:
+    """Return the size of a cell in pixels for each feature map; empty if it is not a whole number.
+
+    Height and width of the image must give the same size.
+    """
+    images = [size for t in model.inputs if (size := _find_image_size(model, t)) is not None]
+    if len(images) != 1:
+        return []
+    strides = []
+    for size in sizes:
+        (height, rest), (width, other_rest) = map(divmod, images[0], size)
+        if rest or other_rest or height != width:
+            return []
+        strides.append(height)
+    return strides
+
+
+def _is_rounding_of(rounded: npt.NDArray[Any], exact: FloatArray, step: float) -> bool:
+    distance = float(np.abs(rounded - exact).max())
+    largest = float(exact.max())
+    is_end_equal = abs(float(rounded.max()) - largest) <= _TOLERANCE * largest
+    return is_end_equal and distance <= _HALF_STEP * step
+
+
+def _describe_restored(names: list[str], steps: list[float], sizes: list[tuple[int, int]]) -> Note:
+    listed = " and ".join(
+        f"'{name}' (step {step:.4g})" for name, step in zip(names, steps, strict=True)
+    )
+    maps = ", ".join(f"{height}x{width}" for height, width in sizes)
+    return Note(
+        f"exact values of {listed} were restored: each rounded value is within half a step of the "
+        f"anchor or stride of its cell (feature maps {maps})",
+        code="constants-restored",
+        tensors=names,
+        steps=steps,
+        sizes=[list(size) for size in sizes],
+    )
