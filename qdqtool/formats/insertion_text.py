@@ -221,12 +221,14 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         error, samples = choice.errors[choice.precision], choice.samples
     error = round(error, 3)  # the rating must be that of the printed percentage
     rating = next((text for limit, text in _ERROR_RATINGS if error < limit), "large")
-    advice = "" if error < SMALL_ERROR else ", so compare the results (below)"
-    part = "whole model" if is_measured else f"{_format_title(insertion)} activations"
+    part = "whole model"
+    if not is_measured:
+        part = f"{_format_title(insertion)} activations (weights in float)"
     page.add_row(
         "Output error",
         f"of the {part}: {error:.1%} of the outputs' standard deviation on "
-        f"{format_count(samples, 'image')} ({rating}){advice}",
+        f"{format_count(samples, 'image')} ({rating}). It compares raw values: even a small error "
+        "can change detections or labels, which 'qdqtool compare --calib' measures.",
     )
     if page.everything and is_measured:
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")

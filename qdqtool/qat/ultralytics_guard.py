@@ -68,8 +68,8 @@ def _check_export(exporter: Any, model: Any = None, *args: Any, **kwargs: Any) -
     if kind != "onnx" and count_quantizers(model):
         raise QdqtoolError(
             f"format='{kind}' loses or ignores the quantizers; write a Q/DQ model with "
-            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build an engine from the model "
-            "(trtexec --onnx=model_qdq.onnx --int8 --fp16)",
+            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build an engine from the model; "
+            "'qdqtool predict model_qdq.onnx' prints the trtexec command",
             code="quantizers-lost",
             parameter="format",
         )

@@ -255,8 +255,10 @@ def test_plain_training_of_quantized_network_is_refused(
 
 
 def test_export_to_torchscript_is_refused(trained: Path) -> None:
-    refused = has("quantizers-lost", parameter="format")
-    with pytest.raises(QdqtoolError, check=refused, match="format='torchscript'"):
+    refused = has(
+        "quantizers-lost", "format='torchscript'", "'qdqtool predict ", parameter="format"
+    )
+    with pytest.raises(QdqtoolError, check=refused):
         open_yolo(trained / "last.pt").export(format="torchscript", imgsz=SIZE, device="cpu")
 
 
