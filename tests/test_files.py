@@ -15,7 +15,6 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool import insert
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.commands.cli import cli, run
 from qdqtool.errors import ModelError, QdqtoolError
@@ -471,7 +470,7 @@ def test_every_file_is_read_through_the_guard() -> None:
 def test_save_onto_an_input_of_a_library_call_is_refused(seeds: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     shutil.copytree(seeds, folder, symlinks=True, ignore=shutil.ignore_patterns("pipe"))
-    insertion = insert(folder / "external.onnx", folder / "images", include=["conv"])
+    insertion = qdqtool.insert(folder / "external.onnx", folder / "images", include=["conv"])
     for victim in ("w.bin", "images/a.png", "external.onnx"):
         with pytest.raises(QdqtoolError, match=re.escape(victim)):
             insertion.save(folder / victim)

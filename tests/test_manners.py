@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from qdqtool.commands import COMMANDS, process, render_overview
 from qdqtool.commands.cli import run
@@ -250,17 +249,17 @@ def test_constants_of_functions_count_for_each_call(calls: int, refused: bool) -
 
     A function with 16 MB and 500 calls would take more than a minute.
     """
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
-    value = helper.make_tensor("v", 1, [1 << 20], bytes(4 << 20), raw=True)
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("f", 1)]
+    value = onnx.helper.make_tensor("v", 1, [1 << 20], bytes(4 << 20), raw=True)
     body = [
-        helper.make_node("Constant", [], ["k"], value=value),
-        helper.make_node("Add", ["a", "k"], ["c"]),
+        onnx.helper.make_node("Constant", [], ["k"], value=value),
+        onnx.helper.make_node("Add", ["a", "k"], ["c"]),
     ]
-    function = helper.make_function("f", "F", ["a"], ["c"], body, opsets)
-    ends = [[helper.make_tensor_value_info(name, 1, [1])] for name in ("x0", f"x{calls}")]
-    nodes = [helper.make_node("F", [f"x{i}"], [f"x{i + 1}"], domain="f") for i in range(calls)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", *ends), opset_imports=opsets, functions=[function]
+    function = onnx.helper.make_function("f", "F", ["a"], ["c"], body, opsets)
+    ends = [[onnx.helper.make_tensor_value_info(name, 1, [1])] for name in ("x0", f"x{calls}")]
+    nodes = [onnx.helper.make_node("F", [f"x{i}"], [f"x{i + 1}"], domain="f") for i in range(calls)]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", *ends), opset_imports=opsets, functions=[function]
     )
     if refused:
         with pytest.raises(ModelError, match="26"):  # 65 times 4 MB, in MB

@@ -11,7 +11,6 @@ import pytest
 
 import calibration
 import qdqtool
-from calibration import METHODS, Preprocess
 from qdqtool import builders
 from qdqtool.builders.options import BUILDERS, BuildOptions
 from qdqtool.commands.cli import cli
@@ -97,7 +96,7 @@ def test_functions_have_the_same_defaults() -> None:
                 assert parameters(function)[name].default == default, name
     assert [
         parameters(f)["preprocess"].default for f in (calibration.collect, calibration.open_data)
-    ] == [Preprocess()] * 2
+    ] == [calibration.Preprocess()] * 2
 
 
 @pytest.mark.parametrize(
@@ -130,8 +129,8 @@ def test_every_parameter_is_documented(function: Function) -> None:
         (FixOptions(effort=np.float32(2)), "effort", 2.0),
         (SelectionOptions(hops=np.int64(1)), "hops", 1),
         (ShrinkOptions(minimize=True, limit=np.int64(9)), "tries", 9),
-        (Preprocess(scale=np.float32(0.5)), "scale", 0.5),
-        (Preprocess(mean=np.array([1.0, 2.0, 3.0])), "mean", (1.0, 2.0, 3.0)),  # type: ignore[arg-type]
+        (calibration.Preprocess(scale=np.float32(0.5)), "scale", 0.5),
+        (calibration.Preprocess(mean=np.array([1.0, 2.0, 3.0])), "mean", (1.0, 2.0, 3.0)),  # type: ignore[arg-type]
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -178,7 +177,7 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     "extract": (qdqtool.extract,),
     "build": (builders.build,),
 }
-IMAGES = {f.name for f in fields(Preprocess)} - {"fill"}
+IMAGES = {f.name for f in fields(calibration.Preprocess)} - {"fill"}
 # Options of commands that are not parameters: outputs, formats, and what decides the exit code.
 ONLY_COMMANDS = {
     "output",
@@ -255,7 +254,7 @@ def test_other_defaults_of_commands(command: str, name: str) -> None:
 
 
 def test_image_options_have_defaults_of_preprocess() -> None:
-    defaults = {f.name: f.default for f in fields(Preprocess)}
+    defaults = {f.name: f.default for f in fields(calibration.Preprocess)}
     options = command_options("insert")
     assert option_default(options["resize"]) == defaults["resize"]
     assert defaults["bgr"] is False and options["bgr"].is_flag
@@ -272,7 +271,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("command", FUNCTIONS)
 def test_choices_are_those_of_functions(command: str) -> None:
-    assert set(of_insertion.METHODS) == set(METHODS)
+    assert set(of_insertion.METHODS) == set(calibration.METHODS)
     for name, option in command_options(command).items():
         if name in CHOICES:
             assert tuple(option.type.choices) == CHOICES[name]

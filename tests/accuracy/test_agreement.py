@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from calibration import open_data
@@ -90,32 +89,34 @@ def sorting_detector(step: float | None = None) -> onnx.ModelProto:
     """
     nodes, tensor = [], "rows"
     constants = [
-        numpy_helper.from_array(np.array([4], np.int64), "score"),
-        numpy_helper.from_array(np.array([5], np.int64), "count"),
-        numpy_helper.from_array(np.array([5], np.int64), "end"),
-        numpy_helper.from_array(np.array([2], np.int64), "axis"),
+        onnx.numpy_helper.from_array(np.array([4], np.int64), "score"),
+        onnx.numpy_helper.from_array(np.array([5], np.int64), "count"),
+        onnx.numpy_helper.from_array(np.array([5], np.int64), "end"),
+        onnx.numpy_helper.from_array(np.array([2], np.int64), "axis"),
     ]
     if step is not None:
-        constants.append(numpy_helper.from_array(np.float32(step), "step"))
-        constants.append(numpy_helper.from_array(np.int8(0), "zero"))
-        nodes.append(helper.make_node("QuantizeLinear", ["rows", "step", "zero"], ["q"]))
-        nodes.append(helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["dq"]))
+        constants.append(onnx.numpy_helper.from_array(np.float32(step), "step"))
+        constants.append(onnx.numpy_helper.from_array(np.int8(0), "zero"))
+        nodes.append(onnx.helper.make_node("QuantizeLinear", ["rows", "step", "zero"], ["q"]))
+        nodes.append(onnx.helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["dq"]))
         tensor = "dq"
     nodes += [
-        helper.make_node("Slice", [tensor, "score", "end", "axis"], ["scores"]),
-        helper.make_node("Squeeze", ["scores", "axis"], ["flat"]),
-        helper.make_node("TopK", ["flat", "count"], ["top", "order"], axis=1),
-        helper.make_node("Identity", [tensor], ["detections"]),
+        onnx.helper.make_node("Slice", [tensor, "score", "end", "axis"], ["scores"]),
+        onnx.helper.make_node("Squeeze", ["scores", "axis"], ["flat"]),
+        onnx.helper.make_node("TopK", ["flat", "count"], ["top", "order"], axis=1),
+        onnx.helper.make_node("Identity", [tensor], ["detections"]),
     ]
     shape = [1, 5, 6]
-    graph = helper.make_graph(
+    graph = onnx.helper.make_graph(
         nodes,
         "detector",
-        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("detections", TensorProto.FLOAT, shape)],
+        [onnx.helper.make_tensor_value_info("rows", onnx.TensorProto.FLOAT, shape)],
+        [onnx.helper.make_tensor_value_info("detections", onnx.TensorProto.FLOAT, shape)],
         constants,
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
 
 
 ROWS = np.array(
@@ -147,9 +148,9 @@ def test_agreement_of_lost_detection() -> None:
     lost[0, 2, 4] = 0.0
     model = sorting_detector()
     model.graph.node[-1].input[0] = "kept"
-    mask = numpy_helper.from_array((lost / np.maximum(ROWS, 1e-9)).astype(np.float32), "mask")
+    mask = onnx.numpy_helper.from_array((lost / np.maximum(ROWS, 1e-9)).astype(np.float32), "mask")
     model.graph.initializer.append(mask)
-    model.graph.node.insert(0, helper.make_node("Mul", ["rows", "mask"], ["kept"]))
+    model.graph.node.insert(0, onnx.helper.make_node("Mul", ["rows", "mask"], ["kept"]))
     # Two of three objects are found before any false detection: 67 of 101 recalls have precision 1.
     assert agreement(sorting_detector(), model, [{"rows": ROWS}]).measure.value == pytest.approx(
         67 / 101

@@ -151,23 +151,11 @@ def test_read_build_tuned_layers_and_messages() -> None:
     ]
 
 
-def to_python_logger(text: str) -> str:
-    return re.sub(r"(\[[^\]]+\]) \[([VIW])\] \[TRT\] ", r"\1 [TRT] [\2] ", text)
-
-
-def without_stamps(text: str) -> str:
-    return re.sub(r"(?m)^\[\d[^\]]+\] ", "", text)
-
-
-def colored(text: str) -> str:
-    return re.sub(r"(?m)^(\[.*)$", "\x1b[33m\\1\x1b[0m", text)
-
-
 SPELLINGS = {
     "windows": lambda t: t.replace("\n", "\r\n"),
-    "python": to_python_logger,
-    "no stamps": without_stamps,
-    "colored": colored,
+    "python": lambda t: re.sub(r"(\[[^\]]+\]) \[([VIW])\] \[TRT\] ", r"\1 [TRT] [\2] ", t),
+    "no stamps": lambda t: re.sub(r"(?m)^\[\d[^\]]+\] ", "", t),
+    "colored": lambda t: re.sub(r"(?m)^(\[.*)$", "\x1b[33m\\1\x1b[0m", t),
     "utf16": lambda t: b"\xff\xfe" + t.encode("utf-16-le"),
     "utf16-be": lambda t: b"\xfe\xff" + t.encode("utf-16-be"),
     "utf8-bom": lambda t: b"\xef\xbb\xbf" + t.encode(),
@@ -209,7 +197,7 @@ def with_carrier(text: str, carrier: str) -> str:
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_prefix_of_a_carrier_is_ignored(carrier: str) -> None:
-    for spelled in (LOG, to_python_logger(LOG), without_stamps(LOG), colored(LOG)):
+    for spelled in (LOG, *(SPELLINGS[name](LOG) for name in ("python", "no stamps", "colored"))):
         assert facts(read(with_carrier(spelled, carrier))) == facts(read(spelled))
 
 
@@ -230,7 +218,7 @@ def test_prefix_of_a_carrier_is_ignored_in_recorded_builds(case: str) -> None:
 
 
 def test_log_without_stamps_has_no_seconds_of_tuning() -> None:
-    assert read(without_stamps(LOG)).tactics.layers["w + wq + conv"].seconds == 0
+    assert read(SPELLINGS["no stamps"](LOG)).tactics.layers["w + wq + conv"].seconds == 0
 
 
 def test_errors_of_a_failed_build() -> None:

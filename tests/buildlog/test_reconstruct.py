@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import MARK, graph_from_log, infer_attributes
@@ -25,7 +24,7 @@ def topology(model: onnx.ModelProto) -> list[tuple[str, str, list[str], list[str
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, object]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
 
 
 def test_graph_from_log_of_a_small_build() -> None:
@@ -80,11 +79,11 @@ def test_graph_from_log_gives_merged_quantizers_one_scale() -> None:
     build = read_build(build_file("resnet18-qat-rtx2000-trt8510"))
     model, _ = graph_from_log(build)
     values = {
-        n.output[0]: numpy_helper.to_array(n.attribute[0].t)
+        n.output[0]: onnx.numpy_helper.to_array(n.attribute[0].t)
         for n in model.graph.node
         if n.op_type == "Constant"
     }
-    values.update({t.name: numpy_helper.to_array(t) for t in model.graph.initializer})
+    values.update({t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer})
     scale = {
         n.name: float(values[n.input[1]].flat[0])
         for n in model.graph.node
@@ -128,7 +127,7 @@ def test_graph_from_log_of_tensorrt_rtx(rtx_log: Path) -> None:
     assert nodes["m0"]["pads"] == [1, 1, 1, 1]
     assert nodes["Concat"] == nodes["Split"] == {"axis": 1}
     split = next(t for t in model.graph.initializer if t.name.startswith("parts"))
-    assert np.array_equal(numpy_helper.to_array(split), [32, 32])
+    assert np.array_equal(onnx.numpy_helper.to_array(split), [32, 32])
 
 
 def node(

@@ -5,37 +5,40 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 
 def conv_net(
-    shape: tuple[int | str, ...] = (1, 3, 16, 16), dtype: int = TensorProto.FLOAT, seed: int = 0
+    shape: tuple[int | str, ...] = (1, 3, 16, 16),
+    dtype: int = onnx.TensorProto.FLOAT,
+    seed: int = 0,
 ) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
-    numpy_type = helper.tensor_dtype_to_np_dtype(dtype)
+    numpy_type = onnx.helper.tensor_dtype_to_np_dtype(dtype)
 
-    def weight(name: str, channels: int) -> TensorProto:
-        return numpy_helper.from_array(
+    def weight(name: str, channels: int) -> onnx.TensorProto:
+        return onnx.numpy_helper.from_array(
             rng.normal(0, 0.5, (4, channels, 3, 3)).astype(numpy_type), name
         )
 
     pads = [1, 1, 1, 1]
-    graph = helper.make_graph(
+    graph = onnx.helper.make_graph(
         [
-            helper.make_node("Conv", ["images", "w1"], ["a1"], "conv1", pads=pads),
-            helper.make_node("Sigmoid", ["a1"], ["s1"], "sigmoid1"),
-            helper.make_node("Mul", ["a1", "s1"], ["c1"], "mul1"),
-            helper.make_node("Conv", ["c1", "w2"], ["c2"], "conv2", pads=pads),
-            helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
-            helper.make_node("Conv", ["r2", "w3"], ["out"], "conv3", pads=pads),
+            onnx.helper.make_node("Conv", ["images", "w1"], ["a1"], "conv1", pads=pads),
+            onnx.helper.make_node("Sigmoid", ["a1"], ["s1"], "sigmoid1"),
+            onnx.helper.make_node("Mul", ["a1", "s1"], ["c1"], "mul1"),
+            onnx.helper.make_node("Conv", ["c1", "w2"], ["c2"], "conv2", pads=pads),
+            onnx.helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
+            onnx.helper.make_node("Conv", ["r2", "w3"], ["out"], "conv3", pads=pads),
         ],
         "net",
-        [helper.make_tensor_value_info("images", dtype, shape)],
-        [helper.make_tensor_value_info("out", dtype, None)],
+        [onnx.helper.make_tensor_value_info("images", dtype, shape)],
+        [onnx.helper.make_tensor_value_info("out", dtype, None)],
         [weight("w1", 3), weight("w2", 4), weight("w3", 4)],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9
+    )
 
 
 def run_all(

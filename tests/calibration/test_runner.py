@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from calibration import Focus, Statistics, open_data, runner
 from calibration.cache import CalibrationProgress, load_progress, save_progress
@@ -87,7 +86,7 @@ def test_fixed_batch_is_filled_up(tmp_path: Path) -> None:
             id="open sizes",
         ),
         pytest.param(
-            conv_net(dtype=TensorProto.FLOAT16),
+            conv_net(dtype=onnx.TensorProto.FLOAT16),
             [{"images": f["images"].astype("float16")} for f in FEEDS[:3]],
             5e-3,
             id="float16",
@@ -129,28 +128,30 @@ def test_iterator_is_read_as_far_as_needed() -> None:
 
 def test_unsorted_nodes_and_subgraphs_are_run() -> None:
     branches = {
-        f"{name}_branch": helper.make_graph(
-            [node], name, [], [helper.make_tensor_value_info(node.output[0], 1, None)]
+        f"{name}_branch": onnx.helper.make_graph(
+            [node], name, [], [onnx.helper.make_tensor_value_info(node.output[0], 1, None)]
         )
         for name, node in (
-            ("then", helper.make_node("Mul", ["y", "k"], ["z"])),
-            ("else", helper.make_node("Identity", ["y"], ["w"])),
+            ("then", onnx.helper.make_node("Mul", ["y", "k"], ["z"])),
+            ("else", onnx.helper.make_node("Identity", ["y"], ["w"])),
         )
     }
-    graph = helper.make_graph(
+    graph = onnx.helper.make_graph(
         [
-            helper.make_node("If", ["c"], ["out"], **branches),
-            helper.make_node("Relu", ["x"], ["y"]),
+            onnx.helper.make_node("If", ["c"], ["out"], **branches),
+            onnx.helper.make_node("Relu", ["x"], ["y"]),
         ],
         "g",
-        [helper.make_tensor_value_info("x", 1, [1, 4])],
-        [helper.make_tensor_value_info("out", 1, None)],
+        [onnx.helper.make_tensor_value_info("x", 1, [1, 4])],
+        [onnx.helper.make_tensor_value_info("out", 1, None)],
         [
-            numpy_helper.from_array(np.array(True), "c"),
-            numpy_helper.from_array(np.array([3], np.float32), "k"),
+            onnx.numpy_helper.from_array(np.array(True), "c"),
+            onnx.numpy_helper.from_array(np.array([3], np.float32), "k"),
         ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9
+    )
     sample = {"x": np.array([[-1, 2, 0, 5]], np.float32)}
     statistics = run(data=[sample], names=("out", "y"), model=model)
     ranges = {name: (part.minimum, part.maximum) for name, part in statistics.items()}
@@ -349,8 +350,10 @@ def net_with_slice(start: int, end: int) -> onnx.ModelProto:
     """Return a network with the tensor `row`, which is rows of `c1`."""
     model = conv_net()
     for name, value in (("starts", start), ("ends", end), ("axes", 2)):
-        model.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
-    model.graph.node.append(helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"]))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
+    model.graph.node.append(
+        onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"])
+    )
     return model
 
 

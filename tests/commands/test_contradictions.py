@@ -3,7 +3,6 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from tests.commands.conftest import Cli
 from tools.growth.families import Net
@@ -11,7 +10,7 @@ from tools.growth.families import Net
 
 def with_types(model: onnx.ModelProto, **types: list[int]) -> onnx.ModelProto:
     model.graph.value_info.extend(
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in types.items()
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, d) for n, d in types.items()
     )
     return model
 
@@ -40,9 +39,9 @@ def concat_of_scalars() -> onnx.ModelProto:
 
 def product_of_three() -> onnx.ModelProto:
     net = Net()
-    half = net.add("Cast", "x", to=TensorProto.FLOAT16)
+    half = net.add("Cast", "x", to=onnx.TensorProto.FLOAT16)
     output = net.add("MatMul", half, half, half)
-    return net.done(net.conv(net.add("Cast", output, to=TensorProto.FLOAT)))
+    return net.done(net.conv(net.add("Cast", output, to=onnx.TensorProto.FLOAT)))
 
 
 def transpose_of_scalars() -> onnx.ModelProto:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from calibration.session import input_specs
+from qdqtool.comparison.result import ChangeKind, Comparison
 from qdqtool.ir.graph import Model
 from tests.trt.builder import Graph
 
@@ -102,3 +103,7 @@ def quantize(
     options |= {"quant_format": formats[quant_format], "activation_type": types[activations]}
     ort.quantize_static(path, output, Reader(), **options)
     return output
+
+
+def names_of(result: Comparison, change: ChangeKind) -> set[str]:
+    return {n.name for n in result.where(change)}

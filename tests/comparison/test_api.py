@@ -17,7 +17,7 @@ from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from tests.comparison.networks import float_network, network, quantize, with_dynamic_size
+from tests.comparison.networks import float_network, names_of, network, quantize, with_dynamic_size
 from tests.comparison.test_fp8 import quantized, three_convolutions
 from tests.errors import has
 from tests.insertion.transformers import samples, vit
@@ -36,10 +36,6 @@ def changed(result: Comparison) -> dict[str, tuple[ChangeKind, ...]]:
 
 def node_of(result: Comparison, name: str) -> NodeChange:
     return next(n for n in result.nodes if n.name == name)
-
-
-def names_of(result: Comparison, change: ChangeKind) -> set[str]:
-    return {n.name for n in result.where(change)}
 
 
 def test_compare_float_and_quantized_model() -> None:

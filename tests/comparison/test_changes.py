@@ -25,7 +25,7 @@ from qdqtool.comparison.result import (
 from qdqtool.comparison.text import describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
 from tests.buildlog.evidence import build_file
-from tests.comparison.networks import network, numbered
+from tests.comparison.networks import names_of, network, numbered
 from tests.errors import has
 from tests.trt.builder import Graph
 
@@ -273,10 +273,6 @@ def write_listing(path: Path, data: object) -> Path:
 
 def compare_files(folder: Path, a: str, b: str) -> Comparison:
     return qdqtool.compare(folder / a, folder / b, target="trt8.5")
-
-
-def names_of(result: Comparison, change: ChangeKind) -> set[str]:
-    return {n.name for n in result.where(change)}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from tests.trt.builder import Graph
 
@@ -43,7 +42,7 @@ def secretive() -> onnx.ModelProto:
     model.domain, model.doc_string = f"com.{SECRET}", f"{SECRET} doc"
     model.metadata_props.add(key=f"{SECRET}.owner", value=f"{SECRET} GmbH")
     graph.node.append(
-        helper.make_node(
+        onnx.helper.make_node(
             f"{SECRET}Head",
             [graph.output[0].name],
             [f"{SECRET}/done"],
@@ -51,19 +50,19 @@ def secretive() -> onnx.ModelProto:
             domain=f"ai.{SECRET}",
             **{
                 f"{SECRET}_mode": f"{SECRET} words",
-                f"{SECRET}_table": numpy_helper.from_array(np.ones(3, np.float32), SECRET),
+                f"{SECRET}_table": onnx.numpy_helper.from_array(np.ones(3, np.float32), SECRET),
             },
         )
     )
     graph.output[0].name = f"{SECRET}/done"
-    model.opset_import.append(helper.make_opsetid(f"ai.{SECRET}", 1))
+    model.opset_import.append(onnx.helper.make_opsetid(f"ai.{SECRET}", 1))
     return model
 
 
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = model.graph
     for i, tensor in enumerate([t for t in graph.initializer if len(t.dims) < 2]):
-        node = helper.make_node("Constant", [], [tensor.name], f"Constant_{i}", value=tensor)
+        node = onnx.helper.make_node("Constant", [], [tensor.name], f"Constant_{i}", value=tensor)
         graph.node.insert(i, node)
         graph.initializer.remove(tensor)
     return model

@@ -12,7 +12,6 @@ import pytest
 from onnx import helper, numpy_helper
 
 import qdqtool
-from qdqtool import extract
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import api
 from qdqtool.extraction.cut import ModelCutter, ModelPart
@@ -342,7 +341,7 @@ def test_trimming_ends_within_its_budget(
     inputs = [g.pair(g.input(1, 3, 8, 8), "in"), g.weights("w", (4, 3, 1, 1), "tensor")]
     ends = [g.op("Conv", inputs, f"conv{i}") for i in range(60)]
     monkeypatch.setattr(limits, "TRIMMED_NODES", 500)
-    result = extract(g.model(*ends), node="conv7")
+    result = qdqtool.extract(g.model(*ends), node="conv7")
     assert sum(map(len, sketches)) < 500 + 3 * 64
     assert "trimming-ended" in note_codes(result.notes)
     assert "conv7" in {c.name for c in result.shown.convolutions}
@@ -353,7 +352,7 @@ def test_trimming_predicts_no_part_without_nodes_of_the_finding(sketches: list[s
     for i in range(2):
         end = output_of(proto)
         append_node(proto, helper.make_node("Relu", [end], [f"{end}r"], f"relu{i}"))
-    needed = extract(proto, node="n4", target="trt8.5").shown.required_nodes()
+    needed = qdqtool.extract(proto, node="n4", target="trt8.5").shown.required_nodes()
     assert needed == {n.name for n in proto.graph.node[7:] if n.op_type == Q}
     assert sketches and all(needed <= names for names in sketches)
 
@@ -373,7 +372,7 @@ def test_trimming_budget_counts_findings_if_they_are_more_than_nodes(
 
     monkeypatch.setattr(limits, "TRIMMED_NODES", 600)
     monkeypatch.setattr(api, "predict_part", count)
-    extract(proto, node="n4", target="trt8.5")
+    qdqtool.extract(proto, node="n4", target="trt8.5")
     assert max(costs) > 1.5 * len(proto.graph.node)
     assert sum(costs) < 600 + max(costs)
 

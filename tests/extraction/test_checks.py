@@ -63,9 +63,17 @@ def test_command_exit_code_decides(g: Graph, tmp_path: Path) -> None:
     assert (result.checked.code, result.checked.values["exit_code"]) == ("checked-command", 3)
 
 
-def test_command_that_ignores_the_model_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(QdqtoolError, check=has("check-ignores-model", parameter="check")):
-        qdqtool.extract(residual(1), check=script(tmp_path, "exit 3"), limit=200)
+@pytest.mark.parametrize(
+    ("source", "code", "phrases"),
+    [
+        ("exit 3", "check-ignores-model", []),
+        ("exec sleep 30", "timeout", ["0.4 s", "`check_timeout`"]),
+    ],
+    ids=["ignores the model", "does not end"],
+)
+def test_command_without_an_answer_is_an_error(source: str, code: str, phrases: list[str]) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, *phrases, parameter="check")):
+        qdqtool.extract(residual(1), check=f"sh -c '{source}'", check_timeout=0.4, limit=200)
 
 
 def test_command_runs_without_shell(tmp_path: Path) -> None:
@@ -171,13 +179,6 @@ def test_stopped_minimize_raises(stop: BaseException, keep: bool) -> None:
 def test_command_that_cannot_run_is_an_error(command: str, code: str) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter="check")):
         CommandCheck(residual(1), command)
-
-
-def test_command_that_does_not_end_is_an_error() -> None:
-    with pytest.raises(
-        QdqtoolError, check=has("timeout", "0.4 s", "`check_timeout`", parameter="check")
-    ):
-        qdqtool.extract(residual(1), check="sh -c 'exec sleep 30'", check_timeout=0.4)
 
 
 def test_text_is_found_at_the_end_of_the_output() -> None:

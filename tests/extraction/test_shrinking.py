@@ -5,7 +5,6 @@ from copy import deepcopy
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
 
 import qdqtool
 from qdqtool.errors import BuilderError
@@ -99,7 +98,7 @@ def test_reductions_copy_only_weights_that_change(
     for i, channels in enumerate((24, 20, 12)):
         x = g.conv(x, f"c{i}", channels, k=7, scale=None, weights="float")
     model = g.model(x)
-    apart: dict[str, TensorProto] = {}
+    apart: dict[str, onnx.TensorProto] = {}
     light = detach_constants(model, apart)
     candidates = list(reduction(light, lambda tensor: apart.get(tensor.doc_string, tensor)))
     assert [attach_constants(candidate, apart) for candidate in candidates] == list(

@@ -113,15 +113,6 @@ def inside_activation(g: Graph) -> onnx.ModelProto:
     return _end(g, g.op("Mul", [inner, gate], "mul"))
 
 
-def behind_pad(g: Graph) -> onnx.ModelProto:
-    return _end(
-        g,
-        g.op(
-            "Pad", [_stem(g), g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad"
-        ),
-    )
-
-
 def many_consumers(g: Graph) -> onnx.ModelProto:
     x = g.pool(g.op("Softmax", _stem(g), "soft"), "pool")
     return g.model(g.conv(x, "a", 16), g.op("Neg", x, "neg"))
@@ -141,14 +132,6 @@ def concat_scales(g: Graph) -> onnx.ModelProto:
 def scales_differ(g: Graph) -> onnx.ModelProto:
     x = g.pair(g.pool(_stem(g), "pool"), "first", 0.2)
     return g.model(g.conv(x, "end", 16, scale=0.05), g.op("Neg", x, "neg"))
-
-
-def reduce_not_pooling(g: Graph) -> onnx.ModelProto:
-    return g.model(
-        g.gemm(
-            g.op("ReduceMean", g.pair(_stem(g), "gap"), "mean", axes=[2, 3], keepdims=0), "fc", 16
-        )
-    )
 
 
 def in_myelin(g: Graph) -> onnx.ModelProto:
@@ -234,7 +217,12 @@ _MAKERS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
         g, g.bn(g.conv(g.input(1, 16, 8, 8), "up", 16, 2, 2, op="ConvTranspose"), "bn")
     ),
     "inside-activation": inside_activation,
-    "behind-pad": behind_pad,
+    "behind-pad": lambda g: _end(
+        g,
+        g.op(
+            "Pad", [_stem(g), g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad"
+        ),
+    ),
     "not-commuting": lambda g: _end(
         g,
         g.op(
@@ -254,7 +242,11 @@ _MAKERS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
     "pooling-one-side": lambda g: g.model(
         g.conv(g.op("GlobalAveragePool", _stem(g), "gap"), "end", 16, k=1)
     ),
-    "reduce-not-pooling": reduce_not_pooling,
+    "reduce-not-pooling": lambda g: g.model(
+        g.gemm(
+            g.op("ReduceMean", g.pair(_stem(g), "gap"), "mean", axes=[2, 3], keepdims=0), "fc", 16
+        )
+    ),
     "in-myelin": in_myelin,
     "outside-rules": outside_rules,
     "fp8-kernel": lambda g: g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32, k=7)),

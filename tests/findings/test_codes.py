@@ -1,4 +1,5 @@
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.findings.api import report_regions
-from qdqtool.findings.build_methods import BUILD_METHODS, BuildMethod, find_build_method
+from qdqtool.findings.build_methods import (
+    BUILD_METHODS,
+    BuildMethod,
+    find_build_method,
+    trtexec_advice,
+    trtexec_command,
+)
 from qdqtool.findings.codes import ALL_TARGETS
 from qdqtool.findings.lines import HEADINGS, explain_line
 from qdqtool.findings.report import FindingReport
@@ -19,7 +26,7 @@ from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.reasons.finding import Severity
 from qdqtool.trt.pipeline import cases as all_cases, passes
 from qdqtool.trt.result import MyelinRegion, Prediction
-from qdqtool.trt.targets import BUILDS, TARGETS, target_of_version
+from qdqtool.trt.targets import BUILDS, TARGETS, target_named, target_of_version
 from qdqtool.trt.trace import FORMATS
 from tests.errors import has
 from tests.findings.test_causes import residual
@@ -115,8 +122,7 @@ def test_recorded_builds_are_explained(case: str) -> None:
     prediction = advised(case, truth(case)["target"])
     for conv in prediction.convolutions:
         assert conv.int8_in_int8_out or conv.findings, conv.name
-    conversions = ("CONVERSION", "INPUT-CONVERSION")
-    nodes = {f.node for f in prediction.findings if f.code in conversions}
+    nodes = {f.node for f in prediction.findings if f.code in ("CONVERSION", "INPUT-CONVERSION")}
     assert nodes == set(prediction.conversion_nodes)
     for finding in prediction.findings:
         assert finding.message and finding.fix and finding.causes
@@ -179,6 +185,46 @@ def test_unknown_build_method_is_an_error(name: str, hint: str) -> None:
 def test_build_method_has_other_names() -> None:
     method = find_build_method("ORT")
     assert method.name == "onnxruntime" and "trt_int8_calibration_table_name" in method.care
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "remark"),
+    [
+        ("trt8.0", {"--fp16", "--int8"}, ""),
+        ("8.6.1", {"--fp16", "--int8"}, ""),
+        ("trt10", {"--fp16", "--int8"}, ""),
+        ("10.3", {"--fp16", "--int8"}, "on a Jetson"),
+        ("10.11", {"--fp16", "--int8"}, ""),
+        ("10.12", {"--fp16", "--int8"}, "deprecated"),
+        ("10.15.1", {"--fp16", "--int8"}, "deprecated"),
+        ("10.15.1-strongly-typed", {"--stronglyTyped"}, ""),
+        ("trt11", set(), ""),
+        ("11.4", set(), ""),
+    ],
+)
+def test_trtexec_command_has_flags_of_version(target: str, flags: set[str], remark: str) -> None:
+    # Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags.
+    command = trtexec_command(target_named(target), "m.onnx")
+    assert {"--int8", "--fp16", "--stronglyTyped", "--best"} & set(command.split()) == flags
+    assert command.endswith("> build.log 2>&1")
+    printed = trtexec_advice(target_named(target))
+    assert remark in printed and bool(remark) == bool(printed)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "flag"),
+    [
+        ("images", (1, 3, 64, 96), "--shapes=images:1x3x64x96"),
+        ("images", (-1, 3, 64, 96), "--shapes=images:1x3x64x96"),
+        ("x:0", (2, 3), "--shapes='x:0':2x3"),  # trtexec --help: names in quotes
+    ],
+)
+def test_trtexec_command_has_shapes_of_open_inputs(
+    name: str, shape: tuple[int, ...], flag: str
+) -> None:
+    command = trtexec_command(target_named("trt10"), "m.onnx", open_inputs={name: shape})
+    assert flag in shlex.split(command)
+    assert "--shapes" not in trtexec_command(target_named("trt10"), "m.onnx", open_inputs={})
 
 
 # Lines of a log -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -52,17 +51,18 @@ PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), TensorSize("8x4x4", 128))
     [
         {"elements": TensorSize("2", 2)},
         {"elements": None},
-        {"consumers": (replace(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
+        {"consumers": (dataclasses.replace(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
         {"tensor": "u", "activation": PathStep("s", "Relu")},  # in no message
     ],
 )
 def test_key_ignores_sizes_and_nodes_after_the_consumers(changes: dict[str, Any]) -> None:
-    assert key_of(replace(PLAIN, **changes)) == key_of(PLAIN)
+    assert key_of(dataclasses.replace(PLAIN, **changes)) == key_of(PLAIN)
 
 
 def test_key_ignores_names_of_network_outputs() -> None:
     first, second = (
-        key_of(replace(PLAIN, consumers=(replace(OUTPUT, node=name),))) for name in "ab"
+        key_of(dataclasses.replace(PLAIN, consumers=(dataclasses.replace(OUTPUT, node=name),)))
+        for name in "ab"
     )
     assert first == second != key_of(PLAIN)
 
@@ -111,13 +111,15 @@ def test_key_of_pooling_is_its_quantized_side() -> None:
     [
         {"node": "m"},
         {"consumers": ()},
-        {"consumers": (replace(CONV, node="d"),)},
-        {"consumers": (replace(CONV, scale=0.5),)},
-        {"consumers": (replace(CONV, feeds_weighted=False),)},  # nothing after it is quantized
+        {"consumers": (dataclasses.replace(CONV, node="d"),)},
+        {"consumers": (dataclasses.replace(CONV, scale=0.5),)},
+        {
+            "consumers": (dataclasses.replace(CONV, feeds_weighted=False),)
+        },  # nothing after it is quantized
     ],
 )
 def test_key_has_each_value_that_decides(changes: dict[str, Any]) -> None:
-    assert key_of(replace(PLAIN, **changes)) != key_of(PLAIN)
+    assert key_of(dataclasses.replace(PLAIN, **changes)) != key_of(PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +132,14 @@ def test_key_has_each_field_of_the_finding(changes: dict[str, Any]) -> None:
 
 def test_key_has_classes_of_further_refusals() -> None:
     reduced = ReduceNotPooling("pass", "c", "q", ())
-    others = (), (reduced,), (replace(reduced, dq="r"),)
+    others = (), (reduced,), (dataclasses.replace(reduced, dq="r"),)
     keys = [key_of(PLAIN, "POOL-FLOAT", also=also) for also in others]
     assert keys[0] != keys[1] == keys[2]
 
 
 def test_key_with_scale_nan_equals_itself() -> None:
-    consumers = [(replace(CONV, scale=float("nan")),) for _ in range(2)]
-    first, second = (key_of(replace(PLAIN, consumers=readers)) for readers in consumers)
+    consumers = [(dataclasses.replace(CONV, scale=float("nan")),) for _ in range(2)]
+    first, second = (key_of(dataclasses.replace(PLAIN, consumers=readers)) for readers in consumers)
     assert first == second
 
 
@@ -166,8 +168,10 @@ def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
     assert len(reasons) > 10
     for stays in reasons:
         assert isinstance(stays, RemainingConversion)
-        origin = replace(stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8)
-        moved = replace(stays, origin=origin)
+        origin = dataclasses.replace(
+            stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8
+        )
+        moved = dataclasses.replace(stays, origin=origin)
         plain = stays.quantize and stays.precision in COVERED_TYPES
         assert (key_of(stays, "CONVERSION") == key_of(moved, "CONVERSION")) is not plain
         see, other = (("OUT-FLOAT", "c"),), (("OUT-FLOAT", "d"),)
@@ -188,7 +192,9 @@ def test_keys_of_a_network_are_unique_and_repeatable(place: int, reason: str) ->
 
 def words_without_sizes(finding: Finding) -> tuple[str, ...]:
     causes = [
-        replace(c, reason=replace(c.reason, elements=None)) if hasattr(c.reason, "elements") else c
+        dataclasses.replace(c, reason=dataclasses.replace(c.reason, elements=None))
+        if hasattr(c.reason, "elements")
+        else c
         for c in finding.causes
     ]
     return str(finding.severity), *describe_finding(

@@ -115,8 +115,7 @@ def test_reason_becomes_finding_with_its_values(reason: str) -> None:
     assert any(expected <= set(c) and kind in map(type, c) for c in causes), causes
     for conv in prediction.convolutions:
         assert conv.quantized_in_quantized_out or conv.findings, conv.name
-    conversions = ("CONVERSION", "INPUT-CONVERSION")
-    nodes = {f.node for f in prediction.findings if f.code in conversions}
+    nodes = {f.node for f in prediction.findings if f.code in ("CONVERSION", "INPUT-CONVERSION")}
     assert nodes == set(prediction.conversion_nodes)
 
 

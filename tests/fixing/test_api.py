@@ -115,10 +115,6 @@ def convolution_of(g, weights, *bias):
     return g.model(g.op("Conv", [x, weights, *bias], "c", kernel_shape=[1, 1]))
 
 
-def stored_weights(g):
-    return g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
-
-
 def weights_without_zero_point(g):
     stored = g.const("w", random_integers(16, 16, 1, 1))
     return convolution_of(g, g.dq(stored, "wdq", np.full(16, 0.01), axis=0, zero=None))
@@ -152,7 +148,11 @@ def scale_of_shape_1(g):
     ("make", "target", "code"),
     [
         (lambda g: shared_model(), "trt8.5", "W-SHARED"),
-        (stored_weights, "trt8.4", "WEIGHT-PREQUANT"),
+        (
+            lambda g: g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8")),
+            "trt8.4",
+            "WEIGHT-PREQUANT",
+        ),
         (weights_without_zero_point, "trt8.5", "DQ-3-INPUTS"),
         (integer_bias, "trt8.5", "BIAS-DQ"),
         (identity_before_weights, "trt8.5", "W-NONCONST"),

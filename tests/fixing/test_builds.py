@@ -45,10 +45,6 @@ def scale_of_shape_1(g):
     return g.op("Conv", [y, g.weights("c", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1])
 
 
-def bare_weights(g):
-    return g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float")
-
-
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("role", ["scale", "zero", "integers"])
 def test_constants_behind_nodes_are_refused_as_predicted(tmp_path, role, chain):
@@ -65,7 +61,11 @@ def test_constants_behind_nodes_are_refused_as_predicted(tmp_path, role, chain):
         (integer_bias, "BIAS-DQ", "refused"),
         (dead_channel, "SCALE-NONPOS", "refused"),
         (scale_of_shape_1, "SCALE-SHAPE1", "FP32"),
-        (bare_weights, "W-NO-DQ", "FP32"),
+        (
+            lambda g: g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float"),
+            "W-NO-DQ",
+            "FP32",
+        ),
     ],
 )
 def test_fixed_models_build_in_int8(g, tmp_path, make, code, before):

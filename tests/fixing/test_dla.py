@@ -4,7 +4,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 import qdqtool
 from qdqtool.errors import ModelError, QdqtoolError
@@ -121,7 +120,9 @@ def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx
     for place, name in ((1, "scale"), (2, "zero")):
         if name in parts:
             new = f"{tensor}_{name}_new"
-            model.graph.initializer.append(numpy_helper.from_array(np.asarray(parts[name]), new))
+            model.graph.initializer.append(
+                onnx.numpy_helper.from_array(np.asarray(parts[name]), new)
+            )
             for node in (q, dq):
                 while len(node.input) <= place:
                     node.input.append("")
@@ -132,8 +133,8 @@ def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx
 def multiply_weight_scales(model: onnx.ModelProto, factor: float) -> np.ndarray:
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
     tensor = next(t for t in model.graph.initializer if t.name == q.input[1])
-    scales: np.ndarray = numpy_helper.to_array(tensor) * np.float32(factor)
-    tensor.CopyFrom(numpy_helper.from_array(scales, tensor.name))
+    scales: np.ndarray = onnx.numpy_helper.to_array(tensor) * np.float32(factor)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(scales, tensor.name))
     return scales
 
 
@@ -164,7 +165,7 @@ def test_clipping_of_quantizers_remains_in_the_float_model() -> None:
     np.testing.assert_array_equal(floats, clipped)
     conv = next(n for n in translation.model.graph.node if n.op_type == "Conv")
     weights = next(t for t in translation.model.graph.initializer if t.name == conv.input[1])
-    largest = np.abs(numpy_helper.to_array(weights)).max(axis=(1, 2, 3))
+    largest = np.abs(onnx.numpy_helper.to_array(weights)).max(axis=(1, 2, 3))
     np.testing.assert_allclose(largest, 128 * halved, rtol=0.01)
     assert "weight-scales" not in note_codes(translation.notes)
 
@@ -209,7 +210,7 @@ def test_parameters_behind_other_nodes_are_folded() -> None:
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
     for name, copy in names.items():
-        model.graph.node.insert(0, helper.make_node("Identity", [name], [copy], copy))
+        model.graph.node.insert(0, onnx.helper.make_node("Identity", [name], [copy], copy))
     assert translate(model).scales.scales == expected
 
 
@@ -221,11 +222,11 @@ def test_simulated_quantizers_are_translated(name: str) -> None:
 
 def test_quantizers_in_branches_are_refused(net: Net) -> None:
     def branch(side: str) -> onnx.GraphProto:
-        node = helper.make_node("QuantizeLinear", ["x", "scale"], [f"{side}.out"], side)
-        return helper.make_graph([node], side, [], [onnx.ValueInfoProto(name=f"{side}.out")])
+        node = onnx.helper.make_node("QuantizeLinear", ["x", "scale"], [f"{side}.out"], side)
+        return onnx.helper.make_graph([node], side, [], [onnx.ValueInfoProto(name=f"{side}.out")])
 
     net.const("scale", 0.1)
-    net.inputs.append(helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))
+    net.inputs.append(onnx.helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))
     branches = {f"{side}_branch": branch(side) for side in ("then", "else")}
     with pytest.raises(ModelError, match="branches"):
         translate_for_dla(net.output(net.op("If", "if", "flag", **branches)).open_model())

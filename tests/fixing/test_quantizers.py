@@ -4,7 +4,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
 
 import qdqtool
 from tests.trt.builder import Graph
@@ -20,7 +19,7 @@ def two_identities(g: Graph, name: str, value: np.ndarray) -> str:
 
 def cast(g: Graph, name: str, value: np.ndarray) -> str:
     wide = np.float64 if value.dtype == np.float32 else np.int32
-    to = helper.np_dtype_to_tensor_dtype(value.dtype)
+    to = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
     return g.op("Cast", g.const(f"{name}.src", value.astype(wide)), f"{name}.node", to=to)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool import ConvOutcome, Insertion, Precision, Prediction
 from qdqtool.demo.network import YoloBuilder, add_head
@@ -28,18 +27,20 @@ class Net:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.inputs = [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, channels, side, side])
+            onnx.helper.make_tensor_value_info(
+                "x", onnx.TensorProto.FLOAT, [batch, channels, side, side]
+            )
         ]
         self.outputs: list[onnx.ValueInfoProto] = []
         self.rng = np.random.default_rng(seed)
 
     def const(self, name: str, value: Any, dtype: Any = np.float32) -> str:
-        self.initializers.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        self.initializers.append(onnx.numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
     def op(self, op: str, name: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         tensors = [f"{name}.out{i}" if i else f"{name}.out" for i in range(outputs)]
-        self.nodes.append(helper.make_node(op, list(inputs), tensors, name=name, **attributes))
+        self.nodes.append(onnx.helper.make_node(op, list(inputs), tensors, name=name, **attributes))
         return tensors if outputs > 1 else tensors[0]
 
     def conv(
@@ -96,16 +97,18 @@ class Net:
             epsilon=1e-3,
         )
 
-    def output(self, *tensors: str, dtype: int = TensorProto.FLOAT) -> Self:
+    def output(self, *tensors: str, dtype: int = onnx.TensorProto.FLOAT) -> Self:
         for tensor in tensors:
-            value = helper.make_empty_tensor_value_info(tensor)
+            value = onnx.helper.make_empty_tensor_value_info(tensor)
             value.type.tensor_type.elem_type = dtype
             self.outputs.append(value)
         return self
 
     def model(self, opset: int = 17, ir: int = 8) -> onnx.ModelProto:
-        graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+        graph = onnx.helper.make_graph(
+            self.nodes, "net", self.inputs, self.outputs, self.initializers
+        )
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
         model.ir_version = ir
         inferred = onnx.shape_inference.infer_shapes(model)
         for value in inferred.graph.output:
@@ -114,10 +117,12 @@ class Net:
 
     def open_model(self, opset: int = 17) -> onnx.ModelProto:
         """Return the model with outputs of unknown shape and the operator domain ``example``."""
-        graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.initializers)
-        domains = [helper.make_opsetid("", opset), helper.make_opsetid("example", 1)]
+        graph = onnx.helper.make_graph(
+            self.nodes, "net", self.inputs, self.outputs, self.initializers
+        )
+        domains = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid("example", 1)]
         return onnx.shape_inference.infer_shapes(
-            helper.make_model(graph, opset_imports=domains, ir_version=9)
+            onnx.helper.make_model(graph, opset_imports=domains, ir_version=9)
         )
 
     def index(self) -> Model:
@@ -157,7 +162,7 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = copy_model(model)
     constants = [
-        helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t)
+        onnx.helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t)
         for t in copy.graph.initializer
     ]
     nodes = [*constants, *copy.graph.node]
@@ -211,12 +216,12 @@ def store_as_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.Mode
     """Return a float16 copy. Inputs and outputs are float16 too, initializers in ``keep`` are not."""
     result = copy_model(model)
     for tensor in result.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and tensor.name not in keep:
-            set_value(result, tensor.name, numpy_helper.to_array(tensor).astype(np.float16))
+        if tensor.data_type == onnx.TensorProto.FLOAT and tensor.name not in keep:
+            set_value(result, tensor.name, onnx.numpy_helper.to_array(tensor).astype(np.float16))
     for attribute in (a for n in result.graph.node if n.op_type == "Cast" for a in n.attribute):
-        attribute.i = TensorProto.FLOAT16
+        attribute.i = onnx.TensorProto.FLOAT16
     for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     check(result)
     return result
 
@@ -230,11 +235,11 @@ def initializer(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
 
 
 def value_of(model: onnx.ModelProto, name: str) -> Array:
-    return numpy_helper.to_array(initializer(model, name))
+    return onnx.numpy_helper.to_array(initializer(model, name))
 
 
 def set_value(model: onnx.ModelProto, name: str, value: Array) -> None:
-    initializer(model, name).CopyFrom(numpy_helper.from_array(value, name))
+    initializer(model, name).CopyFrom(onnx.numpy_helper.from_array(value, name))
 
 
 def one_layer(channels: int = 16, **options: Any) -> onnx.ModelProto:

@@ -10,7 +10,6 @@ import calibration
 import qdqtool
 from calibration.range_tables import read_range_table
 from calibration.runner import CacheMismatch
-from qdqtool import Insertion, Prediction
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
@@ -220,7 +219,7 @@ def test_save_sets_output_and_path_of_prediction(tmp_path: Path) -> None:
     result = insertion()
     result.save(tmp_path / "a.onnx")
     assert result.output == str(tmp_path / "a.onnx") and onnx.load(result.output) == result.model
-    result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
+    result.prediction = qdqtool.Prediction(ModelInfo("", "", 17, 1), "trt8.5")
     result.save(tmp_path / "b.onnx")
     assert result.prediction.model.path == result.output == str(tmp_path / "b.onnx")
 
@@ -250,12 +249,12 @@ def test_example_quantizes_yolov8(
     assert "no such file" in str(code)
 
 
-def insertion() -> Insertion:
+def insertion() -> qdqtool.Insertion:
     quantized = [
         QuantizedTensor("x", 0.5, "max", 0, "q"),
         QuantizedTensor("w", [0.5, 1.0], "weights-max", None, "p"),
     ]
-    return Insertion(
+    return qdqtool.Insertion(
         one_layer(),
         quantized,
         [SkippedNode(FloatNode(PLACEMENT, "n", SkipCause.ACCURACY))],
@@ -305,7 +304,7 @@ def test_json_of_losses_groups_and_prediction() -> None:
         }
     ]
     result.losses = ActivationLosses(0.5, [], 1, 2)
-    result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
+    result.prediction = qdqtool.Prediction(ModelInfo("", "", 17, 1), "trt8.5")
     data = result.as_json()
     assert data["losses"] == {
         "error": 0.5,

@@ -4,7 +4,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from qdqtool.insertion.batchnorm import fold_batch_normalization, fold_leading_batch_normalization
 from qdqtool.ir.graph import Model
@@ -60,7 +59,7 @@ def leading_norm(
 ) -> onnx.ModelProto:
     net = Net(channels=cin)
     if len(weight) == 3:
-        net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
+        net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, cin, 64])
     normed = net.norm("n", "x", cin)
     weights = net.const("w", net.rng.standard_normal(weight))
     model = net.output(net.op("Conv", "c", normed, weights, **attributes)).model()
@@ -95,7 +94,7 @@ def test_fold_leading_needs_no_padding_or_no_shift(proto: onnx.ModelProto, folds
 
 
 def compute_input(proto: onnx.ModelProto, node: onnx.NodeProto, position: int) -> None:
-    cos = helper.make_node("Cos", [node.input[position]], ["computed"], "cos")
+    cos = onnx.helper.make_node("Cos", [node.input[position]], ["computed"], "cos")
     node.input[position] = "computed"
     proto.graph.node.insert(0, cos)
 
@@ -114,20 +113,20 @@ def move_to_other_domain(proto: onnx.ModelProto) -> None:
 
 def add_consumers(proto: onnx.ModelProto) -> None:
     for name in "an":
-        cos = helper.make_node("Cos", [f"{name}.out"], [f"{name}.cos"], f"{name}/cos")
+        cos = onnx.helper.make_node("Cos", [f"{name}.out"], [f"{name}.cos"], f"{name}/cos")
         proto.graph.node.append(cos)
-        proto.graph.output.append(helper.make_empty_tensor_value_info(f"{name}.cos"))
+        proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(f"{name}.cos"))
 
 
 # Changes of `norm_between_convolutions` that prevent folding. Its nodes are a, n and b.
 UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
     "training": lambda proto: proto.graph.node[1].attribute.append(
-        helper.make_attribute("training_mode", 1)
+        onnx.helper.make_attribute("training_mode", 1)
     ),
     "second output": lambda proto: proto.graph.node[1].output.append("running_mean"),
     "other domain": move_to_other_domain,
     "is an output": lambda proto: proto.graph.output.extend(
-        helper.make_empty_tensor_value_info(f"{name}.out") for name in "an"
+        onnx.helper.make_empty_tensor_value_info(f"{name}.out") for name in "an"
     ),
     "other consumers": add_consumers,
     "parameter missing": lambda proto: proto.graph.node[1].input.pop(),
@@ -259,7 +258,7 @@ def test_fold_along_output_channels(
 ) -> None:
     net = Net(channels=cin)
     if len(weight) == 3:
-        net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
+        net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, cin, 64])
     weights = net.const("w", net.rng.standard_normal(weight))
     proto = net.output(net.norm("n", net.op(op, "c", "x", weights, group=group), outputs)).model()
     assert fold_and_compare(proto, fold_batch_normalization) == 1 and ops(proto) == [op]

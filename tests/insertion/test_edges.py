@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import TensorProto
 
 import qdqtool
 from calibration import Preprocess
@@ -306,7 +305,9 @@ NOTES = {
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
 @pytest.mark.parametrize("mean", [0.0, 0.25])
 def test_input_type_changes_every_input(kind: str, mean: float, net: Net) -> None:
-    net.inputs.append(onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 8, 8]))
+    net.inputs.append(
+        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 16, 8, 8])
+    )
     model = net.output(net.conv("a", "x"), net.conv("b", "y")).model()
     first, second = images(), images(seed=2)
     data = [{"x": a["x"] - mean, "y": b["x"] - mean} for a, b in zip(first, second, strict=True)]
@@ -314,7 +315,7 @@ def test_input_type_changes_every_input(kind: str, mean: float, net: Net) -> Non
     plain, changed = (
         insert_into(k, model, data, head="none", preprocess=preprocess) for k in ("float", kind)
     )
-    element = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
+    element = onnx.TensorProto.INT8 if kind == "int8" else onnx.TensorProto.UINT8
     assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [element, element]
     assert changed.notes[-1].code == NOTES[kind, bool(mean)]
     added = [n.op_type for n in nodes_of(changed.model, "Mul", "Add", "Div", "Cast")]
@@ -350,7 +351,7 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
     plain, changed = (
         insert_into(k, model, data, target=target, preprocess=preprocess) for k in ("float", kind)
     )
-    element = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
+    element = onnx.TensorProto.INT8 if kind == "int8" else onnx.TensorProto.UINT8
     assert changed.model.graph.input[0].type.tensor_type.elem_type == element
     casts = [n for n in nodes_of(changed.model, "Cast") if n.input[0] == "x"]
     assert len(casts) == (kind == "uint8")

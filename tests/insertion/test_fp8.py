@@ -6,10 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-from onnx import TensorProto
 
 import qdqtool
-from qdqtool import Insertion, Precision
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.fp8_conversion import convert_pairs_to_fp8
@@ -45,7 +43,7 @@ def samples(channels: int = 32) -> list[Array]:
     return [rng.standard_normal((1, channels, 8, 8)).astype(np.float32) for _ in range(4)]
 
 
-def insert_fp8(model: onnx.ModelProto, data: Any = None, **options: Any) -> Insertion:
+def insert_fp8(model: onnx.ModelProto, data: Any = None, **options: Any) -> qdqtool.Insertion:
     data = np.concatenate(samples()) if data is None else data
     options = {"head": "none", "high_precision": "fp32", **options}
     return qdqtool.insert(model, data, precision="fp8", **options)
@@ -68,7 +66,7 @@ def test_model_is_valid_and_has_fp8_zero_points() -> None:
     assert (result.precision, result.target) == ("fp8", "trt10-strongly-typed")
     types = {t.name: t.data_type for t in result.model.graph.initializer}
     zero_points = {types[n.input[2]] for n in nodes_of(result.model, "QuantizeLinear")}
-    assert zero_points == {TensorProto.FLOAT8E4M3FN}
+    assert zero_points == {onnx.TensorProto.FLOAT8E4M3FN}
 
 
 @pytest.mark.parametrize("weights", ["float", "fp8"])
@@ -143,7 +141,7 @@ def test_forms_of_convolutions_that_remain_float(
 def test_forms_of_products_that_remain_float(
     shape: tuple[int, int], columns: int, obstacle: SkipCause | None, net: Net
 ) -> None:
-    net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    net.inputs[0] = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)
     net.output(net.op("MatMul", "m", "x", net.const("w", np.ones((shape[1], columns)))))
     reasons = [s.record for s in compute_placement(net.index(), FP8_RULES).skipped]
     obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
@@ -153,7 +151,7 @@ def test_forms_of_products_that_remain_float(
 def attention_net(head: int, sequence: int = 64) -> Model:
     net = Net()
     net.inputs[0] = onnx.helper.make_tensor_value_info(
-        "x", TensorProto.FLOAT, [1, 2, sequence, head]
+        "x", onnx.TensorProto.FLOAT, [1, 2, sequence, head]
     )
     weights = [net.const(f"w{i}", np.eye(head)) for i in range(3)]
     q, k, v = (net.op("MatMul", f"l{i}", "x", w) for i, w in enumerate(weights))
@@ -199,7 +197,7 @@ def test_remainder_is_fp16_by_default() -> None:
     check(result.model)
     types = {t.name: t.data_type for t in result.model.graph.initializer}
     scales = {types[n.input[1]] for n in nodes_of(result.model, "DequantizeLinear")}
-    assert (result.float_type, scales) == ("fp16", {TensorProto.FLOAT16})
+    assert (result.float_type, scales) == ("fp16", {onnx.TensorProto.FLOAT16})
 
 
 @pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
@@ -210,7 +208,10 @@ def test_tensorrt_rtx_builds_fp8_convolutions(capability: int, tmp_path: Path) -
     save(result.model, tmp_path / "m.onnx")
     build = build_model(tmp_path / "m.onnx", sm=[capability])
     assert build.status == "built"
-    assert {n.name: n.precision for n in build.nodes} == {"a": Precision.FP8, "b": Precision.FP8}
+    assert {n.name: n.precision for n in build.nodes} == {
+        "a": qdqtool.Precision.FP8,
+        "b": qdqtool.Precision.FP8,
+    }
 
 
 @pytest.mark.parametrize(

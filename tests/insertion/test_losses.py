@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
@@ -396,7 +395,7 @@ def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
 
 def add_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
     copy = copy_model(model)
-    copy.graph.output.append(helper.make_empty_tensor_value_info(tensor))
+    copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(tensor))
     return copy
 
 
@@ -543,7 +542,7 @@ def test_error_of_onnxruntime_is_one_line(
 
 def mismatched_network() -> onnx.ModelProto:
     net = Net()
-    net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
+    net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
     return net.output(net.conv("c", "x", 4, 4)).open_model()
 
 

@@ -3,7 +3,6 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.placement import (
@@ -66,7 +65,7 @@ def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     array = onnx.numpy_helper.to_array(full)
     places = onnx.numpy_helper.from_array(np.arange(array.size, dtype=np.int64))
     values = onnx.numpy_helper.from_array(array.reshape(-1), name)
-    graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, array.shape))
+    graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, places, array.shape))
     graph.initializer.remove(full)
     return model
 
@@ -506,7 +505,8 @@ def test_einsum_products_are_left_float_with_reason(
 ) -> None:
     """A product of constants has no reason, because it is computed while building."""
     net.inputs += [
-        helper.make_tensor_value_info(n, 1, shape) for n, shape in zip("ab", shapes, strict=True)
+        onnx.helper.make_tensor_value_info(n, 1, shape)
+        for n, shape in zip("ab", shapes, strict=True)
     ]
     weight = net.const("w", np.ones((16, 16)))
     net.output(net.op("Einsum", "f", weight, weight, equation="ij,ij"))
@@ -527,15 +527,15 @@ def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
     """The branch ``else`` has an If with the branch ``then`` and itself: three convolutions."""
 
     def graph(name: str, node: onnx.NodeProto) -> onnx.GraphProto:
-        output = helper.make_tensor_value_info(node.output[0], 1, None)
-        return helper.make_graph([node], name, [], [output])
+        output = onnx.helper.make_tensor_value_info(node.output[0], 1, None)
+        return onnx.helper.make_graph([node], name, [], [output])
 
     def branch(name: str) -> onnx.GraphProto:
-        conv = helper.make_node("Conv", ["x", "w"], [f"{name}.out"], f"{name}/conv")
+        conv = onnx.helper.make_node("Conv", ["x", "w"], [f"{name}.out"], f"{name}/conv")
         if name == "then":
             return graph(name, conv)
         branches = {"then_branch": branch("then"), "else_branch": graph("inner", conv)}
-        return graph(name, helper.make_node("If", ["if.condition"], ["else.if"], **branches))
+        return graph(name, onnx.helper.make_node("If", ["if.condition"], ["else.if"], **branches))
 
     net.const("w", np.ones((16, 16, 1, 1)))
     result = place_net(net.output(net.conv("c", net.op("Relu", "r", net.choice("if", branch)))))
@@ -562,8 +562,8 @@ def test_sum_is_residual_unless_a_dimension_differs(
     net: Net, mine: list[object], other: list[object], residual: bool, swapped: bool
 ) -> None:
     net.inputs = [
-        helper.make_tensor_value_info("x", 1, mine),
-        helper.make_tensor_value_info("y", 1, other),
+        onnx.helper.make_tensor_value_info("x", 1, mine),
+        onnx.helper.make_tensor_value_info("y", 1, other),
     ]
     pair = [net.conv("c", "x"), "y"]
     net.output(net.conv("d", net.op("Add", "add", *(pair[::-1] if swapped else pair))))

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from PIL import Image
 
 import qdqtool
@@ -26,7 +25,7 @@ def classifier(**metadata: str) -> onnx.ModelProto:
     tensor = net.op("Relu", "act", net.conv("c0", "x", 3, 16))
     pooled = net.op("GlobalAveragePool", "pool", net.conv("c1", tensor))
     model = net.output(net.conv("fc", pooled, 16, 10, 1)).model()
-    helper.set_model_props(model, metadata)
+    onnx.helper.set_model_props(model, metadata)
     return model
 
 

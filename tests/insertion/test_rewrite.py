@@ -1,7 +1,6 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.rewrite import (
@@ -137,7 +136,7 @@ def test_int8_weights_give_same_outputs() -> None:
     np.testing.assert_array_equal(run(as_float, feeds)[0], run(as_int8, feeds)[0])
     assert len(nodes_of(as_int8, "QuantizeLinear")) == 2
     assert [t.data_type for t in as_int8.graph.initializer if t.name.endswith("_quantized")] == [
-        TensorProto.INT8
+        onnx.TensorProto.INT8
     ] * 2
     assert not any(t.name == "/m.0/conv/Conv.weight" for t in as_int8.graph.initializer)
     assert quantized[1].node == "/m.0/conv/_weight_quantizer/DequantizeLinear"
@@ -149,17 +148,17 @@ def test_quantize_equals_onnxruntime() -> None:
     value[0, 0] = [[0.5, 1.5, -0.5], [-1.5, 2.5, 200.0], [-200.0, 0.0, 3.5]]
     scale = rng.uniform(0.5, 2.0, 5).astype(np.float32)
     scale[0] = 1.0
-    graph = helper.make_graph(
-        [helper.make_node("QuantizeLinear", ["v", "s", "z"], ["q"], axis=1)],
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("QuantizeLinear", ["v", "s", "z"], ["q"], axis=1)],
         "q",
         [
-            helper.make_tensor_value_info("v", 1, value.shape),
-            helper.make_tensor_value_info("s", 1, [5]),
-            helper.make_tensor_value_info("z", 3, [5]),
+            onnx.helper.make_tensor_value_info("v", 1, value.shape),
+            onnx.helper.make_tensor_value_info("s", 1, [5]),
+            onnx.helper.make_tensor_value_info("z", 3, [5]),
         ],
-        [helper.make_tensor_value_info("q", 3, value.shape)],
+        [onnx.helper.make_tensor_value_info("q", 3, value.shape)],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     model.ir_version = 8
     expected = run(model, {"v": value, "s": scale, "z": np.zeros(5, np.int8)})[0]
     np.testing.assert_array_equal(quantize_to_int8(value, scale, 1), expected)
@@ -321,7 +320,9 @@ def test_rounded_weights_equal_q_and_dq_of_onnxruntime(size: float) -> None:
     set_value(model, "c.weight", value)
     pairs, _ = insert_scaled(model)
     dequantized = nodes_of(pairs, "Conv")[0].input[1]
-    pairs.graph.output.append(helper.make_tensor_value_info(dequantized, TensorProto.FLOAT, None))
+    pairs.graph.output.append(
+        onnx.helper.make_tensor_value_info(dequantized, onnx.TensorProto.FLOAT, None)
+    )
     expected = run(pairs, images(1)[0])[-1]
     assert np.array_equal(round_weights(value, 0).view(np.uint32), expected.view(np.uint32))
 

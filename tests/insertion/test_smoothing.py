@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 import qdqtool
 from qdqtool.commands.cli import run as command
@@ -34,12 +33,12 @@ OUT = 3  # the outlier channel
 def add_outliers(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
     result = copy_model(model)
     for tensor in result.graph.initializer:
-        value = numpy_helper.to_array(tensor).copy()
+        value = onnx.numpy_helper.to_array(tensor).copy()
         if tensor.name.endswith((".gamma", ".beta")) and tensor.name.startswith("b"):
             value[OUT] *= factor
         elif tensor.name.endswith((".q.weight", ".k.weight", ".v.weight", ".fc1.weight")):
             value[OUT] /= factor
-        tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+        tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
     return result
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from qdqtool.ir.constants import ConstantEvaluator, find_computed_parameters, fold_constants
 from qdqtool.ir.graph import Model
@@ -83,11 +82,14 @@ def test_expensive_constant_is_not_computed(net: Net, build: Callable[[Net], str
 
 
 def test_loop_is_not_run(net: Net) -> None:
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Add", ["a", "a"], ["b"])],
+    body = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Identity", ["c"], ["d"]),
+            onnx.helper.make_node("Add", ["a", "a"], ["b"]),
+        ],
         "body",
-        [helper.make_tensor_value_info(n, t, []) for n, t in (("i", 7), ("c", 9), ("a", 1))],
-        [helper.make_tensor_value_info(n, t, []) for n, t in (("d", 9), ("b", 1))],
+        [onnx.helper.make_tensor_value_info(n, t, []) for n, t in (("i", 7), ("c", 9), ("a", 1))],
+        [onnx.helper.make_tensor_value_info(n, t, []) for n, t in (("d", 9), ("b", 1))],
     )
     trips, go = net.const("trips", 1 << 62, np.int64), net.const("go", True, np.bool_)
     assert value(net, net.op("Loop", "l", trips, go, net.const("w", 1.0), body=body)) is None
@@ -120,7 +122,7 @@ def test_unknown_tensor_is_not_constant() -> None:
 
 
 def filled(net: Net, name: str, dims: list[int], value: float = 0.5) -> str:
-    tensor = helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [value])
+    tensor = onnx.helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [value])
     return net.op("ConstantOfShape", name, net.const(f"{name}.dims", dims, np.int64), value=tensor)
 
 

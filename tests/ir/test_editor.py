@@ -2,7 +2,6 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import given, strategies as st
-from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.editor import Editor
@@ -164,10 +163,10 @@ def test_replace_constants_of_a_copy_keeps_types_of_original() -> None:
     copy, name = model.copy(), "spare"
     before = model.tensor_type(name)
     (stored,) = (t for t in copy.proto.graph.initializer if t.name == name)
-    stored.CopyFrom(numpy_helper.from_array(np.zeros((2, 3), np.int8), name))
+    stored.CopyFrom(onnx.numpy_helper.from_array(np.zeros((2, 3), np.int8), name))
     copy.replace_constants((), {name: stored})
-    assert copy.tensor_type(name) == (TensorProto.INT8, (2, 3))
-    assert model.tensor_type(name) == before == (TensorProto.FLOAT, ())
+    assert copy.tensor_type(name) == (onnx.TensorProto.INT8, (2, 3))
+    assert model.tensor_type(name) == before == (onnx.TensorProto.FLOAT, ())
 
 
 def test_edit_that_makes_a_cycle_or_a_second_producer_is_an_error() -> None:
@@ -187,7 +186,9 @@ def model_with_branches() -> tuple[Model, str]:
     model = Model(two_pairs())
     editor, dq, source = Editor(model), model.node("a.DQ"), model.node("a.Q").input(0)
     ends = [onnx.ValueInfoProto(name="in")]
-    branch = helper.make_graph([helper.make_node("Neg", [source], ["in"])], "branch", [], ends)
+    branch = onnx.helper.make_graph(
+        [onnx.helper.make_node("Neg", [source], ["in"])], "branch", [], ends
+    )
     condition = editor.add_constant("yes", np.array(True))
     editor.rewrite(dq, "If", [condition], {"then_branch": branch, "else_branch": branch})
     return editor.finish(), source
@@ -258,4 +259,4 @@ def test_set_quantizer_keeps_float16() -> None:
     editor.set_quantizer(model.node("a.Q"), np.array(0.5), np.zeros((), np.int8))
     edited = editor.finish()
     scale = edited.node("a.Q").input(1)
-    assert edited.elem_type(scale) == TensorProto.FLOAT16 and edited.constant(scale) == 0.5
+    assert edited.elem_type(scale) == onnx.TensorProto.FLOAT16 and edited.constant(scale) == 0.5

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-from onnx import helper
 
 from qdqtool.evidence import Case
 from qdqtool.fixing import pairs
@@ -328,15 +327,15 @@ def build_with_weights(operator: Operator) -> tuple[onnx.ModelProto, int]:
     shape = shapes[operator.name]
     data = (1, 3, 6, 6) if len(shape) == 4 else (2, 3)
     value = np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
-    return helper.make_model(
-        helper.make_graph(
-            [helper.make_node(operator.name, ["x", "w"], ["y"], "n")],
+    return onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [onnx.helper.make_node(operator.name, ["x", "w"], ["y"], "n")],
             "g",
-            [helper.make_tensor_value_info("x", 1, data)],
-            [helper.make_tensor_value_info("y", 1, None)],
+            [onnx.helper.make_tensor_value_info("x", 1, data)],
+            [onnx.helper.make_tensor_value_info("y", 1, None)],
             [onnx.numpy_helper.from_array(value, "w")],
         ),
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
         ir_version=9,
     ), len(shape)
 
@@ -407,6 +406,6 @@ def test_quantizers_are_q_and_dq() -> None:
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 @pytest.mark.parametrize("domain", ["", "my.plugins"])
 def test_of_depends_on_domain(name: str, domain: str) -> None:
-    node = helper.make_node(name, ["x"], ["y"], "n", domain=domain)
-    model = Model(helper.make_model(helper.make_graph([node], "g", [], [])))
+    node = onnx.helper.make_node(name, ["x"], ["y"], "n", domain=domain)
+    model = Model(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [])))
     assert operators.operator_of(model.node("n")).name == ("" if domain else name)

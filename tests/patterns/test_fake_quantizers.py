@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 import qdqtool
 from qdqtool.errors import ModelError
@@ -249,7 +248,7 @@ def network(
     proto = g.model(x)
     known = {o.domain for o in proto.opset_import}
     for domain in sorted({n.domain for n in proto.graph.node} - known):
-        proto.opset_import.append(helper.make_opsetid(domain, 1))
+        proto.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     return proto
 
 
@@ -316,7 +315,7 @@ def test_other_rounding_is_no_quantizer() -> None:
 def test_chain_with_a_second_consumer_is_no_quantizer() -> None:
     proto = network(DECOMPOSED["dynamo"], count=1)
     (clip,) = (n for n in proto.graph.node if n.name == "a0.3")
-    proto.graph.output.append(helper.make_tensor_value_info(clip.output[0], 1, [1, 16, 8, 8]))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info(clip.output[0], 1, [1, 16, 8, 8]))
     assert [f.name for f in find_fake_quantizers(load(proto))] == ["q0.0"]
 
 
@@ -389,7 +388,7 @@ def test_verdict_of_integer_clips_names_wrong_results() -> None:
 def with_type(proto: onnx.ModelProto, kind: int) -> onnx.ModelProto:
     for tensor in proto.graph.initializer:
         values = onnx.numpy_helper.to_array(tensor)
-        tensor.CopyFrom(helper.make_tensor(tensor.name, kind, values.shape, values.ravel()))
+        tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, kind, values.shape, values.ravel()))
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.elem_type = kind
     del proto.graph.value_info[:]

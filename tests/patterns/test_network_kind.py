@@ -4,7 +4,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from calibration.presets import choose_preprocess
 from qdqtool.ir.graph import Model
@@ -180,7 +179,7 @@ def test_segmentation_network_of_any_size_is_a_map() -> None:
 
 
 def set_metadata(model: onnx.ModelProto, **metadata: str) -> Model:
-    helper.set_model_props(model, metadata)
+    onnx.helper.set_model_props(model, metadata)
     return Model(model)
 
 

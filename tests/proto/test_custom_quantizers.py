@@ -1,6 +1,5 @@
 import onnx
 import pytest
-from onnx import helper
 
 from qdqtool.ir import qdq
 from qdqtool.ir.modelfile import load
@@ -43,7 +42,9 @@ def test_custom_quantizers_are_predicted_like_native_ones(target: str) -> None:
 def test_opset_remains_if_an_operator_has_another_form_later() -> None:
     proto = custom()
     proto.opset_import[0].version = 17
-    proto.graph.node.append(helper.make_node("ReduceMean", ["c_y"], ["mean"], "mean", axes=[2, 3]))
+    proto.graph.node.append(
+        onnx.helper.make_node("ReduceMean", ["c_y"], ["mean"], "mean", axes=[2, 3])
+    )
     assert load(proto).opset == 17
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
 from torch import nn
 
 from qdqtool import qat
@@ -76,32 +75,16 @@ def pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> list[onnx.NodeProto]:
 def set_input(
     graph: onnx.GraphProto, nodes: list[onnx.NodeProto], position: int, value: np.ndarray
 ) -> None:
-    graph.initializer.append(numpy_helper.from_array(value, "other"))
+    graph.initializer.append(onnx.numpy_helper.from_array(value, "other"))
     for node in nodes:
         node.input[position] = "other"
 
 
-def scaled(graph: onnx.GraphProto, q: onnx.NodeProto, factor: float) -> np.ndarray:
-    return numpy_helper.to_array(initializer(graph, q.input[1])) * np.float32(factor)
-
-
-def change_activation_scale(graph: onnx.GraphProto) -> None:
-    q = quantizers(graph)[5]
-    set_input(graph, pair(graph, q), 1, scaled(graph, q, 1.001))
-
-
-def change_weight_scale(graph: onnx.GraphProto) -> None:
-    q = quantizers(graph, weights=True)[4]
-    set_input(graph, pair(graph, q), 1, scaled(graph, q, 1.02))
-
-
-def change_scale_of_q(graph: onnx.GraphProto) -> None:
-    q = quantizers(graph)[3]
-    set_input(graph, [q], 1, scaled(graph, q, 1.01))
-
-
-def change_zero_point(graph: onnx.GraphProto) -> None:
-    set_input(graph, pair(graph, quantizers(graph)[2]), 2, np.int8(1))
+def change_scale(
+    graph: onnx.GraphProto, q: onnx.NodeProto, factor: float, with_dq: bool = True
+) -> None:
+    scale = onnx.numpy_helper.to_array(initializer(graph, q.input[1]))
+    set_input(graph, pair(graph, q) if with_dq else [q], 1, scale * np.float32(factor))
 
 
 def remove_pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> None:
@@ -138,28 +121,42 @@ def swap_weights(graph: onnx.GraphProto) -> None:
     ("change", "code", "node"),
     [
         (
-            change_activation_scale,
+            lambda g: change_scale(g, quantizers(g)[5], 1.001),
             "different-scale",
             "/blocks.2/blocks.2.3/_input_quantizer/QuantizeLinear",
         ),
         (
-            change_scale_of_q,
+            lambda g: change_scale(g, quantizers(g)[3], 1.01, with_dq=False),
             "different-scale",
             "/blocks.1/blocks.1.3/_input_quantizer/QuantizeLinear",
         ),
         (
-            change_zero_point,
+            lambda g: set_input(g, pair(g, quantizers(g)[2]), 2, np.int8(1)),
             "not-symmetric-int8",
             "/blocks.1/blocks.1.0/_input_quantizer/QuantizeLinear",
         ),
         (lambda g: remove_pair(g, quantizers(g)[-1]), "missing-pair", "last._input_quantizer"),
-        (change_weight_scale, "different-results", None),
+        (
+            lambda g: change_scale(g, quantizers(g, weights=True)[4], 1.02),
+            "different-results",
+            None,
+        ),
         (lambda g: remove_pair(g, quantizers(g, weights=True)[2]), "different-results", None),
         (make_skip_float, "different-results", None),
         (change_axis, "different-results", None),
         (swap_weights, "different-results", None),
     ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ids=[
+        "scale of activation",
+        "scale of Q",
+        "zero point",
+        "activation without pair",
+        "scale of weights",
+        "weights without pair",
+        "float skip",
+        "axis",
+        "swapped weights",
+    ],
 )
 def test_check_refuses_changed_model(
     change: Callable[[onnx.GraphProto], None],

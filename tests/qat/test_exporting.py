@@ -12,7 +12,6 @@ import onnx
 import onnx.parser
 import pytest
 import torch
-from onnx import numpy_helper
 from torch import nn
 
 import qdqtool
@@ -48,7 +47,7 @@ def folded_weights(path: Path, op: str) -> tuple[np.ndarray, np.ndarray]:
     graph = onnx.load(path).graph
     assert "BatchNormalization" not in {n.op_type for n in graph.node}
     producers = {o: n for n in graph.node for o in n.output}
-    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    values = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
     q = producers[producers[next(n for n in graph.node if n.op_type == op).input[1]].input[0]]
     return values[q.input[0]], values[q.input[1]]
 
@@ -345,7 +344,7 @@ def parse(body: str, *outputs: str, **constants: Any) -> onnx.ModelProto:
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 17, "qdqtool.qat": 1]>
         g (float[2, 4] x) => ({signature}) {{ {body} }}""")
-    tensors = (numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items())
+    tensors = (onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items())
     model.graph.initializer.extend(tensors)
     return model
 
@@ -527,7 +526,7 @@ def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
     assert (counts["int8"], counts["fp8"]) == (0, int8.summary["int8"] - 2)
     assert fp8.fp8_difference is not None and fp8.fp8_difference < 0.3
     scales = [
-        {v.name: numpy_helper.to_array(v) for v in m.graph.initializer}
+        {v.name: onnx.numpy_helper.to_array(v) for v in m.graph.initializer}
         for m in (onnx.load(tmp_path / "int8.onnx"), proto)
     ]
     for name in [n.input[1] for n in proto.graph.node if n.op_type == "QuantizeLinear"]:
@@ -546,7 +545,7 @@ def test_fp8_export_has_an_fp16_remainder(
     result = qat.export(model, tmp_path / "fp8.onnx", sample, **options)
     proto = onnx.load(tmp_path / "fp8.onnx")
     onnx.checker.check_model(proto, full_check=True)
-    weights = [numpy_helper.to_array(v) for v in proto.graph.initializer if len(v.dims) > 1]
+    weights = [onnx.numpy_helper.to_array(v) for v in proto.graph.initializer if len(v.dims) > 1]
     assert {w.dtype for w in weights if w.dtype.kind == "f"} == {np.dtype(type)}
     ends = [*proto.graph.input, *proto.graph.output]
     assert {v.type.tensor_type.elem_type for v in ends} == {onnx.TensorProto.FLOAT}

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed
 from torch.utils.data import DataLoader
 
 from qdqtool import predict
@@ -50,7 +49,7 @@ def test_freeze_norms(own: Any, frozen: bool | None, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not distributed.is_available(), reason="torch was built without torch.distributed"
+    not torch.distributed.is_available(), reason="torch was built without torch.distributed"
 )
 def test_callback_in_two_processes(own: Any, tmp_path: Path) -> None:
     """Lightning starts two processes. Both end with the same ranges and the same weights."""

@@ -3,7 +3,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
@@ -12,14 +11,14 @@ KB = 1024  # bytes of one tensor 1x4x8x8
 
 
 def network(nodes: list[tuple[str, list[str], str]], shape: Any = (1, 4, 8, 8)) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [helper.make_node(op, inputs, [output]) for op, inputs, output in nodes],
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, inputs, [output]) for op, inputs, output in nodes],
         "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(np.ones((1, 4, 8, 8), np.float32), "w")],
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)],
+        [onnx.numpy_helper.from_array(np.ones((1, 4, 8, 8), np.float32), "w")],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
 
 
 CHAIN = [("Relu", ["x"], "a"), ("Relu", ["a"], "b"), ("Relu", ["b"], "c"), ("Relu", ["c"], "y")]
@@ -47,7 +46,9 @@ def test_peak_bytes_counts_live_tensors(
 @pytest.mark.parametrize("shape", [("n", 4, "h", "w"), (0, 4, -1, -1), (1, 4, 2, 2), (1, 4, 8, 8)])
 def test_peak_bytes_uses_fed_shapes(shape: Any) -> None:
     model = network(CHAIN, shape)
-    model.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [1, 1]))
+    model.graph.value_info.append(
+        onnx.helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, [1, 1])
+    )
     assert estimate_run_cost(model, {"x": (2, 4, 16, 16)}).peak_bytes == 3 * 8 * KB
 
 
@@ -59,29 +60,31 @@ def test_peak_bytes_counts_open_dimensions_as_one(shape: Any) -> None:
 def test_peak_bytes_uses_the_element_type() -> None:
     model = network([("Relu", ["x"], "y")])
     for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     assert estimate_run_cost(model, {}).peak_bytes == KB
 
 
 def test_peak_bytes_does_not_count_sequences() -> None:
     model = network([("Relu", ["x"], "y"), ("SequenceConstruct", ["y"], "s")])
-    model.graph.output.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
+    model.graph.output.append(
+        onnx.helper.make_tensor_sequence_value_info("s", onnx.TensorProto.FLOAT, None)
+    )
     assert estimate_run_cost(model, {}).peak_bytes == 2 * KB
 
 
 def test_peak_bytes_counts_tensors_that_branches_read() -> None:
     branches = {
-        name: helper.make_graph(
-            [helper.make_node("Identity", ["a"], ["out"])],
+        name: onnx.helper.make_graph(
+            [onnx.helper.make_node("Identity", ["a"], ["out"])],
             name,
             [],
-            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 4, 8, 8])],
+            [onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, [1, 4, 8, 8])],
         )
         for name in ("then_branch", "else_branch")
     }
     model = network(CHAIN[:3])
-    model.graph.input.append(helper.make_tensor_value_info("t", TensorProto.BOOL, []))
-    model.graph.node.append(helper.make_node("If", ["t"], ["y"], **branches))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("t", onnx.TensorProto.BOOL, []))
+    model.graph.node.append(onnx.helper.make_node("If", ["t"], ["y"], **branches))
     # x, a, b and c are alive first, then x, a, c and y, and the condition of one byte.
     assert estimate_run_cost(model, {}).peak_bytes == 4 * KB + 1
 

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from tools import snapshot
 from tools.snapshots import comparing, normalize, recording
@@ -56,16 +55,16 @@ def test_snapshot_ignores_version_and_time_of_tuning() -> None:
 def quantized_relu(scale: float = 0.5, prefix: str = "x_", after: str = "Relu") -> onnx.ModelProto:
     q, dq, s, zero = (prefix + name for name in ("Q", "DQ", "scale", "zero"))
     nodes = [
-        helper.make_node("QuantizeLinear", ["x", s, zero], [q], name=q + "_node"),
-        helper.make_node("DequantizeLinear", [q, s, zero], [dq], name=dq + "_node"),
-        helper.make_node(after, [dq], ["y"], name="relu"),
+        onnx.helper.make_node("QuantizeLinear", ["x", s, zero], [q], name=q + "_node"),
+        onnx.helper.make_node("DequantizeLinear", [q, s, zero], [dq], name=dq + "_node"),
+        onnx.helper.make_node(after, [dq], ["y"], name="relu"),
     ]
     weights = [
-        numpy_helper.from_array(np.float32(scale), s),
-        numpy_helper.from_array(np.int8(0), zero),
+        onnx.numpy_helper.from_array(np.float32(scale), s),
+        onnx.numpy_helper.from_array(np.int8(0), zero),
     ]
-    ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [4])] for n in "xy"]
-    return helper.make_model(helper.make_graph(nodes, "g", *ends, weights))
+    ends = [[onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [4])] for n in "xy"]
+    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *ends, weights))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from ml_dtypes import float8_e4m3fn
-from onnx import TensorProto, helper, numpy_helper
 
 
 class Graph:
@@ -45,19 +44,19 @@ class Graph:
         self.channels: dict[str, int] = {}
 
     def input(self, *shape: int, name: str = "x") -> str:
-        elem = TensorProto.FLOAT16 if self.dtype == np.float16 else TensorProto.FLOAT
-        self.inputs.append(helper.make_tensor_value_info(name, elem, shape))
+        elem = onnx.TensorProto.FLOAT16 if self.dtype == np.float16 else onnx.TensorProto.FLOAT
+        self.inputs.append(onnx.helper.make_tensor_value_info(name, elem, shape))
         self.channels[name] = shape[1] if len(shape) > 1 else 1
         return name
 
     def const(self, name: str, value: npt.ArrayLike, dtype: Any = None) -> str:
         array = np.asarray(value, dtype=dtype)
-        tensor = numpy_helper.from_array(
+        tensor = onnx.numpy_helper.from_array(
             array.astype(self.dtype) if array.dtype == np.float64 else array, name
         )
         if self.constant_nodes:
             self.nodes.append(
-                helper.make_node("Constant", [], [name], f"{name}/Constant", value=tensor)
+                onnx.helper.make_node("Constant", [], [name], f"{name}/Constant", value=tensor)
             )
         else:
             self.initializers.append(tensor)
@@ -70,7 +69,7 @@ class Graph:
         self, op: str, inputs: Sequence[str], name: str, count: int = 1, **attributes: Any
     ) -> list[str]:
         outputs = self.output_names(name, count)
-        self.nodes.append(helper.make_node(op, list(inputs), outputs, name, **attributes))
+        self.nodes.append(onnx.helper.make_node(op, list(inputs), outputs, name, **attributes))
         for output in outputs:
             self.channels[output] = self.channels.get(inputs[0], 1) if inputs else 1
         return outputs
@@ -250,11 +249,11 @@ class Graph:
         return self.op("Gemm", inputs, name, transB=1)
 
     def model(self, *outputs: str) -> onnx.ModelProto:
-        infos = [helper.make_empty_tensor_value_info(name) for name in outputs]
-        graph = helper.make_graph(self.nodes, "g", self.inputs, infos, self.initializers)
+        infos = [onnx.helper.make_empty_tensor_value_info(name) for name in outputs]
+        graph = onnx.helper.make_graph(self.nodes, "g", self.inputs, infos, self.initializers)
         domains = {"": self.opset} | {n.domain: 1 for n in self.nodes if n.domain}
-        imports = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
-        model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+        imports = [onnx.helper.make_opsetid(domain, version) for domain, version in domains.items()]
+        model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         del model.graph.output[:]
         model.graph.output.extend(inferred.graph.output)

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind
@@ -65,10 +64,10 @@ class Exporter:
                 self.nodes.append(node)
         for layer in self.network.breadth_first():
             self._layer(layer)
-        graph = helper.make_graph(
+        graph = onnx.helper.make_graph(
             self.nodes, "g", list(proto.graph.input), list(proto.graph.output), self.initializers
         )
-        return helper.make_model(
+        return onnx.helper.make_model(
             graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version
         )
 
@@ -79,13 +78,13 @@ class Exporter:
         inputs = [self._name(t) for t in layer.inputs]
         outputs = [self._name(t) for t in layer.outputs]
         if layer.kind == LayerKind.CONSTANT and self._nodes.get(layer.id) is None:
-            self.nodes.append(helper.make_node("Identity", [layer.name], outputs))
+            self.nodes.append(onnx.helper.make_node("Identity", [layer.name], outputs))
         elif layer.kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
             self._quantizer(layer, inputs[0], outputs[0])
         elif self._nodes.get(layer.id) is None:
             # A layer that the parser added: the sum of a Gemm, or a shuffle, which broadcasting replaces.
             self.nodes.append(
-                helper.make_node("Add" if len(inputs) == 2 else "Identity", inputs, outputs)
+                onnx.helper.make_node("Add" if len(inputs) == 2 else "Identity", inputs, outputs)
             )
         else:
             self._copy(layer, inputs, outputs)
@@ -101,7 +100,7 @@ class Exporter:
         if node.op == "GlobalMaxPool":  # onnxruntime has no GlobalMaxPool of integers
             copy.op_type = "ReduceMax"
             axes = range(2, len(layer.data.shape or ()))
-            copy.attribute.append(helper.make_attribute("axes", list(axes)))
+            copy.attribute.append(onnx.helper.make_attribute("axes", list(axes)))
         for slot, name in zip(self._slots[layer.id], inputs, strict=True):
             copy.input[slot] = name
         if node.op == "Gemm" and len(layer.inputs) == 2 and len(copy.input) == 3:
@@ -124,12 +123,14 @@ class Exporter:
         zero = np.broadcast_to(quant.zero_point, quant.scale.shape).astype(
             _INTEGERS[quant.precision]
         )
-        self.initializers.append(numpy_helper.from_array(scale, f"{stem}.s"))
-        self.initializers.append(numpy_helper.from_array(zero.reshape(scale.shape), f"{stem}.z"))
+        self.initializers.append(onnx.numpy_helper.from_array(scale, f"{stem}.s"))
+        self.initializers.append(
+            onnx.numpy_helper.from_array(zero.reshape(scale.shape), f"{stem}.z")
+        )
         attributes: dict[str, Any] = {} if quant.axis is None else {"axis": quant.axis}
         op = "QuantizeLinear" if layer.kind == LayerKind.QUANTIZE else "DequantizeLinear"
         self.nodes.append(
-            helper.make_node(op, [source, f"{stem}.s", f"{stem}.z"], [target], **attributes)
+            onnx.helper.make_node(op, [source, f"{stem}.s", f"{stem}.z"], [target], **attributes)
         )
 
 
@@ -138,6 +139,6 @@ def evaluate(model: onnx.ModelProto, seed: int = 0) -> list[npt.NDArray[Any]]:
     feeds = {}
     for value in model.graph.input:
         dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        assert value.type.tensor_type.elem_type == TensorProto.FLOAT
+        assert value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
         feeds[value.name] = random.normal(0, 3, dims).astype(np.float32)
     return run(model, feeds)

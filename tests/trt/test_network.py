@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import given, strategies as st
-from onnx import helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.modelfile import load
@@ -115,7 +114,9 @@ def test_layer_type_defaults_to_operator(
 def test_unknown_operator_is_a_float_layer(g: Graph, op: str) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     g.nodes.append(
-        helper.make_node(op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else "")
+        onnx.helper.make_node(
+            op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else ""
+        )
     )
     g.channels["u:0"] = 8
     prediction = predict(g.model(g.op("Softmax", g.conv("u:0", "d"), "s")), "trt8.5", advice=False)
@@ -128,7 +129,7 @@ def test_unknown_operator_is_a_float_layer(g: Graph, op: str) -> None:
     [
         *(
             pytest.param(
-                {"value": numpy_helper.from_array(np.array(value, np.float32))},
+                {"value": onnx.numpy_helper.from_array(np.array(value, np.float32))},
                 ["s", "z"],
                 id=str(value),
             )
@@ -141,7 +142,7 @@ def test_senseless_scale_does_not_stop_prediction(
     g: Graph, scale: dict[str, Any], inputs: list[str]
 ) -> None:
     # A finding reports the scale.
-    g.nodes.append(helper.make_node("Constant", [], ["s"], **scale))
+    g.nodes.append(onnx.helper.make_node("Constant", [], ["s"], **scale))
     x = g.op("QuantizeLinear", [g.input(1, 3, 8, 8), "s", g.const("z", np.int8(0))], "Q")
     data = g.op("DequantizeLinear", [x, *inputs], "DQ")
     assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
@@ -161,12 +162,16 @@ def test_attribute_of_wrong_type_is_reported_with_node(
     g: Graph, op: str, attribute: str, value: Any
 ) -> None:
     x = g.conv(g.input(1, 3, 8, 8), "c", scale=None)
-    g.nodes.append(helper.make_node(op, [x, x], ["n:0"], "n", **{attribute: value}))
-    model = helper.make_model(
-        helper.make_graph(
-            g.nodes, "g", g.inputs, [helper.make_empty_tensor_value_info("n:0")], g.initializers
+    g.nodes.append(onnx.helper.make_node(op, [x, x], ["n:0"], "n", **{attribute: value}))
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            g.nodes,
+            "g",
+            g.inputs,
+            [onnx.helper.make_empty_tensor_value_info("n:0")],
+            g.initializers,
         ),
-        opset_imports=[helper.make_opsetid("", 13)],
+        opset_imports=[onnx.helper.make_opsetid("", 13)],
     )
     with pytest.raises(ModelError, check=has("node-damaged", node="n"), match=rf"\({op}\)"):
         predict(model, advice=False)

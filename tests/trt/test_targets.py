@@ -1,4 +1,3 @@
-import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +6,6 @@ import pytest
 from qdqtool import ConvOutcome, Precision
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.evidence import Evidence
-from qdqtool.findings.build_methods import trtexec_advice, trtexec_command
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import (
     RTX,
@@ -248,46 +246,6 @@ def test_trtexec_options_of_version(
 ) -> None:
     assert trtexec_of_version(version) == TrtexecSupport(lists_layers, flags, layer_types)
     assert trtexec_of_version("no version") is None
-
-
-@pytest.mark.parametrize(
-    ("target", "flags", "remark"),
-    [
-        ("trt8.0", {"--fp16", "--int8"}, ""),
-        ("8.6.1", {"--fp16", "--int8"}, ""),
-        ("trt10", {"--fp16", "--int8"}, ""),
-        ("10.3", {"--fp16", "--int8"}, "on a Jetson"),
-        ("10.11", {"--fp16", "--int8"}, ""),
-        ("10.12", {"--fp16", "--int8"}, "deprecated"),
-        ("10.15.1", {"--fp16", "--int8"}, "deprecated"),
-        ("10.15.1-strongly-typed", {"--stronglyTyped"}, ""),
-        ("trt11", set(), ""),
-        ("11.4", set(), ""),
-    ],
-)
-def test_trtexec_command_has_flags_of_version(target: str, flags: set[str], remark: str) -> None:
-    # Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags.
-    command = trtexec_command(target_named(target), "m.onnx")
-    assert {"--int8", "--fp16", "--stronglyTyped", "--best"} & set(command.split()) == flags
-    assert command.endswith("> build.log 2>&1")
-    printed = trtexec_advice(target_named(target))
-    assert remark in printed and bool(remark) == bool(printed)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "flag"),
-    [
-        ("images", (1, 3, 64, 96), "--shapes=images:1x3x64x96"),
-        ("images", (-1, 3, 64, 96), "--shapes=images:1x3x64x96"),
-        ("x:0", (2, 3), "--shapes='x:0':2x3"),  # trtexec --help: names in quotes
-    ],
-)
-def test_trtexec_command_has_shapes_of_open_inputs(
-    name: str, shape: tuple[int, ...], flag: str
-) -> None:
-    command = trtexec_command(target_named("trt10"), "m.onnx", open_inputs={name: shape})
-    assert flag in shlex.split(command)
-    assert "--shapes" not in trtexec_command(target_named("trt10"), "m.onnx", open_inputs={})
 
 
 @pytest.mark.parametrize(

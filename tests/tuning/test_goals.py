@@ -83,8 +83,7 @@ def test_budget_that_nothing_fits_takes_the_fastest() -> None:
 
 def test_budget_that_the_float_model_fits_takes_it() -> None:
     tuning = tune(budget_ms=1000.0, **SLOW, swept_on=1)
-    fits = ("float-fits", "float-fits-and-written")
-    (note,) = (n for n in tuning.notes if n.code in fits)
+    (note,) = (n for n in tuning.notes if n.code in ("float-fits", "float-fits-and-written"))
     gpu, target = gpus.choose_gpu("T4", 300.0, None), target_named("trt8.5")
     time = estimate_time(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)

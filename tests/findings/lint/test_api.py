@@ -112,6 +112,20 @@ def test_missing_zero_point_is_reported_before_trt10() -> None:
 
 
 @pytest.mark.parametrize(
+    ("op", "attributes", "nodes"),
+    [("Cast", {"to": onnx.TensorProto.INT32}, ["dq"]), ("Plugin", {"domain": "plugins"}, [])],
+    ids=["int32", "unknown"],
+)
+def test_unsupported_type_of_a_dq_without_zero_point_is_reported(
+    g: Graph, op: str, attributes: dict[str, Any], nodes: list[str]
+) -> None:
+    quantized = g.op(op, g.input(1, 16, 8, 8), "source", **attributes)
+    x = g.op("DequantizeLinear", [quantized, g.const("scale", np.float32(0.1))], "dq")
+    findings = check(Model(g.model(g.conv(x, "c", 16, scale=None))), "trt10")
+    assert [f.node for f in findings if f.code == "QTYPE"] == nodes
+
+
+@pytest.mark.parametrize(
     ("domain", "used", "nodes"),
     [("", True, ["reader"]), ("plugins", True, []), ("", False, [])],
     ids=["cast", "plugin", "unused"],

@@ -2,7 +2,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 
@@ -11,13 +10,19 @@ SHAPE = [1, 16, 8, 8]
 
 def tensor(name: str, value: np.ndarray) -> onnx.TensorProto:
     data = np.asarray(value).astype(ml_dtypes.bfloat16)
-    return helper.make_tensor(name, TensorProto.BFLOAT16, data.shape, data.tobytes(), raw=True)
+    return onnx.helper.make_tensor(
+        name, onnx.TensorProto.BFLOAT16, data.shape, data.tobytes(), raw=True
+    )
 
 
 def model(nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]) -> onnx.ModelProto:
-    ends = [helper.make_tensor_value_info(t, TensorProto.BFLOAT16, SHAPE) for t in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    ends = [
+        onnx.helper.make_tensor_value_info(t, onnx.TensorProto.BFLOAT16, SHAPE) for t in ("x", "y")
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 22)], ir_version=10
+    )
 
 
 def weights() -> onnx.TensorProto:
@@ -25,23 +30,23 @@ def weights() -> onnx.TensorProto:
 
 
 def quantized() -> onnx.ModelProto:
-    zero = numpy_helper.from_array(np.int8(0), "z")
+    zero = onnx.numpy_helper.from_array(np.int8(0), "z")
     scale = ["s", "z"]
     nodes = [
-        helper.make_node("QuantizeLinear", ["x", *scale], ["q"], "q"),
-        helper.make_node("DequantizeLinear", ["q", *scale], ["d"], "dq"),
-        helper.make_node("QuantizeLinear", ["w", *scale], ["wq"], "wq"),
-        helper.make_node("DequantizeLinear", ["wq", *scale], ["wd"], "wdq"),
-        helper.make_node("Conv", ["d", "wd"], ["c"], "c"),
-        helper.make_node("Relu", ["c"], ["y"], "r"),
+        onnx.helper.make_node("QuantizeLinear", ["x", *scale], ["q"], "q"),
+        onnx.helper.make_node("DequantizeLinear", ["q", *scale], ["d"], "dq"),
+        onnx.helper.make_node("QuantizeLinear", ["w", *scale], ["wq"], "wq"),
+        onnx.helper.make_node("DequantizeLinear", ["wq", *scale], ["wd"], "wdq"),
+        onnx.helper.make_node("Conv", ["d", "wd"], ["c"], "c"),
+        onnx.helper.make_node("Relu", ["c"], ["y"], "r"),
     ]
     return model(nodes, [weights(), tensor("s", np.array(0.02)), zero])
 
 
 def unquantized() -> onnx.ModelProto:
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "c"),
-        helper.make_node("Relu", ["c"], ["y"]),
+        onnx.helper.make_node("Conv", ["x", "w"], ["c"], "c"),
+        onnx.helper.make_node("Relu", ["c"], ["y"]),
     ]
     return model(nodes, [weights()])
 
@@ -66,6 +71,6 @@ def test_insert_widens_bfloat16() -> None:
     insertion = qdqtool.insert(unquantized(), [{"x": x}])
     assert "bfloat16-widened" in [note.code for note in insertion.notes]
     assert qdqtool.predict(insertion.model).summary()["int8"] == 1
-    before = np.asarray(numpy_helper.to_array(weights()), np.float32)
-    stored = map(numpy_helper.to_array, insertion.model.graph.initializer)
+    before = np.asarray(onnx.numpy_helper.to_array(weights()), np.float32)
+    stored = map(onnx.numpy_helper.to_array, insertion.model.graph.initializer)
     assert any(np.array_equal(value, before) for value in stored)

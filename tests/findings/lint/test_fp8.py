@@ -3,7 +3,6 @@ import re
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from qdqtool import Precision, Prediction, predict
 from qdqtool.evidence import Evidence
@@ -109,9 +108,11 @@ def test_advice_without_a_gpu_names_none() -> None:
 def chain_of_type(name: str) -> onnx.ModelProto:
     model = chain("FP8", "FP8")
     for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT8E4M3FN:
+        if tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN:
             zeros = [0.0] * int(np.prod(tensor.dims))
-            new = helper.make_tensor(tensor.name, getattr(TensorProto, name), tensor.dims, zeros)
+            new = onnx.helper.make_tensor(
+                tensor.name, getattr(onnx.TensorProto, name), tensor.dims, zeros
+            )
             tensor.CopyFrom(new)
     return model
 

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
 
 import qdqtool
 from qdqtool.formats.predict_text import render
@@ -177,7 +176,7 @@ def normalized(form: str, eps: float) -> onnx.ModelProto:
     """Return a Linear, a decomposed LayerNorm and a Linear; the axes are an input in opset 18."""
     net = Tokens(3, 8)
     opset = 18 if form == "axes as an input" else 17
-    types = {"to": int(TensorProto.FLOAT)}
+    types = {"to": int(onnx.TensorProto.FLOAT)}
 
     def cast(name: str, x: str, casting_form: str) -> str:
         return net.op("Cast", name, x, **types) if form == casting_form else x
@@ -308,7 +307,7 @@ def test_insert_writes_no_squares_in_fp16(target: str, eps: float, form: str) ->
     exact = form in EXACT
     assert [n.op for n in index.nodes].count("LayerNormalization") == exact
     assert bool(squares) is not exact
-    assert all(index.elem_type(n.output) == TensorProto.FLOAT for n in squares)
+    assert all(index.elem_type(n.output) == onnx.TensorProto.FLOAT for n in squares)
     assert {"norms-written", "norms-stay-fp32"} & set(note_codes(result.notes))
     assert "NORM-PIECES" not in {f.code for f in result.findings}
     assert "NORM-PIECES" not in result.prediction.findings_by_code()
@@ -734,20 +733,34 @@ def test_quantized_recurrent_layers_run_in_float(op: str) -> None:
     assert not findings_of(recurrent(quantized=False, op=op), "OP-FLOAT", "trt10")
 
 
-def pair_of(scale: float) -> onnx.ModelProto:
+def pair_of(scale: float, is_uint8: bool = False) -> onnx.ModelProto:
     g = Graph(opset=17)
     zero = g.const("z", np.int8(0))
     parts = [g.const("s", np.float32(0.05)), zero], [g.const("t", np.float32(scale)), zero]
-    q = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), *parts[0]], "q")
+    x = g.input(1, 16, 8, 8)
+    if is_uint8:
+        g.inputs[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+        x = g.op("Cast", x, "cast", to=onnx.TensorProto.FLOAT)
+    q = g.op("QuantizeLinear", [x, *parts[0]], "q")
     x = g.op("DequantizeLinear", [q, *parts[1]], "dq")
     g.channels[x] = 16
     return g.model(g.conv(x, "c", 16, scale=None))
 
 
-@pytest.mark.parametrize(("scale", "is_reported"), [(0.5, True), (0.05, False), (0.05001, False)])
+@pytest.mark.parametrize(
+    ("scale", "is_uint8", "is_reported"),
+    [
+        (0.5, False, True),
+        (0.05, False, False),
+        (0.05001, False, False),
+        (0.05 / 255, False, True),
+        (0.05 / 255, True, False),  # the preprocessing divides pixels by 255
+        (0.1 / 255, True, True),
+    ],
+)
 @pytest.mark.parametrize("target", ["trt8.6", "trt10", "rtx1.7"])
 def test_scales_of_a_pair_that_differ_are_reported(
-    scale: float, is_reported: bool, target: str
+    scale: float, is_uint8: bool, is_reported: bool, target: str
 ) -> None:
-    findings = findings_of(pair_of(scale), "PAIR-SCALE", target)
+    findings = findings_of(pair_of(scale, is_uint8), "PAIR-SCALE", target)
     assert [(f.node, f.convolutions) for f in findings] == [("dq", ["c"])] * is_reported

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 import qdqtool
 from qdqtool.commands.cli import run
@@ -38,8 +37,8 @@ def with_scale(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelPr
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     node = next(n for n in copy.graph.node if n.name == name)
     tensor = next(t for t in copy.graph.initializer if t.name == node.input[1])
-    scale = numpy_helper.to_array(tensor) * np.float32(factor)
-    tensor.CopyFrom(numpy_helper.from_array(scale, tensor.name))
+    scale = onnx.numpy_helper.to_array(tensor) * np.float32(factor)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(scale, tensor.name))
     return copy
 
 
@@ -294,9 +293,9 @@ def test_insert_and_predict_report_the_same_outliers(name: str, rows: int) -> No
     data = samples(model, 16)
     for tensor in model.graph.initializer:
         if tensor.name == name:
-            value = numpy_helper.to_array(tensor).copy()
+            value = onnx.numpy_helper.to_array(tensor).copy()
             value[:, :rows] *= 1000.0
-            tensor.CopyFrom(numpy_helper.from_array(value, name))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(value, name))
     inserted = qdqtool.insert(model, data, method="max", attention="int8", predict=False)
     by_insert = [c.reason for f in inserted.findings for c in f.causes]
     by_predict = outlier_scales(inserted.model, data)
@@ -334,9 +333,9 @@ def rescaled(
     """Return a copy with other weight scales: `change` gets scales, weights and the layer's number."""
     copy, pairs = with_weights(proto)
     for number, (scale, weights) in enumerate(pairs):
-        old, values = (numpy_helper.to_array(t).astype(np.float64) for t in (scale, weights))
+        old, values = (onnx.numpy_helper.to_array(t).astype(np.float64) for t in (scale, weights))
         new = change(old, values, number).astype(np.float32).reshape(old.shape)
-        scale.CopyFrom(numpy_helper.from_array(new, scale.name))
+        scale.CopyFrom(onnx.numpy_helper.from_array(new, scale.name))
     assert len(pairs) > 20
     return copy
 
@@ -344,8 +343,8 @@ def rescaled(
 def reweighted(proto: onnx.ModelProto, change: Callable[[Array], Array]) -> onnx.ModelProto:
     copy, pairs = with_weights(proto)
     for _, weights in pairs:
-        new = change(numpy_helper.to_array(weights)).astype(np.float32)
-        weights.CopyFrom(numpy_helper.from_array(new, weights.name))
+        new = change(onnx.numpy_helper.to_array(weights)).astype(np.float32)
+        weights.CopyFrom(onnx.numpy_helper.from_array(new, weights.name))
     return copy
 
 
@@ -551,7 +550,7 @@ def test_scales_that_contradict_the_weights_are_left_to_other_checks(
     copy, pairs = with_weights(placed)
     bad = (np.ones(0), np.ones(3), np.full(1, np.nan), np.zeros(4), np.full(16, np.inf))
     for (scale, _), values in zip(pairs, bad, strict=False):
-        scale.CopyFrom(numpy_helper.from_array(values.astype(np.float32), scale.name))
+        scale.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), scale.name))
     assert weight_scales_of(copy) is None
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.evidence import Evidence
@@ -175,21 +174,21 @@ def integers() -> onnx.ModelProto:
 def test_integer_operators_of_onnxruntime_end_the_build(op: str, inputs: list[str]) -> None:
     # TensorRT-RTX takes operators of onnxruntime's domain for plugins.
     nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "first"),
-        helper.make_node(op, [*inputs, "s", "z"], ["r"], "own", domain="com.microsoft"),
-        helper.make_node("DequantizeLinear", ["r", "s", "z"], ["y"], "last"),
+        onnx.helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "first"),
+        onnx.helper.make_node(op, [*inputs, "s", "z"], ["r"], "own", domain="com.microsoft"),
+        onnx.helper.make_node("DequantizeLinear", ["r", "s", "z"], ["y"], "last"),
     ]
-    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 8]) for n in "xy")
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 8]) for n in "xy")
     constants = {
         "s": np.float32(0.1),
         "z": np.int8(0),
         "w": np.ones((8, 8), np.int8),
         "b": np.zeros(8, np.int32),
     }
-    tensors = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
-    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [y], tensors), ir_version=8, opset_imports=opsets
+    tensors = [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
+    opsets = [onnx.helper.make_opsetid("", 13), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", [x], [y], tensors), ir_version=8, opset_imports=opsets
     )
     prediction = predict(model, "rtx1.7")
     assert [(f.code, f.node) for f in prediction.findings] == [("QOPERATOR", "own")]
