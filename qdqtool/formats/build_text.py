@@ -245,7 +245,7 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
 
 
 def _describe_formats(side: SideSummary) -> str:
-    """Return counts such as ``60 in INT8 (54 with INT8 output)``, and those of FP8 if not 0."""
+    """Return the counts above 0, such as ``60 in INT8 (54 with INT8 output) and 2 in FP8``."""
     counts = (("INT8", side.int8, side.int8_to_int8), ("FP8", side.fp8, side.fp8_to_fp8))
     texts = [
         f"{count} in {name}" + (f" ({inside} with {name} output)" if inside is not None else "")

@@ -154,7 +154,7 @@ def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precisi
     for reason, names in by_reason.items():
         listed = ", ".join(page.first_rows(names, 1))
         if len(names) > 1 and not page.everything:
-            listed = f"{len(names)} nodes, {listed} first"
+            listed = f"{len(names)} nodes, such as {listed}"
         page.add_row(label, f"{as_options(reason)}: {listed}")
         label = ""
 
@@ -195,7 +195,7 @@ def _add_format_fits(page: TextPage, insertion: Insertion) -> None:
         return
     wide = [fit for fit in fits if fit.is_fp8_better]
     total = format_count(len(fits), "activation")
-    text = f"INT8 is more precise than FP8 for all {total}"
+    text = f"INT8 is more precise than FP8 for {'all ' if len(fits) > 1 else ''}{total}"
     if wide:
         text = (
             f"FP8 is more precise than INT8 for {len(wide)} of {total} (largest over typical value "

@@ -46,7 +46,7 @@ SEVERITY_STYLES = {
 def emit(answer: str | TextPage, output: str | None) -> None:
     """Write a result to a file (atomically) or to stdout, with control characters escaped.
 
-    A :class:`TextPage` is colored if stdout is a terminal.
+    A :class:`TextPage` is colored if stdout supports colors, see :func:`supports_color`.
 
     Raises:
         QdqtoolError: The file cannot be written, or stdout is closed.
@@ -159,7 +159,7 @@ class TextPage:
             self.add_lines("")
 
     def add_heading(self, text: str) -> None:
-        """Add an empty line and a bold paragraph."""
+        """Add an empty line (see :meth:`add_gap`) and a bold paragraph."""
         self.add_gap()
         self.fill(text, style=Style.BOLD)
 

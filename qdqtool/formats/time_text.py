@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from qdqtool.timing.results import BestTime, SpeedGain, TimeEstimate
 
 _MAX_LAYERS = 10
-_MAX_TYPES = 3  # number of columns in a table of GPUs: float, INT8 and FP8
-# For a model with Q/DQ, the time with the Q/DQ of `insert` is listed only if it differs from the
-# time of the model by more than this fraction.
+_MAX_TYPES = 3  # maximum number of columns of times in a table of GPUs: float, INT8 and FP8
+# For a model with Q/DQ, the time with the Q/DQ of `insert` in the same format is listed only if it
+# differs from the time of the model by more than this fraction.
 _MIN_DIFFERENCE = 0.02
 _MIN_SAVING = 0.002  # minimum saving that is printed, as a fraction of the total time
 _WARNING_NOTES = ("batch-scaled",)  # codes of notes that are printed as warnings
@@ -216,10 +216,10 @@ def add_slowest_layers(page: TextPage, time: TimeEstimate) -> None:
 
 
 def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) -> str:
-    """Describe the time that the fixes of findings with one code save; empty if negligible.
+    """Describe the time that the fixes of findings with one code save.
 
     The time is that on the first GPU for which the engine can be built. The savings in the findings
-    are for this GPU too.
+    are for this GPU too. The text is empty if there is no such GPU, or the time is negligible.
     """
     time = next((time for time in times if time.is_supported), None)
     if time is None:

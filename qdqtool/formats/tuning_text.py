@@ -92,7 +92,7 @@ def _describe_float_model(tuning: Tuning) -> str:
     if tuning.budget_ms is not None:
         return f"The float model is within {tuning.budget_ms:g} ms. {written}"
     chosen_on = format_count(tuning.images["chosen_on"], "selection image")
-    condition = f"is faster than {_float_type(tuning)} and keeps {_format_goal(tuning)} on "
+    condition = f"is faster than {_float_type(tuning)} and reaches {_format_goal(tuning)} on "
     condition += chosen_on
     if tuning.effort["stopped"] or not tuning.reached:
         return (
@@ -268,14 +268,7 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
                 page.fill(text, 4, "  - ")
     elif tuning.effort["never_measured"]:
         skipped = format_count(tuning.effort["never_measured"], "choice")
-        page.fill(
-            (
-                f"{format_count(skipped, 'layer')} not measured, because no time can be saved "
-                "(--all gives the reasons)"
-            ),
-            4,
-            "    ",
-        )
+        page.fill(f"{skipped} not measured (--all gives the reasons)", 4, "    ")
 
 
 def _format_kind(site: SiteResult) -> str:

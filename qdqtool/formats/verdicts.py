@@ -76,9 +76,10 @@ def has_nested_quantizers(prediction: Prediction) -> bool:
 
 
 def is_analyzed(prediction: Prediction) -> bool:
-    """Return whether the prediction covers layers of the model.
+    """Return whether the prediction covers the layers of the model.
 
-    False if all layers are in branches of If or bodies of Loop and Scan.
+    False if convolutions, matrix products or Q/DQ are in subgraphs (branches of If, bodies of Loop
+    and Scan), and the main graph has no convolution or matrix product.
     """
     return bool(prediction.convolutions) or not prediction.model.subgraphs
 

@@ -133,7 +133,7 @@ def tune(
         say: Function that receives each line of text about the work and its duration.
         evaluation: Images like those of the deployment. The search compares placements on one half
             of the images, and evaluates the result on the other half. Default: up to half of
-            `data`, which the calibration then does not use.
+            `data`, which then does not set the ranges of the search.
         keep: Fraction of the float model's metric to keep, above 0 and at most 1. Default: 0.97
             without a budget.
         budget_ms: Maximum predicted milliseconds on `gpu`, instead of `keep`. The result is the
@@ -182,9 +182,10 @@ def tune(
         whole_front: Whether to measure the Pareto front (placements that no other placement beats
             in both time and accuracy) even if the model with every layer in INT8 is accurate
             enough.
-        chosen_on: Maximum number of images on which the search compares placements.
-        judged_on: Maximum number of held-out images on which the result is evaluated.
-        swept_on: Maximum number of images for the sensitivity of single sites. Default: 4.
+        chosen_on: Maximum number of samples on which the search compares placements. A sample is
+            an image, or a batch of images if the model has a fixed batch size.
+        judged_on: Maximum number of held-out samples on which the result is evaluated.
+        swept_on: Maximum number of samples for the sensitivity of single sites. Default: 4.
         workers: Number of threads that measure; the result does not depend on this number.
             Default: one for each core, up to 8.
 
@@ -197,7 +198,8 @@ def tune(
             quantize.
         DataError: The data or the state cannot be used.
         QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not support
-            the GPU, or the metric failed.
+            the GPU, no layer would be faster in INT8, the time limit is too short, or the metric
+            or a worker failed.
     """
     options = TuneOptions(
         TuningGoal(evaluation, keep, budget_ms, metric),
@@ -233,7 +235,7 @@ def tune(
 
 
 class _TuningRun:
-    """State of one call of `tune`: network, images, ranges and results."""
+    """State of one call of `tune`: network, images and ranges."""
 
     def __init__(
         self, model: ModelSource | Model, data: object, target: Target, options: TuneOptions
@@ -548,12 +550,12 @@ class _TuningRun:
         return planner
 
     def _note_fp16_error(self, planner: Planner, placement: PlacementResult, model: Model) -> None:
-        """Add a note that compares the output error of a placement in FP32 and in FP16.
+        """Add a note on the output errors with FP32 and with FP16, or a warning if a run fails.
 
         Args:
             planner: Planner of the placement.
             placement: The chosen placement.
-            model: Model of the placement in FP16.
+            model: Q/DQ model of the placement with FP16.
         """
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = self._take_fp16_samples()
@@ -562,7 +564,7 @@ class _TuningRun:
                 self.model, [fp32_model, model], data, samples=FP16_SAMPLES
             )
         except ModelError as error:
-            text = f"agreement of the FP16 model with the float model was not measured: {error}"
+            text = f"the output error of the FP16 model was not measured: {error}"
             self.warnings.append(Note(text, code="half-not-measured"))
             return
         before, after = errors.mean(axis=0).tolist() if len(errors) else (math.nan, math.nan)

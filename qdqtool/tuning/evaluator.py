@@ -70,10 +70,10 @@ class CandidateEvaluator:
 
         Args:
             recipes: Recipes to measure.
-            images: Numbers of the samples.
+            images: Positions of the samples in `sets.measured`.
             title: Title of the progress bar.
             until: Value of ``time.monotonic()`` at which the measurement ends, if this is earlier
-                than the deadline.
+                than the deadline; None for the deadline.
 
         Returns:
             False if the time ended before the last measurement.
@@ -104,7 +104,7 @@ class CandidateEvaluator:
         self._measure_missing(recipes, samples, title, with_metric=True)
 
     def is_measured(self, recipe: Recipe, samples: Sequence[int]) -> bool:
-        """Return whether the store has the metric of a recipe on all samples."""
+        """Return whether the store has the metric or a reading error for each sample."""
         return not any(self._is_missing(recipe, n, with_metric=True) for n in samples)
 
     def _list_evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
@@ -116,7 +116,8 @@ class CandidateEvaluator:
         """Return the value of the metric over measured samples.
 
         Raises:
-            DataError: No sample could be read, or the file of the store is damaged.
+            DataError: No sample could be read, the float model detects nothing on the samples, or
+                the file of the store is damaged.
         """
         key = (recipe.key, tuple(samples))
         if key not in self._values:
@@ -163,7 +164,7 @@ class CandidateEvaluator:
     def _list_tasks(
         self, recipes: Sequence[Recipe], samples: Sequence[int], with_metric: bool
     ) -> list[MeasurementTask]:
-        """Return one task per sample, with the recipes that were not yet measured on it."""
+        """Return a task for each sample on which recipes are not measured yet."""
         unique = {r.key: r for r in recipes}.values()
         tasks = []
         for n in samples:

@@ -82,7 +82,8 @@ def open_sets(
             `SWEPT_ON`.
 
     Raises:
-        DataError: The data has too few usable images, or can be read only once.
+        DataError: The data has too few usable images, can be read only once, or is given as
+            evaluation data too.
     """
     chosen_on, judged_on = (min(n, limits.TUNING_SAMPLES) for n in (chosen_on, judged_on))
     images = images or ImageOptions()
@@ -92,8 +93,8 @@ def open_sets(
         if len(indices) < least:
             raise DataError(
                 f"`data`: {_describe_image_count(indices)} too few for calibration, search and "
-                f"final evaluation; give {least} images or more, or separate images for the final "
-                "evaluation with `evaluation`",
+                f"final evaluation; give {least} images or more, or separate images for the search "
+                "and the final evaluation with `evaluation`",
                 code="too-few-images",
                 parameter="data",
             )
@@ -122,8 +123,8 @@ def _forbid_same_path(data: object, evaluation: object) -> None:
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and is_same_file(*paths):
         raise DataError(
-            f"`evaluation` {os.fspath(paths[1])} is the folder of `data` as well, so no images "
-            "remain for the final evaluation; leave `evaluation` out to hold out a part of `data`",
+            f"`evaluation` {os.fspath(paths[1])} is also given as `data`, so no images remain for "
+            "the final evaluation; leave `evaluation` out to hold out a part of `data`",
             code="option-conflict",
             parameter="evaluation",
         )

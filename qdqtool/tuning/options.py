@@ -32,7 +32,8 @@ class TuningGoal:
 
     Attributes:
         evaluation: Images like those of the deployment, for the search and the final evaluation.
-            None: up to half of the calibration data, which the calibration then does not use.
+            None: up to half of the calibration data, which then does not set the ranges of the
+            search.
         keep: Fraction of the float model's metric to keep, above 0 and at most 1. None:
             :data:`KEEP` without a budget.
         budget_ms: Maximum predicted milliseconds on the GPU; cannot be combined with `keep`.
@@ -87,7 +88,7 @@ class TuningGoal:
         return limits.check_seconds(seconds, "check_timeout")
 
     def check_budget(self, gpu: str | None) -> None:
-        """Check that a budget is a time above 0 and has a GPU.
+        """Check that the budget, if there is one, is a time above 0 and has a GPU.
 
         Raises:
             QdqtoolError: The GPU is missing, or the budget is not a time above 0.
@@ -119,9 +120,10 @@ class SearchBudget:
         whole_front: Whether to measure the Pareto front (placements that no other placement beats
             in both cost and accuracy) even if the model with every layer in INT8 is accurate
             enough.
-        chosen_on: Maximum number of images on which the search compares placements.
-        judged_on: Maximum number of held-out images on which the result is evaluated.
-        swept_on: Maximum number of images for the sensitivity of single sites. None:
+        chosen_on: Maximum number of samples on which the search compares placements. A sample is
+            an image, or a batch of images if the model has a fixed batch size.
+        judged_on: Maximum number of held-out samples on which the result is evaluated.
+        swept_on: Maximum number of samples for the sensitivity of single sites. None:
             :data:`SWEPT_ON`.
         workers: Number of threads that measure; None for one thread per core, up to 8.
     """

@@ -69,7 +69,7 @@ class Recipe:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of the pairs, weights and scales; equal recipes compute equal results."""
+        """Hash of the pairs, their scales and the weights; equal keys mean equal results."""
         content: tuple[object, ...] = (
             [(p.tensor, p.consumers, p.scale.hex()) for p in self.pairs],
             self.weights,

@@ -202,7 +202,8 @@ class Tuning:
         model: The Q/DQ model.
         quantized: Tensors with a Q/DQ pair.
         prediction: Prediction for the model.
-        reached: Whether the goal is reached on held-out images.
+        reached: Whether the goal is reached: the metric on held-out images or, with a budget, the
+            predicted time.
         keep: Fraction of the float model's metric to keep; None with a budget.
         budget_ms: Maximum predicted milliseconds; None without a budget.
         chosen: The chosen placement.

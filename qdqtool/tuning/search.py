@@ -42,8 +42,9 @@ _MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # lengths at which a c
 _REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by one at the end
 _REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
 _POINTS_OVER_BUDGET = 4  # maximum number of placements above the budget that are made to fit
-_STEPS_IN_BUDGET = 3  # number of steps that are measured: the last steps of a chain in the budget
-_LEAST_GAIN = 1e-9  # smallest assumed gain of a choice, as a fraction of the start's squared error
+_STEPS_IN_BUDGET = 3  # number of measured steps of a chain: the last ones within the budget
+# Smallest assumed gain of a choice, as a fraction of the squared error of the start configuration.
+_LEAST_GAIN = 1e-9
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
 _SWEPT_TOGETHER = 8  # number of choices that are measured together if there is a time limit
 _TIME_LIMIT = "time limit"
@@ -81,7 +82,7 @@ class PlacementSearch:
         budget: Maximum predicted milliseconds; None without a budget.
         whole_front: Whether to measure the Pareto front even if the model with every layer in INT8
             is accurate enough.
-        report: Function that receives each line about the next steps.
+        report: Function that receives each line about results and next steps.
         judging_deadline: Value of ``time.monotonic()`` after which no further placement is
             evaluated on held-out samples; None without a time limit.
         sites: Sites of the network.
@@ -128,7 +129,7 @@ class PlacementSearch:
         )
 
     def end_early(self) -> bool:
-        """End the search before its first measurement, with the placements of earlier runs.
+        """End the search before the start configuration is measured; use results of earlier runs.
 
         Returns:
             Whether the store has the start configuration, so that there is a result.
@@ -176,7 +177,7 @@ class PlacementSearch:
         return self.planner.cost(configuration)
 
     def list_measured_decisions(self) -> list[CandidateDecision]:
-        """Return the choices that are measured."""
+        """Return the choices without a reason to skip them."""
         return [d for d in self.decisions if not d.skip_reason]
 
     def recipe(self, configuration: Configuration) -> Recipe:
@@ -240,7 +241,10 @@ class PlacementSearch:
         self.report(line)
 
     def _add_float_model(self) -> None:
-        """Add the float network, which may be the fastest, to the pool if its time is predicted."""
+        """Add the float network, which may be the fastest, to a pool with placements.
+
+        Without a predicted time, it is not added.
+        """
         cost = self.planner.cost(self.float_configuration)
         if self.pool and cost.ms is not None and not cost.int8:
             value = self.float_value(self.evaluator.sets.chosen_on)
@@ -477,6 +481,8 @@ class PlacementSearch:
     ) -> list[tuple[str, Configuration]]:
         """Return placements with the first 1, 2, 4, 8 and 16 of the ranked choices.
 
+        If there are fewer choices, the list is shorter.
+
         Args:
             ranked: Configurations with one choice each; the choice for the worst site is first.
             reason: Text after the number of choices in the names of the placements.
@@ -489,7 +495,7 @@ class PlacementSearch:
 
     @functools.cached_property
     def _floats_by_own_error(self) -> list[Configuration]:
-        """Configurations with one float convolution, largest input error first.
+        """Configurations with one float convolution each, largest input error first.
 
         The quantization error of an input follows from the calibration statistics, without a run.
         """
@@ -677,7 +683,8 @@ class PlacementSearch:
         With a budget, the best placement is the most accurate within the budget; if none fits, the
         cheapest. Without a budget, the best placement is the cheapest of the front that reaches the
         goal on both the samples of the search and the held-out samples; if none does, the most
-        accurate.
+        accurate. After `judging_deadline`, only the cheapest placement and placements with a
+        measurement on the held-out samples are considered.
 
         Raises:
             QdqtoolError: The pool is empty.
@@ -685,8 +692,9 @@ class PlacementSearch:
         front = self.find_front()
         if not front:
             raise QdqtoolError(
-                "no convolution is predicted to run faster in INT8; deploy the float model, or see "
-                "the reasons in the output of 'qdqtool insert' and 'qdqtool predict'",
+                f"no convolution is predicted to run faster in {self.format_title}; deploy the "
+                "float model, or see the reasons in the output of 'qdqtool insert' and 'qdqtool "
+                "predict'",
                 code="no-candidates",
             )
         if self.budget is not None:

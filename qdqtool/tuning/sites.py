@@ -122,7 +122,6 @@ def find_sites(planner: Planner) -> list[TuningSite]:
 
 
 def _find_kind(model: Model, node: Node, has_constant_weights: bool) -> str:
-    """Return the kind of the site of one quantized node."""
     if has_constant_weights:
         return CONVOLUTION
     if node.op in WEIGHTED:
@@ -149,7 +148,8 @@ def _add_head_sites(
 def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
     """Return the indices of the quantized nodes of each branch of the head, by branch name.
 
-    The nodes of a branch lead to one of the head's last convolutions only.
+    The nodes of a branch lead to one of the head's last convolutions only. Without several last
+    convolutions, there are no branches.
     """
     ends = find_head(model).last_convolutions
     branches: dict[str, list[int]] = defaultdict(list)

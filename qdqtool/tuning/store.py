@@ -165,7 +165,7 @@ def _read_state(path: Path) -> Json:
         except (ValueError, RecursionError):
             state = None
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise _state_error(path, f"{_NO_STATE}, or damaged; {_REMEDY}")
+        raise _state_error(path, f"{_NO_STATE}, or is damaged; {_REMEDY}")
     return state
 
 

@@ -23,11 +23,11 @@ _SiteKey = tuple[str, ...]  # kind and nodes of a site, because sites may have e
 
 
 def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list[PlacementResult]:
-    """Return about ten placements of the front, evenly spread, including both ends.
+    """Return the front, reduced to about ten evenly spread placements with both ends.
 
     Args:
         front: Placements of the Pareto front.
-        placement: The chosen placement, which is always included, even if it is not in the front.
+        placement: The chosen placement, which is included even if it is not in the front.
     """
     if not any(point is placement for point in front):
         front = sorted([*front, placement], key=lambda point: point.cost.value)
@@ -110,7 +110,7 @@ def _explain_choice(
 
 
 def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:
-    """Return notes if the float model fits the budget, or is hardly slower than the result."""
+    """Return a note if the float model fits the budget, is the result, or is hardly slower."""
     float_ms, ms = search.planner.cost(search.float_configuration).ms, placement.cost.ms
     if float_ms is None or ms is None:
         return []

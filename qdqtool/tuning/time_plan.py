@@ -52,7 +52,7 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
     sets = search.evaluator.sets
     choices = len(search.list_measured_decisions())
     skipped = len(search.decisions) - choices
-    unmeasured = f" ({skipped} skipped without a possible time saving)" if skipped else ""
+    unmeasured = f" ({skipped} skipped, because they cannot be worth their cost)" if skipped else ""
     if seconds_per_run:
         # A choice needs runs from the changed node to the end, half of the network on average.
         single = choices * len(sets.swept_on) / 2
@@ -72,8 +72,9 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
 def fit_samples_to_time(search: PlacementSearch, limit: float, seconds_per_run: float) -> None:
     """Reduce the samples of a search if measuring all of them would take too long.
 
-    A note reports the number of remaining samples. If an earlier run used at least as many samples,
-    the earlier samples are used again, because the store has measurements on them.
+    If samples are left out, a note reports the number of remaining samples. If an earlier run used
+    at least as many samples, the earlier samples are used again, because the store has measurements
+    on them.
 
     Args:
         search: The search.
