@@ -188,7 +188,9 @@ class ExtractionJob:
         names = [n.name for n in self.model.nodes]
         longer = [n for n in names if n.startswith(name)]
         similar = difflib.get_close_matches(name, names, 3, 0.5)
-        hint = f"; did you mean {', '.join(similar)}?" if similar else ""
+        hint = "; give the name of a node or of a tensor that it computes"
+        if similar:
+            hint = f"; did you mean {', '.join(similar)}?"
         if longer:
             hint = f"; did you mean {longer[0]}?"
             if len(longer) > 1:
@@ -294,8 +296,9 @@ class ExtractionJob:
             stack: Stack to which the end of processes and the removal of temporary files are added.
 
         Raises:
-            BuilderError: The builder is not on this machine.
-            QdqtoolError: The whole model has no fault to extract, or the command cannot be run.
+            BuilderError: The builder is not on this machine, or exceeds the time limit.
+            QdqtoolError: The whole model has no fault to extract, or the command cannot be run,
+                exceeds the time limit or does not print the text.
         """
         from qdqtool.extraction.checks import BuilderCheck, CommandCheck
 
@@ -415,10 +418,15 @@ class ExtractionJob:
                 code="nothing-left",
                 parameter="minimize",
             )
+        advice = "check the installation of the builder"
+        if options.builder is None:
+            advice = (
+                "give a check whose exit code changes when the fault is gone, or a text that the "
+                "check prints (`says`)"
+            )
         raise QdqtoolError(
             f"the outcome ({self.check.describe_behavior()}) is the same for a model without "
-            "nodes, so the check does not depend on the model; give a check whose exit code "
-            "changes when the fault is gone, or a text that the check prints (`says`)",
+            f"nodes, so the check does not depend on the model; {advice}",
             code="check-ignores-model",
             parameter="check" if options.builder is None else "builder",
         )
@@ -563,8 +571,9 @@ def extract(
 
     Raises:
         ModelError: The model cannot be read, or has no such finding, node or tensor.
-        BuilderError: The builder is not on this machine.
-        QdqtoolError: The arguments contradict each other.
+        BuilderError: The builder is not on this machine, or exceeds the time limit.
+        QdqtoolError: The arguments contradict each other, the build is as predicted and nothing
+            else is selected, or the command cannot be run or used.
     """
     options = ShrinkOptions(minimize, builder, check, says, check_timeout, limit, private)
     selection = SelectionOptions(finding, node, hops, inputs, outputs)

@@ -34,7 +34,8 @@ from qdqtool.verification.local_build import (
 )
 
 TIMEOUT = 600.0  # seconds for one build
-# The time limit of a smaller model is five times the time that the whole model took, plus a minute.
+# The time limit for a smaller model is at most five times the time that the whole model took, plus
+# a minute.
 _EXTRA_SECONDS, _SECONDS_FACTOR = 60.0, 5.0
 _BLOCK = 2**20  # number of bytes of output that are read at once
 
@@ -72,7 +73,8 @@ class BuildOutcome:
 
     Attributes:
         status: ``built``, ``refused``, ``crashed`` or ``timeout``.
-        message: Message of the compiler. Names and numbers are replaced by placeholders.
+        message: Message of the compiler, with placeholders for names and numbers; empty if the
+            model was built.
         version: Version of the compiler.
         differences: Predicted and built outcome of the convolutions for which the two differ.
     """
@@ -88,7 +90,10 @@ class BuildOutcome:
         return self.status == "built" and not self.differences
 
     def is_same_fault(self, other: BuildOutcome) -> bool:
-        """Return whether this outcome shows the same fault as another outcome."""
+        """Return whether another outcome has the same status and message, and a common difference.
+
+        If the other outcome has no differences, those of this outcome are ignored.
+        """
         return (
             self.status == other.status
             and self.message == other.message
@@ -328,7 +333,7 @@ class CommandCheck:
 
     @property
     def output(self) -> Path:
-        """File with the output of the last run."""
+        """File with the output of the last run; not written if no text is required."""
         return Path(self._folder.name) / "output"
 
     def _has_printed_text(self) -> bool:

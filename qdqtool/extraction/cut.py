@@ -72,7 +72,8 @@ class ModelCutter:
     def can_be_input(self, tensor: str) -> bool:
         """Return whether a tensor can become a network input.
 
-        True for network inputs, and for floats of known rank that no DequantizeLinear produces.
+        True for tensors without a producer, and for floats of known rank that no DequantizeLinear
+        produces.
         """
         producer = self.model.producer(tensor)
         if producer is None:
@@ -146,7 +147,7 @@ class ModelCutter:
 
         Raises:
             ModelError: A tensor is unknown, an output depends on a network input that is not in
-                `inputs`, no output depends on `inputs`, or no node is between the tensors.
+                `inputs`, no output depends on one of `inputs`, or no node is between the tensors.
         """
         model, path = self.model, self.model.path or "model"
         starts = dict.fromkeys(inputs)

@@ -124,7 +124,7 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     is_number = number.isascii() and number.isdigit()
     if not is_number or not 1 <= int(number[:9]) <= len(findings):
         message = f"`finding` {text}: the number of {code} findings{place} is {len(findings)}; " + (
-            "give 1" if len(findings) == 1 else f"give a number from 1 to {len(findings)}"
+            f"give {code}:1" if len(findings) == 1 else f"give {code}:1 to {code}:{len(findings)}"
         )
         raise _finding_error(message, "out-of-range", prediction, node)
     return findings[int(number) - 1]

@@ -203,7 +203,7 @@ def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> 
     """Return the new scale of a constant's QuantizeLinear divided by the old scale.
 
     Returns:
-        Ratios that broadcast to the constant; 1 if it has no QuantizeLinear.
+        Ratios that broadcast to the constant; 1 if no QuantizeLinear in `scales` quantizes it.
     """
     if value.dtype.kind != "f":
         return 1.0
@@ -233,7 +233,8 @@ def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) 
 
     Minimum and maximum are those of each channel (first axis). If the channels have few numbers and
     the scale is unchanged, they are those of the whole constant. NaN and infinities stay the same,
-    and so does a constant of consecutive integers that start at 0.
+    and so do a constant of consecutive integers that start at 0, and a constant with a channel that
+    has no finite numbers.
     """
     if not value.size:
         return value

@@ -332,7 +332,7 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models with one value in each weight tensor, then models with one such tensor.
+    """Yield a model with one value in each large weight tensor, then models with one such tensor.
 
     The value of a tensor is its element with the largest magnitude.
     """

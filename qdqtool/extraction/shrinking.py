@@ -89,7 +89,7 @@ class ModelShrinker:
         return attach_constants(self._light, self._constants)
 
     def steps(self) -> Iterator[bool]:
-        """Try smaller models until none passes, and yield for each model whether it passes."""
+        """Try smaller models until none passes or a limit is reached; yield whether each passes."""
         progress = True
         while progress and not self.exhausted:
             progress = False
