@@ -15,7 +15,7 @@ COMMANDS = {
     "compare": "Compare two models, two builds, or a model and its build.",
     "report": "Write one HTML page: the network as a graph, tables and plots.",
     "fix": "Apply fixes that need no calibration to a Q/DQ model.",
-    "extract": "Cut out the smallest model that still shows a finding.",
+    "extract": "Cut out a small part of a model that still shows a finding.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
     "gpus": "List the GPUs for which times can be estimated.",

@@ -10,6 +10,7 @@ import click
 
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from qdqtool.comparison.result import Comparison
@@ -194,7 +195,7 @@ def _describe_undecided(name: str, result: Comparison) -> str:
     kinds = {result.a.kind, result.b.kind}
     rejected = [side for side, s in (("A", result.a), ("B", result.b)) if s.rejected]
     if name == "slower" and rejected:
-        return f"TensorRT rejects {' and '.join(rejected)}, so they have no time to compare"
+        return f"TensorRT rejects {' and '.join(rejected)}, so there are no times to compare"
     if name == "slower" and result.times_as_long is None:
         return (
             "times of A or B are missing; give --gpu for two models, or profiles for two builds "
@@ -210,5 +211,6 @@ def _describe_undecided(name: str, result: Comparison) -> str:
     if result.more_conversions is None and (name == "conversions" or (name == "any" and mixed)):
         return "the number of conversions of A or B is unknown"
     if mixed and result.open_outputs and name in ("lost-int8-output", "any"):
-        return f"the output types of {result.open_outputs} INT8 convolutions are unknown in A or B"
+        convolutions = format_count(result.open_outputs, "INT8 convolution")
+        return f"the output types of {convolutions} are unknown in A or B"
     return ""

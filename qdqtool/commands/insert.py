@@ -205,7 +205,8 @@ def _check_range_source(calib: str | None, calib_table: str | None) -> None:
         )
     if calib is not None and calib_table is not None:
         raise UsageError(
-            "--calib and --calib-table exclude each other: ranges come from images or from a table",
+            "--calib and --calib-table exclude each other, because ranges come from images or from "
+            "a table; give one of them",
             code="option-conflict",
             parameter="calib_table",
         )

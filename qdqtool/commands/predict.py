@@ -151,7 +151,7 @@ def command(
             _check_activations(path, prediction, calib, images)
         unmet = _list_unmet_patterns(prediction, patterns) + _list_unmet_findings(prediction, codes)
         if require_gain is not None and prediction.time is None:
-            unmet.append(f"--require-gain {require_gain:g}: TensorRT rejects the model")
+            unmet.append(f"--require-gain {require_gain:g} is not met: TensorRT rejects the model")
         else:
             unmet += [line for time in times for line in _describe_unmet_gain(time, require_gain)]
         return annotations.ModelReview(path, chosen_target.name, prediction, unmet, times)
@@ -418,7 +418,7 @@ def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
 
 def _note_unused_assumptions(assume: dict[str, str] | None, predictions: list[Prediction]) -> None:
     if assume and predictions and not any(prediction.assumptions for prediction in predictions):
-        _print_note(f"--assume: nothing in this model depends on {', '.join(assume)}")
+        _print_note(f"--assume: no prediction depends on {', '.join(assume)}")
 
 
 def _require_pattern_matches(

@@ -91,7 +91,8 @@ class ClosedOutput(io.StringIO):
         """Raise an error if the text is not empty."""
         if text:
             raise QdqtoolError(
-                "standard output is closed: the result cannot be printed", code="output-closed"
+                "standard output is closed: the result cannot be printed; open standard output",
+                code="output-closed",
             )
         return 0
 
@@ -163,7 +164,8 @@ def flush_streams(code: int) -> int:
     """Flush standard output and error.
 
     Returns:
-        The exit code. It is at least 2 if the answer could not be written.
+        The exit code. It is at least 2 if the answer could not be written, unless the reader of a
+        pipe has ended.
     """
     try:
         if sys.stdout is not None:

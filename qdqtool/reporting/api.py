@@ -124,7 +124,8 @@ def report(
             one of the models records, else 640x640.
 
     Raises:
-        DataError: `before`, `calib_cache` or `tuning` belongs to another network.
+        DataError: `before`, `calib_cache` or `tuning` belongs to another network, or one of the two
+            files cannot be read.
         QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page is
             too large.
     """
@@ -216,7 +217,8 @@ def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
 def _add_earlier_outcomes(model: data.ModelContents, before: data.ModelContents) -> None:
     """Copy the outcomes of convolutions and the times of their layers from another model.
 
-    Convolutions are matched by name.
+    Convolutions are matched by name. The outcome is ``missing`` if the other model has no such
+    convolution.
     """
     convs = {conv.name: conv for conv in before.convs}
     for conv in model.convs:

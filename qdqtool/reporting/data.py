@@ -23,11 +23,11 @@ class NodeScale:
         tensor: Input tensor of the Q or DQ.
         quantizer: Name of the Q or DQ.
         precision: Data type of the quantized values.
-        scale: Smallest scale; None if it is computed at run time or not available.
+        scale: Smallest scale; None if it is computed at run time, not available or not finite.
         highest: Largest scale; equal to `scale` for one scale per tensor.
-        channels: Number of scales.
+        channels: Number of scales; 0 if unknown.
         zero_point: The zero point of all channels; else ``several`` or ``unknown``.
-        stays: Whether the quantizer remains in the engine as a conversion.
+        stays: Whether the quantizer, or a DQ after it, remains in the engine as a conversion.
     """
 
     where: str
@@ -67,7 +67,8 @@ class NodeEntry:
 class ConvolutionEntry:
     """Predicted data types and layer of a convolution or matrix product.
 
-    ``before`` is the outcome of the same node in the model to compare with.
+    ``before`` is the outcome of the node of this name in the model to compare with: ``missing`` if
+    there is no such node, empty without a model.
     """
 
     node: int

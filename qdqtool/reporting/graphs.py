@@ -41,7 +41,8 @@ _TABLES = "The tables below list every node."
 def add_drawings(collector: ModelCollector) -> None:
     """Add the three drawings of a model to the page.
 
-    If a drawing is too large, it has no boxes, and its ``why`` states the reason.
+    If a drawing is too large or its layers are unknown, it has no boxes, and its ``why`` states the
+    reason.
     """
     model = collector.model
     boxes, edges = _OnnxDrawing(collector).build()
@@ -64,7 +65,7 @@ def add_drawings(collector: ModelCollector) -> None:
 
 
 def _lay_out_drawing(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing:
-    """Set the coordinates of boxes and edges, and return the drawing.
+    """Set the coordinates of boxes and edges, and return the drawing; empty if this fails.
 
     Args:
         boxes: Boxes in topological order.
@@ -269,7 +270,7 @@ class _OnnxDrawing:
             written[number] = precision
 
     def _output_precision(self, box: data.Box) -> str | None:
-        """Return the data type of a box's output; None if it depends on the inputs only."""
+        """Return the data type of a box's output; None if it is that of the box's input."""
         if box.role == "input":
             return box.note
         if box.layer >= 0 and self.model.layers[box.layer].outputs:

@@ -160,7 +160,7 @@ class ModelCollector:
             )
 
     def format_shape(self, tensor: str) -> str:
-        """Return the shape of a tensor as text, such as ``1x64x80x80``; empty if unknown."""
+        """Return a shape as text, such as ``1x64x80x80``; empty if unknown or for a scalar."""
         shape = self.subject.view.shape(tensor) if tensor else None
         return "x".join("?" if d is None or d < 0 else str(d) for d in shape) if shape else ""
 
@@ -667,10 +667,10 @@ def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
 
 
 def choose_gpu(build: Build | None, options: GpuOptions) -> Gpu | None:
-    """Return the GPU of the options, else the GPU of the build; None if neither names a GPU.
+    """Return the GPU of the options, else the GPU of the build; None if neither names a known one.
 
     Raises:
-        QdqtoolError: The GPU is unknown.
+        QdqtoolError: The GPU of the options is unknown, or `clock` is set without a known GPU.
     """
     if build is not None:
         return find_build_gpu(build, options.gpu, options.clock)

@@ -306,8 +306,7 @@ def read_histograms(
         raise DataError(
             f"belongs to another model: only {common} of the cache's {len(statistics)} tensors are "
             f"in this model, and {len(calibrated)} of these are quantized. Write a cache of this "
-            "model with "
-            "'qdqtool insert --calib-cache'",
+            "model with 'qdqtool insert --calib-cache'",
             os.fspath(path),
             code="different-models",
             parameter="calib_cache",
@@ -447,7 +446,7 @@ def _largest_magnitudes(
 ) -> list[float]:
     """Return the largest magnitude of each channel along an axis.
 
-    Empty if data is missing or not finite.
+    Empty if data is missing or not finite, or `steps` has another number of channels.
 
     Args:
         model: The model.
