@@ -12,7 +12,10 @@ _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
 def shorten_text(text: str) -> str:
-    """Return a message without its middle if it is longer than :data:`LONGEST`."""
+    """Return a message, with at most :data:`LONGEST` characters.
+
+    In a longer message, long words lose their middle; if this is not enough, the message does too.
+    """
     return text if len(text) <= LONGEST else _shorten_words(text)
 
 
@@ -28,8 +31,8 @@ def _cut_middle(text: str, length: int) -> str:
 class QdqtoolError(Exception):
     """Bad input or an impossible request.
 
-    The message is one line. It names the file, node or tensor, and says what to do. If the message
-    is too long, its middle is left out.
+    The message is one line. It names the file, node or tensor, and says what to do. A message that
+    is too long is shortened.
 
     Attributes:
         code: Identifier of the cause, such as ``"unknown-gpu"``. It stays the same if the message

@@ -173,7 +173,7 @@ def predict_on_gpus(
             p for p, time in results if time is not None and not time.is_supported
         ]
     prediction = _merge_findings(predictions)
-    # Without `time`, TensorRT rejects the model.
+    # A prediction without `time` is that of a model that TensorRT rejects.
     prediction.times = [] if prediction.time is None else [time.as_json() for time in times]
     return prediction, times
 

@@ -102,15 +102,15 @@ def check_activations(
     max_images: int = 64,
     progress: bool = False,
 ) -> None:
-    """Run a Q/DQ model on data, and add a finding if activation scales do not match the data.
+    """Run a Q/DQ model on data, and add findings on activation scales that do not match the data.
 
     The model runs without its quantizers. A quantizer that clips large values therefore does not
     change the values at later quantizers. A Relu replaces a quantizer whose range starts at 0. The
-    findings and notes of `prediction` change in place.
+    findings and notes of `prediction` change in place. A model without INT8 activations is not run.
 
     Args:
         model: The predicted model with its weights.
-        prediction: Prediction of the model. It receives the finding.
+        prediction: Prediction of the model. It receives the findings.
         data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function that converts an
@@ -254,7 +254,7 @@ def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> No
 
 
 def _sort_findings(findings: list[Finding]) -> list[Finding]:
-    """Sort findings by severity, then by the tensor size of their code, then by their own."""
+    """Sort by severity, then by the sum of the tensor sizes of each code, then by tensor size."""
     values: dict[str, list[int]] = defaultdict(list)
     for finding in findings:
         values[finding.code].append(finding.values or 0)

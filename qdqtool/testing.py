@@ -18,6 +18,7 @@ from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.util.checks import compile_pattern
+from qdqtool.util.text import format_count
 
 _MAX_FAILURES = 8  # number of failures in the message; a longer list would hide the first failures
 
@@ -92,9 +93,9 @@ def _match_convolutions(
 def _failure_message(prediction: Prediction, required: int, failures: list[str]) -> str:
     summary = prediction.summary()
     path = prediction.model.path or "model"
-    conversions = (
-        "" if prediction.conversions is None else f", {prediction.conversions} conversions"
-    )
+    conversions = ""
+    if prediction.conversions is not None:
+        conversions = f", {format_count(prediction.conversions, 'conversion')}"
     lines = [
         f"{path} on {prediction.target}: {summary['int8']} of {summary['convolutions']} "
         f"convolutions in INT8 ({summary['int8_to_int8']} with INT8 output), {required} "
@@ -144,8 +145,9 @@ def _find_conversion_causes(prediction: Prediction) -> list[Finding]:
 
 def _conversions_message(prediction: Prediction, limit: int) -> str:
     nodes = prediction.conversion_nodes
+    verb = "remains" if prediction.conversions == 1 else "remain"
     text = (
-        f"* {prediction.conversions} conversions remain; the limit is {limit}: "
+        f"* {format_count(prediction.conversions, 'conversion')} {verb}; the limit is {limit}: "
         f"{', '.join(nodes[:3])}"
     )
     if len(nodes) > 3:

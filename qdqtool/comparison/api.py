@@ -114,7 +114,8 @@ def compare(
         ModelError: A model cannot be read or run in onnxruntime.
         DataError: The images cannot be used.
         BuildLogError: A build cannot be read, or is of another model.
-        QdqtoolError: The target or the GPU is unknown, or two models have no layer in common.
+        QdqtoolError: The target or the GPU is unknown, two models are of different networks, or
+            ``data`` or ``gpu`` is given for a build.
     """
     images = ImageOptions(preprocess, size)
     with record_inputs() as inputs:
@@ -405,7 +406,8 @@ class _ChangeExplainer:
     def _find_cause(self, name: str, changes: Container[ChangeKind]) -> Finding | None:
         """Return the finding that explains why a convolution lost INT8 or its INT8 output.
 
-        None if nothing was lost, or if the prediction does not show the loss.
+        None if nothing was lost, if the prediction does not show the loss, or without a finding at
+        the convolution.
         """
         is_lost = ChangeKind.LOST_INT8 in changes and name not in self._int8
         is_output_lost = ChangeKind.LOST_INT8_OUTPUT in changes and name not in self._int8_to_int8

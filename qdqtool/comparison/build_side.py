@@ -68,7 +68,10 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
 
 
 def _execution_time(report: EngineReport) -> float | None:
-    """Return the milliseconds of one inference: trtexec's GPU time, else the profile's sum."""
+    """Return the milliseconds of one inference: trtexec's GPU time, else the profile's sum.
+
+    None without times.
+    """
     build = report.build
     if build.gpu_ms is not None or report.has_times:
         return build.gpu_ms if build.gpu_ms is not None else report.total_ms
@@ -155,8 +158,9 @@ def _map_convolutions(
 def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
     """Return whether equal names in the build and in the model stand for equal nodes.
 
-    False if a name stands for different nodes. Numbered names of another export may be equal by
-    chance. So if the model's names are numbered, the build must contain all of these names.
+    False if a name stands for different nodes, or if the build contains too few of the model's
+    names. Numbered names of another export may be equal by chance. So if the model's names are
+    numbered, the build must contain all of these names.
     """
     if find_name_conflicts(view, build, mapper):
         return False

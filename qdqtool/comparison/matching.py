@@ -69,7 +69,7 @@ class AnchorGraph:
 
     Attributes:
         anchors: Nodes with constant weights, in the order of the view.
-        signatures: Operator, shape of the weights, strides and groups of each anchor.
+        signatures: Operator, shape of the weights, strides, dilations and groups of each anchor.
         upstream: Indices of the nearest anchors upstream of each node, by node index. Input i of
             the network has the index -1 - i.
         downstream: Indices of the nearest anchors downstream of each node, by node index.
@@ -176,6 +176,8 @@ def match_nodes(first_view: View, second_view: View) -> NodeMatching:
 
 def _measure_likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
     """Return the share of the smaller graph's anchors whose partner has the same neighbors.
+
+    1 if a graph has no anchors.
 
     A pair counts if an upstream neighbor of one node is the partner of an upstream neighbor of the
     other node, or if both nodes have no upstream neighbors. The same must hold downstream.

@@ -19,6 +19,7 @@ from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
+from qdqtool.util.text import format_count
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
@@ -364,7 +365,7 @@ class Comparison(SavableResult):
     Attributes:
         a: The first side.
         b: The second side.
-        nodes: Every node with weights, and every other node that differs.
+        nodes: Every node with weights or Q/DQ; of two builds, every convolution and matrix product.
         matched_by: How nodes or layers were paired: ``names``, ``structure`` or ``shapes``. Two
             models are never paired by shapes.
         engines: Layers of two builds side by side.
@@ -430,14 +431,16 @@ class Comparison(SavableResult):
             return "data types are not known"
         if any(side.subgraphs.get("quantizers") for side in (self.a, self.b)):
             return "Q/DQ in branches of If or bodies of Loop and Scan are not compared"
-        unknown = len(self.unknown)
-        return f"data types of {unknown} convolutions are not known" if unknown else ""
+        if not self.unknown:
+            return ""
+        return f"data types of {format_count(len(self.unknown), 'convolution')} are not known"
 
     @property
     def ok(self) -> bool:
         """Whether everything was compared and nothing got worse for INT8.
 
-        No convolution lost INT8 or its INT8 output, and the number of conversions did not grow.
+        No convolution lost INT8 or its INT8 output, and the number of conversions did not grow. The
+        number does not matter if the first side is float.
         """
         if self.partial:
             return False

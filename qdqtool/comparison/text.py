@@ -401,7 +401,10 @@ def _name_type(precision: Precision | None) -> str:
 def _describe_scales(
     name: str, a: QuantizerScales | None, b: QuantizerScales | None, factor: float | None
 ) -> str:
-    """Return ``scale 0.1 -> 0.2 (times 2)``, with the other differences in the parentheses."""
+    """Return ``scale 0.1 -> 0.2 (times 2)``, with the other differences in the parentheses.
+
+    If the types differ, the factor is that of the ranges.
+    """
     changes = [] if factor is None or factor == 1.0 else [_format_factor(factor)]
     if a is not None and b is not None:
         if changes and a.type != b.type:
@@ -429,7 +432,7 @@ def _format_factor(factor: float) -> str:
 
 
 def format_scales(scales: QuantizerScales | None) -> str:
-    """Return a scale as text, or the smallest and the largest of several scales."""
+    """Return a scale, or the smallest and the largest scale, as text; ``unknown`` for None."""
     if scales is None:
         return _UNKNOWN
     least, greatest = scales.ends

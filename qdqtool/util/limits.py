@@ -98,7 +98,7 @@ def check_seconds(seconds: float | None, name: str) -> float:
         name: Name of the parameter for the message.
 
     Raises:
-        QdqtoolError: The time is 0 or less, or more than a million seconds.
+        QdqtoolError: The time is not above 0, or more than a million seconds.
     """
     if seconds is None:
         return USER_SECONDS

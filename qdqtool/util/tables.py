@@ -13,7 +13,9 @@ _type_hints = functools.cache(get_type_hints)
 
 
 def read_sections(path: Path) -> Mapping[str, Any]:
-    """Return the sections of a TOML file. Each section is parsed when it is first accessed.
+    """Return the sections of a TOML file.
+
+    If all sections begin with ``[name]``, each section is parsed when it is first accessed.
 
     Raises:
         FileNotFoundError: The file does not exist.

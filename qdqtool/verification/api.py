@@ -187,7 +187,7 @@ def choose_target_for_gpu(
         resolved = replace(resolved, capabilities=build.targets, has_named_capability=True)
         if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
-                f"`gpu` {gpu.name}: has compute capability {gpu.cc}, but the build is for "
+                f"`gpu` {gpu.name} has compute capability {gpu.cc}, but the build is for "
                 f"{', '.join(resolved.capability_names)}; give the GPU of the build",
                 code="different-gpus",
                 parameter="gpu",
@@ -281,11 +281,12 @@ def check_same_model(model: Model, build: Build) -> None:
     conflicts = find_name_conflicts(View(model), build, NodeMapper(model, build.layers))
     if len(conflicts) > _MAX_CONFLICTS * named:
         name, in_model, in_build = conflicts[0]
+        names = format_count(len(conflicts), "name")
         raise BuildLogError(
-            f"the build is of another export or network: {len(conflicts)} names belong to other "
-            f"nodes in {model.path or 'the model'} ({name} is {in_build} in the build, but "
-            f"{in_model} in the model). Give the model of the build, or match by structure with "
-            "'qdqtool compare'",
+            f"the build is of another export or network: in {model.path or 'the model'}, {names} "
+            f"of the build {'is' if len(conflicts) == 1 else 'are'} used for other nodes ({name} "
+            f"is {in_build} in the build, but {in_model} in the model). Give the model of the "
+            "build, or match by structure with 'qdqtool compare'",
             build.display_name,
             code="different-exports",
             node=name,
@@ -304,7 +305,10 @@ def check_not_empty(build: Build) -> None:
 
 
 def is_all_myelin(build: Build) -> bool:
-    """Return whether all listed layers are Myelin blocks, which need not name their nodes."""
+    """Return whether a build has only Myelin blocks, which need not name their nodes.
+
+    False for a build with pass lines or without layers.
+    """
     return (
         bool(build.layers)
         and not build.trace

@@ -112,6 +112,7 @@ def _read_built_node(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
     """Read a node from the layer that most likely multiplies.
 
     Without such a layer, use the generated kernel with an abbreviated name if there is exactly one.
+    Otherwise, the type is UNKNOWN.
     """
     ranked = [(rank, x) for x in layers if (rank := product_rank(x)) is not None]
     abbreviated = [x for x in layers if x.type == "kgen" and ABBREVIATED in x.name]
@@ -373,7 +374,7 @@ def _list_deciding_passes(prediction: Prediction) -> dict[str, str]:
     """Return a text that names the pass that decided about each node, by the node's name.
 
     This is the pass with the first reason against a fusion at the node, else the first pass that
-    fuses a Q or DQ into the node. The text also contains the key of such a reason.
+    fuses a Q or DQ into the node. If there is a reason, the text also contains its key.
     """
     rules: dict[str, str] = {}
     for reason in prediction.refusals:

@@ -166,7 +166,7 @@ class ConvolutionPair:
 
     Attributes:
         predicted: The prediction.
-        built: The node as built; None if the engine has no layer for the node.
+        built: The node as built; None if no layer of the engine shows the node's type.
     """
 
     predicted: ConvOutcome
@@ -174,12 +174,12 @@ class ConvolutionPair:
 
     @property
     def same_precision(self) -> bool | None:
-        """Whether prediction and build multiply in the same type; None if not built."""
+        """Whether prediction and build multiply in the same type; None without `built`."""
         return None if self.built is None else self.predicted.precision.agrees(self.built.precision)
 
     @property
     def agrees(self) -> bool | None:
-        """Whether compute type and output type are as predicted; None if not built.
+        """Whether compute type and output type are as predicted; None without `built`.
 
         An output type that the build does not show counts as predicted.
         """
@@ -193,8 +193,8 @@ class ConvolutionPair:
 def pair_convolutions(prediction: Prediction, nodes: Sequence[BuiltNode]) -> list[ConvolutionPair]:
     """Pair every predicted convolution with its built node, in graph order.
 
-    The built node is None if the compiler removed or folded the convolution, or merged it with an
-    equal convolution.
+    The built node is None if the compiler removed or folded the convolution or merged it with an
+    equal convolution, or if its layer does not show the type.
     """
     built = {n.index: n for n in nodes if n.precision != Precision.UNKNOWN}
     return [ConvolutionPair(c, built.get(c.index)) for c in prediction.convolutions]
