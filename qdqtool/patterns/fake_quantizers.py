@@ -33,7 +33,7 @@ _MAX_STEPS = 8  # maximum number of nodes before and after a Round
 # The product of the factors before and after a Round is about 1. Its maximum difference from 1:
 _TOLERANCE = 1e-4  # in float32
 _EXACT_TOLERANCE = 1e-12  # if the nodes divide by the scale, without a rounded inverse
-# By other element types.
+# by element type, for types other than float32
 _TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProto.BFLOAT16: 1.6e-2}
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
@@ -80,12 +80,12 @@ class QuantizerForm(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class FakeQuantizer:
-    """Nodes that quantize and dequantize a tensor without Q and DQ.
+    """Nodes with the effect of a Q/DQ pair, or of a DQ alone, in another form.
 
     Attributes:
         form: Tool or exporter that writes the nodes.
-        nodes: Nodes of the quantizer. The last node produces the quantized tensor.
-        source: Tensor that is quantized.
+        nodes: Nodes of the quantizer. The last node produces its output.
+        source: Tensor that is quantized or, if ``is_stored``, dequantized.
         scale: Flat scales; None if ``problem`` is set.
         zero_point: Zero points of the quantized type, as many as scales; None if ``problem`` is
             set.
@@ -93,10 +93,11 @@ class FakeQuantizer:
         problem: Reason why Q and DQ cannot express the quantizer; empty if they can.
         is_narrow: Whether the quantizer clips values at -127 steps, where Q would clip at -128.
         is_stored: Whether ``source`` contains integers, so that a DQ alone expresses the quantizer.
-        is_inexact: Whether Q may round values halfway between two steps in the other direction,
-            because the quantizer does not divide by the scale in float32.
-        elem_types: Element types of the quantizer's input and output. They are also the types of
-            the scales of Q and DQ.
+        is_inexact: Whether Q may round values halfway between two steps differently, because the
+            quantizer does not divide by the scale in float32, or rounds after it adds the zero
+            point.
+        elem_types: Element types of the scales of Q and DQ: the float types of the quantizer's
+            input and output.
     """
 
     form: QuantizerForm
@@ -113,7 +114,7 @@ class FakeQuantizer:
 
     @property
     def output(self) -> str:
-        """Name of the quantized tensor."""
+        """Name of the tensor that the last node produces."""
         return self.nodes[-1].output
 
     @property
@@ -274,7 +275,7 @@ class _QuantizerFinder:
         return replace(fake, is_stored=True)
 
     def value(self, tensor: str) -> _FloatArray | None:
-        """Return a constant as float64; None for other tensors."""
+        """Return a numeric constant as float64; None for other tensors."""
         value = self.constants.evaluate(tensor) if tensor else None
         if value is None:
             return None
@@ -338,7 +339,10 @@ class _QuantizerFinder:
         )
 
     def _find_elem_types(self, source: str, output: str) -> tuple[int, int] | None:
-        """Return the float types of input and output; None if Q or DQ does not support them."""
+        """Return the types of the scales of Q and DQ; None if they are not float32 or float16.
+
+        Integers as input count as float32.
+        """
         first, last = self.model.elem_type(source), self.model.elem_type(output)
         if not first and self._has_half_inputs:  # operators of other domains have unknown types
             first = _HALF
@@ -356,7 +360,10 @@ class _QuantizerFinder:
         return bounds is None or bounds.low < limit
 
     def _find_axis(self, source: str, scale: _FloatArray) -> int | None:
-        """Return the axis of a tensor along which scales differ; None for several or no axes."""
+        """Return the axis of a tensor along which scales differ.
+
+        None if there is not exactly one, or if the tensor's shape is unknown.
+        """
         shape = self.model.shape(source)
         axes = [axis for axis, size in enumerate(scale.shape) if size > 1]
         if len(axes) != 1 or shape is None or scale.ndim > len(shape):
@@ -433,13 +440,16 @@ class _QuantizerFinder:
     def _broadcast_scales(
         self, source: str, scale: _FloatArray | None, axis: int
     ) -> _FloatArray | None:
-        """Return the scales along an axis in a shape that broadcasts with the tensor."""
+        """Return the scales along an axis in a shape that broadcasts with the tensor.
+
+        Scales remain unchanged if the shape of the tensor is unknown or does not have the axis.
+        """
         shape = self.model.shape(source)
         if scale is None or scale.size == 1 or shape is None or not 0 <= axis < len(shape):
             return scale if scale is None or scale.size > 1 else scale.reshape(())
         return scale.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
-    def _read_pt2e(self, node: Node) -> FakeQuantizer | None:
+    def _read_pt2e(self, node: Node) -> FakeQuantizer:
         """Return the quantizer that a quantize node of PyTorch's PT2E forms with its consumer.
 
         The result has a `problem` unless a dequantize node is the only consumer, and for torchao's
@@ -455,7 +465,9 @@ class _QuantizerFinder:
                 "an affine quantizer of torchao has block sizes and its own integer types",
             )
         if len(consumers) != 1 or not _PT2E_DEQUANTIZE.fullmatch(consumers[0].op):
-            return _create_inexpressible(form, (node,), "its integers have several consumers")
+            return _create_inexpressible(
+                form, (node,), "its integers have no dequantize node as their only consumer"
+            )
         values = [self.value(tensor) for tensor in node.inputs[1:]]
         numbers = [v.item() for v in values[2:] if v is not None and v.size == 1]
         is_channel = "quantize_per_channel" in node.op
@@ -473,10 +485,9 @@ def _format_bits(bits: _FloatArray | None) -> str:
 
 
 class _RoundChain:
-    """Arithmetic around a Round: scaling, offset, bounds, inverse offset and inverse scaling.
+    """Arithmetic around a Round or Floor, or after a Cast that dequantizes.
 
-    Attributes:
-        nodes: Nodes of the chain in order.
+    The chain consists of scaling, offset, bounds, inverse offset and inverse scaling.
     """
 
     def __init__(self, finder: _QuantizerFinder, node: Node) -> None:
@@ -553,7 +564,7 @@ class _RoundChain:
 
         Returns:
             The tensor beyond the scaling, and the factor of the scaling. Both are None if there is
-            no scaling; the factor alone is None if it is not constant.
+            no scaling by a constant; the factor alone is None for a DQ with computed parameters.
         """
         node = self.nodes[0] if upward else self.nodes[-1]
         for _ in range(_MAX_STEPS):

@@ -55,9 +55,9 @@ def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
         outputs: Number of outputs that are used.
 
     Returns:
-        Positions of the inputs. None if the operator cannot compute in float16: the type of a used
-        output is float32 for any inputs, is stated in an attribute, or comes from a body (If, Loop,
-        Scan); or all float inputs have to be float32.
+        Positions of the inputs. None if the operator cannot compute in float16: it is unknown; the
+        type of a used output is float32 for any inputs, is stated in an attribute, or comes from a
+        body (If, Loop, Scan); or all float inputs have to be float32.
     """
     try:
         schema = onnx.defs.get_schema(op, opset)
@@ -82,7 +82,7 @@ def _has_body_or_type(schema: onnx.defs.OpSchema) -> bool:
 
 
 def _is_always_float(kind: str, inputs: list[str], allowed: dict[str, set[str]]) -> bool:
-    """Return whether an output may be float32 and does not follow the type of an input."""
+    """Return whether an output may be float32 and does not become float16 with an input."""
     return _FLOAT in allowed.get(kind, {kind}) and (
         kind not in inputs or _HALF not in allowed.get(kind, ())
     )
@@ -152,7 +152,7 @@ def _must_match_dq(model: Model, q: Node, half: set[int]) -> bool:
     if all(node.index in half for node in model.consumers(q.output) if qdq.is_dq(node)):
         return False
     if qdq.is_dq(model.producer(q.input(0))):
-        return False
+        return False  # all consumers of a DQ have one type, see `_find_tied_to_float32`
     if model.is_constant(q.input(0)):
         return True
     scale = model.scalar(q.input(1))

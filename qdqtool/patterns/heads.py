@@ -209,7 +209,7 @@ def _is_part_of_activation(model: Model, node: Node) -> bool:
 
 
 def convolutions_upstream(model: Model, tensor: str) -> set[int]:
-    """Return the weighted nodes that produce the channels of a tensor, by node index.
+    """Return the nodes with weights that produce the channels of a tensor, by node index.
 
     Only operators that move values may be between these nodes and the tensor.
     """
@@ -233,9 +233,10 @@ def convolutions_upstream(model: Model, tensor: str) -> set[int]:
 def _channel_sources(
     model: Model, node: Node, output: str, channels: _Range
 ) -> list[tuple[str, _Range]]:
-    """Return the inputs whose values become channels of a node's output, with their channels.
+    """Return the inputs whose values become channels of a node's output.
 
-    Empty if the node computes the channels instead of moving them.
+    Each input comes with the range of its channels. Empty if the node computes the channels
+    instead of moving them.
     """
     operator = operator_of(node)
     if operator.joins:
@@ -419,7 +420,7 @@ def _find_score_product(model: Model, softmax: Node) -> Node | None:
 
 
 def _find_value_product(model: Model, softmax: Node) -> tuple[Node, str] | None:
-    """Return the matrix product after a Softmax, and the input by which it reads the result.
+    """Return the matrix product after a Softmax, and its input that holds the probabilities.
 
     None if no matrix product is found.
     """

@@ -84,7 +84,7 @@ def _prepared_range(used: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _expected_maximum(factor: npt.NDArray[Any], term: npt.NDArray[Any]) -> int | None:
-    """Return the highest pixel value, 1 or 255, that a normalization expects; else None."""
+    """Return the highest pixel value, 1 or 255, that a normalization expects; None if unknown."""
     largest = float(np.abs(factor).max())
     if largest <= _PIXEL_FACTOR or (largest == 1 and float(np.abs(term).max()) > _PIXEL_MEAN):
         return 255
@@ -98,7 +98,7 @@ def _expected_maximum(factor: npt.NDArray[Any], term: npt.NDArray[Any]) -> int |
 def _find_affine(model: Model, tensor: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the factor and the summand that a network's first nodes apply to an input.
 
-    Factor and summand are 1 and 0 if the first node neither scales nor shifts the input.
+    Factor and summand are 1 and 0 if no first node scales or shifts the input.
     """
     factor, term = np.ones(1), np.zeros(1)
     for _ in range(_MAX_STEPS):
@@ -124,8 +124,8 @@ def _read_step(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
     """Return the factor and the summand of a Mul, Div, Add or Sub with a constant.
 
-    None if the other operand is not a finite constant of at most four values, or if the tensor is
-    the divisor or subtrahend.
+    None if the other operand is not a finite constant of at most four values, if it is a divisor
+    with a 0, or if the tensor is the divisor or subtrahend.
     """
     position = 0 if node.input(0) == tensor else 1
     constant = model.constant(node.input(1 - position))

@@ -109,9 +109,9 @@ def find_decomposed_layer_norms(model: Model) -> list[DecomposedLayerNorm]:
 
 
 def last_axis_gains(model: Model) -> dict[str, str]:
-    """Return the gain tensor of each normalization over the last axis, by output tensor.
+    """Return the name of the gains of each normalization over the last axis, by output tensor.
 
-    Decomposed normalizations are included. The name is empty for a normalization without a gain.
+    Decomposed normalizations are included. The name is empty for a normalization without gains.
     """
     gains: dict[str, str] = {}
     for node in model.nodes:
@@ -130,7 +130,7 @@ def last_axis_gains(model: Model) -> dict[str, str]:
 def find_sums_of_squares(
     model: Model, norms: Iterable[DecomposedLayerNorm]
 ) -> list[tuple[Node, ...]]:
-    """Return the sums of squares outside normalizations that have to be computed in FP32.
+    """Return the sums of squares outside `norms` that have to be computed in FP32.
 
     PyTorch's F.normalize contains a sum of squares. The product of a vector with itself (Einsum,
     MatMul) is a sum of squares as well. A sum is left out if a scale, a gain or an upstream
@@ -141,7 +141,7 @@ def find_sums_of_squares(
         norms: Decomposed normalizations of the model. Their sums are left out.
 
     Returns:
-        The nodes of each sum. The first node squares.
+        The nodes of each sum and of its square roots. The first node squares.
     """
     norm_nodes = {node.index for norm in norms for node in norm.nodes}
     groups: list[tuple[Node, ...]] = []
@@ -585,7 +585,10 @@ class _NormCandidate:
         return float(numbers[0].reshape(-1)[0]) if len(numbers) == 1 else None
 
     def _find_axes(self, product: Node, centering: list[Node]) -> tuple[int, ...] | None:
-        """Return the normalized axes; None if no LayerNormalization computes the same result."""
+        """Return the normalized axes.
+
+        None if they are unknown, or if no LayerNormalization computes the same result.
+        """
         reduction = self.variance[1]
         means = [node for node in centering if node.op != "Sub"]
         axes = {_axes_from_end(self.model, node) for node in (*means, reduction)}

@@ -303,7 +303,7 @@ def _embeds_patches(model: Model) -> bool:
 
 
 def _find_token_network(model: Model) -> NonDetectorKind | None:
-    """Return the kind of a network whose outputs are three-dimensional; None if unknown.
+    """Return the kind of a network with three-dimensional outputs; None for other networks.
 
     The outputs may be maps without a channel dimension, scores along the sides of the image, or one
     sequence along the width.
@@ -383,7 +383,7 @@ def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
 
     Args:
         model: The network.
-        origin: Who chose the preprocessing, see :class:`calibration.presets.PreprocessChoice`.
+        origin: Source of the preprocessing, see :class:`calibration.presets.PreprocessChoice`.
     """
     metadata = model.metadata
     is_ultralytics = origin == "metadata" and not metadata.keys().isdisjoint(_ULTRALYTICS)

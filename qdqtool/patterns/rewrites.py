@@ -1,4 +1,4 @@
-"""Rewrites of whole models: removal of quantizers, and separate weights for each layer."""
+"""Rewrites of models: quantizers removed, Relus inserted, separate weights for each layer."""
 
 from __future__ import annotations
 
