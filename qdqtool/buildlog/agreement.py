@@ -1,7 +1,4 @@
-"""Parts of a verification's result: facts of the build, counts, and mismatches.
-
-``as_json()`` returns the published fields.
-"""
+"""Parts of a verification's result: facts of the build, counts, and mismatches."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ JsonValue: TypeAlias = (
     "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 )
 MismatchSide: TypeAlias = dict[str, JsonValue]
-"""Prediction or build in a mismatch: published fields with small values."""
+"""Prediction or build in a mismatch: fields of the JSON output."""
 
 
 class MismatchKind(StrEnum):
@@ -206,12 +203,12 @@ class Mismatch:
         kind: Subject of the mismatch.
         name: Name of the convolution, layer, line or tensor.
         predicted: Facts of the prediction; empty if the prediction lacks the subject.
-        built: Facts of the build.
+        built: Facts of the build; empty if the build lacks the subject.
         differs: Difference between prediction and build, as the template of the message.
         values: Values of the template of `differs`.
         line: Line number in the log, None if there is none.
         rule: Origin of the prediction: ``by PASS``, ``by PASS: REASON`` (if the pass did not fire)
-            or ``as layer NAME``.
+            or ``as layer NAME``; empty if unknown.
     """
 
     kind: MismatchKind

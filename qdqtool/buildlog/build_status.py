@@ -22,7 +22,7 @@ _PRECISIONS = frozenset(("fp32", "fp16", "bf16", "int8", "fp8", "int4"))
 _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "stronglyTyped"))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
-# Last version that changed the format of listings, apart from the listing of Myelin kernels.
+# Last version before 11 that changed listings, apart from the names of Myelin kernels.
 LATEST_SPELLING = "8.6"
 # Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
@@ -198,7 +198,7 @@ def _find_version_by_spelling(build: Build) -> str | None:
 
 
 def is_implicit_int8(build: Build) -> bool:
-    """Return whether the INT8 of a build comes from a calibration table instead of Q/DQ.
+    """Return whether the INT8 of a build comes from a table or from ranges instead of Q/DQ.
 
     True if the build shows no Q or DQ, and has INT8 convolutions or warns of missing ranges. With
     Q/DQ, each INT8 convolution's name contains the Q of its weights (``weights + Q + Conv``), and
@@ -218,9 +218,10 @@ def is_implicit_int8(build: Build) -> bool:
 
 
 def is_float_build(build: Build) -> bool:
-    """Return whether a complete build certainly has neither INT8 nor Q/DQ.
+    """Return whether a build is complete and certainly has neither INT8 nor Q/DQ.
 
-    False for a listing with Myelin layers or kernels, because these do not show Q and DQ.
+    False for a listing with Myelin layers or kernels, because these do not show Q and DQ, and for
+    TensorRT-RTX.
     """
     if not build.complete or build.is_rtx or _shows_quantizers(build):
         return False

@@ -80,7 +80,7 @@ class LayerCost:
 
     @property
     def intensity(self) -> float | None:
-        """MACs per byte; None if MACs or bytes are unknown."""
+        """MACs per byte; None if MACs or bytes are unknown, or bytes are 0."""
         total = self.total_bytes
         return None if self.macs is None or not total else self.macs / total
 
@@ -158,7 +158,7 @@ class EngineReport:
 
     @property
     def implicit_int8(self) -> bool:
-        """Whether the engine's INT8 layers come from a calibration table instead of Q/DQ."""
+        """Whether INT8 comes from a calibration table or dynamic ranges instead of Q/DQ."""
         return is_implicit_int8(self.build)
 
     @property
@@ -168,7 +168,7 @@ class EngineReport:
 
     @property
     def total_ms(self) -> float:
-        """Sum of the times of all layers."""
+        """Sum of the known times of layers."""
         return sum(row.ms or 0.0 for row in self.rows)
 
     def totals(self, key: str) -> dict[str, LayerTotals]:
@@ -374,7 +374,7 @@ def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -
 
 
 def layer_title(row: LayerCost) -> str:
-    """Return a short display name from a layer's main node, or the name of a copy or Q/DQ."""
+    """Return a short display name: of a layer's main node, or of a reformat, copy, Q or DQ."""
     name = row.layer.parse_name()
     if name.kind.startswith("reformat"):
         return f"reformat {keep_end(name.subject, 26)}"
@@ -391,7 +391,7 @@ def layer_title(row: LayerCost) -> str:
 
 
 def main_node(row: LayerCost) -> str:
-    """Return the name of a layer's ONNX node that is a convolution or matrix product.
+    """Return the name of a layer's ONNX node that is called a convolution or matrix product.
 
     Without such a node, return the last node of the layer, or else the layer's name.
     """

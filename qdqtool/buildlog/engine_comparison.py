@@ -106,7 +106,7 @@ def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparis
     """Pair the layers of two engines.
 
     Layers are paired by the names of their nodes if this gives enough pairs. The remaining layers
-    are paired by shapes, in the order of the engines. At last, convolutions are paired whose kernel
+    are paired by shapes, in the order of the engines. Finally, convolutions are paired whose kernel
     and shapes are unique in both engines.
     """
     partners = _pair_by_names(first, second)
@@ -186,7 +186,8 @@ class _LayerSignature(NamedTuple):
 
     Attributes:
         family: Kind of the layer.
-        sizes: Input channels, kernel and output channels; a size may be unknown.
+        sizes: Channels of the input and the output, kernel, and output channels as listed. Unknown
+            sizes are None or empty.
         shapes: Shapes of the first input and output without the batch.
         inputs: Number of inputs.
     """

@@ -43,7 +43,7 @@ _LAYER = re.compile(r"Layer\(([^()]*)\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]+|-?\d+)(?: \([^()]*\))?,? ?")
 _SIGNS = re.compile(r"([\[{(]+)|([\]})]+)|, ")
 _MAX_RANK = 64
-MAX_TENSORS = 4096  # maximum number of tensors of a layer; real layers have a few hundred
+MAX_TENSORS = 4096  # maximum number of inputs or outputs; real layers have a few hundred
 
 
 @functools.lru_cache(1024)

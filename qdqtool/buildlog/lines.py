@@ -128,7 +128,7 @@ def _split_row(text: str, is_name_first: bool, count: int) -> tuple[str, list[st
 
 
 def parse_number(text: str | bytes) -> float | None:
-    """Parse a short text as a finite number. Return None for any other text."""
+    """Parse a text as a finite number; return None for any other text."""
     try:
         value = float(text)
     except ValueError:
@@ -361,10 +361,7 @@ def is_uninformative(text: str) -> bool:
 
 
 def is_tensorrt_only(text: str) -> bool:
-    """Return whether a line without information certainly comes from TensorRT.
-
-    True for most known beginnings of three words or more.
-    """
+    """Return whether only TensorRT prints lines that begin like this line."""
     return text.startswith(_UNMISTAKABLE)
 
 

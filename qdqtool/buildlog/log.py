@@ -1,9 +1,8 @@
 """Streaming reader of build logs.
 
 Most lines of a verbose log are timing lines of the autotuner. One regular expression recognizes
-these lines in the raw bytes. Only the other lines are decoded, and read by ``sections``.
-
-Prefixes of loggers and containers are removed first.
+these lines in the raw bytes. Only the other lines are decoded, and read by the module ``sections``.
+The prefixes that containers write are removed first.
 """
 
 from __future__ import annotations
@@ -109,8 +108,8 @@ class LogPrefixStripper:
     """Remover of the prefix that a container, CI service or journal writes before each line.
 
     The form of a prefix is its text with placeholders for words and numbers. A prefix is removed if
-    its form is the most frequent before TensorRT's own prefix, and most lines of the log begin
-    with this form.
+    its form is the most frequent before TensorRT's own prefix, and at least 80 % of the sampled
+    lines begin with this form.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,8 @@ _BRACKET = re.compile(r"[()\[\]{}]")
 _CLONE = "_clone_"
 SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
-# Longer names are not parsed. Names of merged layers have a few hundred characters per node.
+# Longer names are only split at their joints. Names of merged layers have a few hundred characters
+# per node.
 _MAX_LENGTH = 20_000
 
 
@@ -40,7 +41,8 @@ class FusedName:
             tensor); ``foreign`` (Myelin layer, whose ``components`` are the first and the last
             node); ``myelin`` (kernel inside Myelin); ``station`` (host synchronization).
         alternatives: Components of each layer merged with ``||``, with the members of ``PWN(...)``
-            as separate components. One list if nothing was merged.
+            as separate components. One list if nothing was merged; no list if the name contains no
+            nodes.
         subject: Layer or tensor of a reformat or copy; empty for other kinds.
         index: Number of the reformatted tensor among the layer's inputs or outputs.
     """

@@ -175,7 +175,7 @@ def split_lines(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 
 # Fields that `merge_build` combines. All other fields are copied from the other build if they are
-# empty.
+# empty in the first build.
 _COMBINED_FIELDS = frozenset(
     ("source", "files", "messages", "notes", "lines", "layers", "listing", "second_layers", "gaps")
 )

@@ -177,7 +177,7 @@ class _GraphRebuilder:
         return node.attributes
 
     def _quantization_axis(self, node: ParsedNode) -> dict[str, int]:
-        """Return the axis attribute of a Q or DQ; empty for one scale per tensor."""
+        """Return the axis attribute of a Q or DQ; empty for one scale, or without shapes."""
         data, scale = (*node.inputs, None, None)[:2]
         if data is None or data.shape is None or scale is None:
             return {}
@@ -280,8 +280,8 @@ class _GraphRebuilder:
             notes.append(
                 Note(
                     f"scales of {scales} Q and DQ: not in the log, so placeholders were written. "
-                    "Two scales are equal only if TensorRT merged the Qs or both nodes read the "
-                    "same constant",
+                    "Two scales are equal only in a Q/DQ pair, if TensorRT merged the Qs, or if "
+                    "both nodes read the same constant",
                     code="scales-lack",
                     count=scales,
                 )

@@ -142,11 +142,11 @@ def describe_contents(build: Build) -> list[str]:
         (tactics.timed, "tactic", "timed"),
         (tactics.combinations, "format combination", "tried"),
         (tactics.reformat_timings, "reformat", "costed"),
-        (len(tactics.layers) + len(tactics.reformats), "layer", "or reformat tuned"),
+        (len(tactics.layers) + len(tactics.reformats), "record", "of tuned layers and reformats"),
         (tactics.runners.total(), "kernel", "chosen"),
         (len(tactics.costed), "layer", "whose costs were computed"),
         (tactics.cached, "timing", "from the cache"),
-        (tactics.skipped, "kernel", "or kernel type skipped"),
+        (tactics.skipped, "record", "of skipped kernels and kernel types"),
         (len(build.reformats), "reformat", "added"),
         (len(build.layers), "engine layer", ""),
         (len(build.profile_rows), "profile row", ""),
@@ -166,7 +166,7 @@ def describe_contents(build: Build) -> list[str]:
             f"{format_count(understood, 'line')} of TensorRT without information for the summary"
         ]
     unknown = format_count(lines.marked, "line")
-    return [(f"{unknown} of TensorRT that this version of qdqtool does not recognize")]
+    return [f"{unknown} of TensorRT that this version of qdqtool does not recognize"]
 
 
 def summarize_passes(build: Build) -> list[Json]:

@@ -72,7 +72,7 @@ def test_describe_contents_counts_each_kind_of_record() -> None:
         "3 counts of layers by the optimizer",
         "1 tactic timed",
         "2 format combinations tried",
-        "1 layer or reformat tuned",
+        "1 record of tuned layers and reformats",
         "2 profile rows",
         "2 warnings",
         "1 error",
