@@ -29,6 +29,7 @@ def add_alternative_times(
 ) -> None:
     """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``.
 
+    On a GPU without INT8, only the time without Q/DQ is added.
     For TensorRT 10, only a network with FP8 is strongly typed. If the model has FP8, the added
     times are therefore times of weakly typed builds, because the other networks have no FP8. If the
     model is float, and GPU and target have FP8, a time with FP8 Q/DQ is added as well.
@@ -63,8 +64,8 @@ def _float_time(
 ) -> FloatTime:
     """Return the time of a float network, in FP16 if the GPU computes FP16 faster than FP32.
 
-    If FP16 with its casts is slower than the float type of the file, the time is for the type
-    of the file.
+    If FP16 with its Casts is slower than the type of the file (for a builder that chooses types:
+    the type of the estimate), the time is for that type.
 
     Args:
         result: Estimate of the network with Q/DQ, or of the float network itself.

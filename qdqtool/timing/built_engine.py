@@ -232,7 +232,7 @@ def _parse_mhz(text: str) -> float | None:
 
 
 def built_layer_work(cost: LayerCost) -> LayerWork | None:
-    """Return the work of a built layer; None if its shapes are unknown."""
+    """Return the work of a built layer; None if its shapes or multiply-accumulates are unknown."""
     layer = cost.layer
     kind = _work_kind(layer)
     if kind == work.NOTHING:
@@ -376,7 +376,7 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
             return find_device_gpu(parse_device(build.device, build.gpu), clock)
     if clock is not None:
         raise QdqtoolError(
-            "`clock`: has no effect, because the build does not name its GPU. Give `gpu` as well",
+            "`clock`: has no effect, because the GPU of the build is unknown. Give `gpu` as well",
             code="option-without-effect",
             parameter="clock",
         )

@@ -153,7 +153,8 @@ def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
 def _split_model(name: str) -> tuple[str, int]:
     """Return series and model number of a normalized name.
 
-    ``rtx 3060 ti`` gives ``("rtx", 3060)``, ``t1000`` gives ``("t", 1000)``.
+    ``rtx 3060 ti`` gives ``("rtx", 3060)``, ``t1000`` gives ``("t", 1000)``. A name without a
+    number gives the name and 0.
     """
     previous = ""
     for word in name.split():
@@ -308,8 +309,8 @@ class Gpu:
     def mac_rate(self, precision: Precision) -> float:
         """Return the peak rate of dense multiply-accumulates in a data type, per second.
 
-        FP32 uses the rate of TF32 where available, as TensorRT does by default. INT8 on a GPU
-        without INT8 uses the rate of FP32.
+        FP32 uses the rate of TF32 where available, as TensorRT does by default. A type that the GPU
+        lacks has the rate of FP32.
         """
         r = self.rates
         rate = 0.0
@@ -556,7 +557,7 @@ def parse_description(text: str) -> Gpu:
         text: Description such as ``sm=8.6,sms=28,clock=1777,bandwidth=360[,l2=3]``.
 
     Raises:
-        QdqtoolError: A part of the description is missing or unknown, or a number is out of range.
+        QdqtoolError: A part of the description is missing, unknown or not a valid number.
     """
     parts: dict[str, str] = {}
     for part in text.split(","):
@@ -734,7 +735,7 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
             "under load"
         )
     elif clock is not None:
-        reason = "`clock` takes precedence; leave one of them out"
+        reason = "`clock` takes precedence; leave one of the two out"
     else:
         limit = _parse_watts(power)
         if limit is not None and not _MIN_WATTS <= limit <= gpu.power:

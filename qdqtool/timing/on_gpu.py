@@ -66,8 +66,8 @@ def predict_on_gpu(
         extend: Function that is called with the estimate before the prediction receives it.
 
     Raises:
-        QdqtoolError: The GPU is unknown, the target does not support the GPU, or the calibration
-            cannot be used.
+        QdqtoolError: An option has an unknown or contradictory value, or the calibration cannot be
+            used.
         ModelError: The model cannot be read.
     """
     named = None

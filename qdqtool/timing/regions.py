@@ -86,7 +86,8 @@ class RegionNodes:
     def node_work(self, node: Node) -> LayerWork:
         """Return the work of the kernel that computes a node without weights.
 
-        The kind of the work is ``nothing`` if the node is part of another kernel.
+        The kind of the work is ``nothing`` if the node is part of another kernel, or if a shape is
+        unknown.
         """
         nothing = LayerWork(NOTHING, self.float_type, self.float_type)
         if is_computed_product(self.model, node):

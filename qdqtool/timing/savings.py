@@ -36,8 +36,9 @@ def add_savings(
 
     A fix for accuracy, or a fix that keeps a layer in float, saves no time. For other fixes, the
     convolutions are assumed to read and write INT8 and to absorb the poolings after them, so that
-    conversions and reformats after the convolutions disappear. If a float convolution gets Q/DQ,
-    the INT8 convolutions before it are also assumed to write INT8.
+    conversions and reformats around the convolutions disappear. If a float convolution gets Q/DQ,
+    the INT8 convolutions before it are also assumed to write INT8. Nothing is set for a GPU without
+    INT8.
 
     Args:
         prediction: Prediction with the findings.
@@ -48,7 +49,7 @@ def add_savings(
         profile_ms: The same milliseconds with the overhead of a profile, of shape [kernels], for
             findings about a conversion.
         gpu: The GPU.
-        correction: Correction of the times.
+        correction: Correction of the times; None for uncorrected times.
     """
     if not gpu.has_int8 or not prediction.findings:
         return

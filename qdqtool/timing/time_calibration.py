@@ -117,9 +117,9 @@ def calibrate_by_layers(
 ) -> TimeCalibration:
     """Return the correction from the layers that both a profile and an estimate contain.
 
-    The correction is a factor and a constant time per layer. As much of the constant time as known
-    profiles show (:func:`overhead_limits`) counts as overhead of profiling. The rest is added to
-    each kernel.
+    The correction is a factor and a constant time per layer. The constant is 0 with fewer than five
+    layers or without a plausible fit. As much of the constant as known profiles show
+    (:func:`overhead_limits`) counts as overhead of profiling. The rest is added to each kernel.
 
     Args:
         gpu: GPU of the profile.
@@ -198,7 +198,7 @@ def read_calibration(path: str | os.PathLike[str]) -> TimeCalibration | None:
     """Return the calibration in a file; None if the file has other content, such as a profile.
 
     Raises:
-        QdqtoolError: The calibration is damaged, or the file cannot be read.
+        QdqtoolError: The calibration is damaged or implausible, or the file cannot be read.
     """
     file = Path(path)
     if not file.exists():

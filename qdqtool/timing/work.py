@@ -35,9 +35,11 @@ class LayerWork:
         precision: Type that the layer computes in; FP16 or FP32 for a float layer.
         written_as: Type of the output.
         rows: Output positions of a convolution (batch x height x width, before a fused
-            pooling); 0 for other layers.
-        columns: Output channels of one group.
-        depth: Products per output value: input channels of one group x kernel positions.
+            pooling), input positions of a deconvolution, rows of a matrix product; 0 for other
+            layers.
+        columns: Output channels of one group; for a deconvolution, x kernel positions.
+        depth: Products per output value: input channels of one group; for a convolution,
+            x kernel positions.
         channels: Input channels of one group; for a conversion, channels of the tensor.
         groups: Groups of the convolution.
         read: Bytes read, without the weights.
@@ -363,6 +365,7 @@ class _LayoutTracker:
         """Return the layout that a Q or DQ writes: the layout that its consumer prefers.
 
         Consumers that accept every layout do not count. Of the others, the first one decides.
+        Without others, INT8 has the layout NC/32HW32, and float the linear layout.
         """
         for edge in layer.outputs:
             for consumer in self.consumers.get(edge.tensor, ()):

@@ -59,7 +59,7 @@ class EngineWorkload:
     Attributes:
         layers: Work of each predicted layer, in the prediction's order.
         extras: Kernels that the prediction does not list.
-        unknown: Names of layers with unknown shapes. Each such layer counts as one minimal kernel.
+        unknown: Names of layers and nodes with unknown shapes.
     """
 
     layers: list[LayerWork] = field(default_factory=list)
@@ -91,7 +91,7 @@ def predict_workload(
         prediction: Prediction for the model.
         float_type: Type of float layers if the builder chooses: FP16 (``--fp16``) or FP32.
         batch: Batch size to estimate for, divided by the model's batch size.
-        gpu: GPU, on which layout changes depend. None: some GPU with TF32, older than Blackwell.
+        gpu: GPU, on which layout changes depend. None: a GPU with TF32, older than Blackwell.
     """
     return _WorkloadBuilder(model, prediction, float_type, batch, gpu).run()
 
@@ -308,7 +308,7 @@ class _WorkloadBuilder:
         """Add a copy kernel for each float output of a convolution with at least three Qs.
 
         In a U-Net on 10.16.2, the first Q reads such a tensor in the convolution's layout, and the
-        other Qs read a copy.
+        other Qs read a copy. On Blackwell, no copy is added.
         """
         if self.has_myelin:
             return
