@@ -56,7 +56,7 @@ class PassRule:
     test: str
 
     def as_json(self) -> Json:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         cases = [
             {"case": name} | to_json_fields(case, "evidence", "says", "builds", "source")
             for name, case in self.cases.items()
@@ -87,7 +87,7 @@ class LineExplanation:
     counted: int | None = field(default=None)
 
     def as_json(self) -> Json:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         return {
             "schema": "qdqtool/line/1",
             "line": self.line,

@@ -1,4 +1,4 @@
-"""Texts on rejected quantization formats, for the first line of a prediction."""
+"""Whether TensorRT rejects a model, and texts on rejected quantization formats."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _TYPICAL_QUANTILE = 2 / 3  # the typical magnitude is this quantile of the magni
 
 
 def find_int8_quantizers(view: View) -> list[Node]:
-    """Return the activation Qs of INT8 that have one known scale for the whole tensor."""
+    """Return the activation Qs of INT8 with one known, positive scale for the whole tensor."""
     scales = (
         (q, params.scale)
         for q in view.activation_qs
@@ -212,8 +212,8 @@ def check_outliers(
         report: Report to which the finding is added.
         model: The Q/DQ model.
         candidates: Name, input tensor and scale of each Q, and statistics of the input. If the
-            input is the output of a Concat, these are the statistics of the Concat's inputs, and
-            the smallest of their outlier ratios is used.
+            input is the output of a Concat, these may be the statistics of the Concat's inputs. The
+            smallest of their outlier ratios is used.
         samples: Number of samples from which the statistics were computed.
     """
     gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)

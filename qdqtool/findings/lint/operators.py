@@ -223,7 +223,7 @@ def _is_unknown(node: Node) -> bool:
 
 
 def _needs_no_check(node: Node) -> bool:
-    """Return whether a node needs no check, except the check of the forms of convolutions."""
+    """Return whether a node needs no check, except that of convolutions."""
     return (
         operator_of(node).name != ""
         and node.op != "Einsum"

@@ -113,8 +113,8 @@ def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges]
 def read_int8_weights(view: View, node: Node) -> npt.NDArray[Any] | None:
     """Return the stored weights of a layer.
 
-    None if the weights are not constants in the model file, or are not quantized to INT8 with
-    positive scales.
+    None if the weights are not constants in the model file, if other operators are between them and
+    the layer, or if they are not quantized to INT8 with positive scales.
     """
     weights = view.weights(node)
     first = weights.first_quantizer

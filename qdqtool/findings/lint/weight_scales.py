@@ -121,7 +121,7 @@ class _LayerFit(NamedTuple):
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add a finding for each layer with extreme scales, and one finding for other faults."""
+    """Add a finding for each layer with extreme scales, and at most one for other faults."""
     fits = _measure_layers(view)
     _report_extremes(fits, report)
     fits = [fit for fit in fits if fit.ratios.size]
