@@ -82,7 +82,7 @@ def _has_body_or_type(schema: onnx.defs.OpSchema) -> bool:
 
 
 def _is_always_float(kind: str, inputs: list[str], allowed: dict[str, set[str]]) -> bool:
-    """Return whether an output may be float32 and does not become float16 with an input."""
+    """Return whether an output can be float32 although the inputs are float16."""
     return _FLOAT in allowed.get(kind, {kind}) and (
         kind not in inputs or _HALF not in allowed.get(kind, ())
     )

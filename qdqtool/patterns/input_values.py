@@ -98,7 +98,7 @@ def _expected_maximum(factor: npt.NDArray[Any], term: npt.NDArray[Any]) -> int |
 def _find_affine(model: Model, tensor: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the factor and the summand that a network's first nodes apply to an input.
 
-    Factor and summand are 1 and 0 if no first node scales or shifts the input.
+    Factor and summand are 1 and 0 if the first nodes neither scale nor shift the input.
     """
     factor, term = np.ones(1), np.zeros(1)
     for _ in range(_MAX_STEPS):

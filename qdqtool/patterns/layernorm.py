@@ -708,9 +708,9 @@ def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None,
 
 
 def _axes_from_end(model: Model, reduction: Node) -> tuple[int, ...] | None:
-    """Return the axes of a reduction, counted from the end; None if unknown.
+    """Return the axes of a reduction, counted from the end.
 
-    None also for a reduction that does not keep dimensions.
+    None if they are unknown, or if the reduction does not keep dimensions.
     """
     if not reduction.integer("keepdims", 1):
         return None
