@@ -59,7 +59,6 @@ class _SubscriptableRecord:
             raise KeyError(name) from None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields of the JSON output."""
         return to_json_fields(self)
 
 

@@ -140,16 +140,12 @@ def _decode_values(text: str, start: int) -> list[Any]:
 # Listings
 
 
-def _is_listing(content: Any) -> bool:
-    return isinstance(content, dict) and any(key in content for key in _LAYER_KEYS)
-
-
 def _is_layer(item: Any) -> bool:
     return isinstance(item, str) or (isinstance(item, dict) and "LayerType" in item)
 
 
 def _add_listing(build: Build, content: dict[str, Any], path: str) -> None:
-    if not _is_listing(content):
+    if not any(key in content for key in _LAYER_KEYS):
         raise BuildLogError(
             "has no 'Layers', so it is neither a layer listing nor a profile of TensorRT; give "
             "the file of --exportLayerInfo or --exportProfile",
