@@ -282,7 +282,7 @@ class RecordedReasons:
         if isinstance(reason, RemainingConversion) and not isinstance(
             reason, ConversionBetweenScales
         ):
-            return applies  # a remaining conversion explains no other node
+            return applies
         for node in (*explained, diagnosis.node):
             self._explanations.setdefault(node, (diagnosis.code, diagnosis.node))
         return applies

@@ -693,7 +693,6 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
 
 
 def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
-    """Return a GPU with a power limit in watts, and a note on its clock."""
     mode = _POWER_MODES.get((gpu.name, limit))
     if mode is not None:
         sms, clock = mode

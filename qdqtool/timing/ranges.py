@@ -7,7 +7,7 @@ from qdqtool.timing.physics import load_constants
 from qdqtool.timing.results import UNKNOWN_SPREAD, UNMEASURED_SPREAD, TimeEstimate
 from qdqtool.util.notes import Note
 
-_NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are assumed
+_NOTE_SPREAD = 1.15  # factor that widens the range if the GPU has notes, such as assumed figures
 _REPEATED_SPREAD = 1.05  # factor of the range if the network itself was measured: runs differ
 
 

@@ -359,7 +359,6 @@ class _WorkloadBuilder:
                 self.result.layers[i] = self._empty_work()
 
     def _scale_to_batch(self, layer_work: LayerWork) -> LayerWork:
-        """Return the work scaled to the requested batch; weights stay the same."""
         if self.batch == 1:
             return layer_work
         return replace(
@@ -754,7 +753,6 @@ def _has_any_float_kernel(layer: EngineLayer) -> bool:
 
 
 def _is_view(layer: EngineLayer, nodes: Iterable[Node]) -> bool:
-    """Return whether a layer moves no data."""
     if layer.type == "NoOp":
         return True
     return layer.type in ("Shuffle", "Identity") and all(n.op != "Transpose" for n in nodes)
