@@ -206,7 +206,6 @@ def command(
 
 @contextlib.contextmanager
 def _explain_interrupt(state: str | None) -> Iterator[None]:
-    """On an interrupt, add a note on how to continue from saved measurements."""
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 _COORDINATES = 2  # x and y
 _IMAGE_RANK = 4  # batch, channels, height, width
 _HALF_STEP = 0.501  # maximum distance of a rounded value, in steps; scales are rounded floats
-_TOLERANCE = 1e-4  # of the largest value, which is the end of the range and thus not rounded
+_TOLERANCE = 1e-4  # relative tolerance of the largest value: rounding keeps the end of the range
 
 
 def find_restorable_constants(view: View) -> tuple[list[FixSite], Note | None]:
@@ -99,9 +99,10 @@ def _compute_exact_values(
 
 
 def _compute_strides(model: Model, sizes: list[tuple[int, int]]) -> list[int]:
-    """Return the size of a cell in pixels for each feature map; empty if it is not a whole number.
+    """Return the size of a cell in pixels for each feature map.
 
-    Height and width of the image must give the same size.
+    Empty if there is not exactly one image input, or if height and width do not give the same whole
+    number.
     """
     images = [size for t in model.inputs if (size := _find_image_size(model, t)) is not None]
     if len(images) != 1:

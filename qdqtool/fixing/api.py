@@ -152,7 +152,7 @@ class Fixed:
             save(self.proto, path, source=self.before.model.path)
 
     def as_json(self) -> Json:
-        """Return the result as JSON object."""
+        """Return the result as a JSON object."""
         return {
             "schema": FIX_SCHEMA,
             "tool": TOOL_VERSION,
@@ -219,7 +219,8 @@ def fix(
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
-        QdqtoolError: A code in `only` is unknown or has no automatic fix, or the GPU is unknown.
+        QdqtoolError: A code in `only` is unknown or has no automatic fix, the GPU is unknown, or
+            `inputs` and `data` are both given.
         DataError: The model does not accept the inputs or the data.
     """
     version, options = target_named(target), FixOptions(only, inputs, effort)
@@ -334,8 +335,8 @@ def _restore_constants(model: Model) -> tuple[Model, list[Note]]:
 def _describe_inexact_rounding(count: int) -> Note:
     return Note(
         f"the original model has {format_count(count, 'quantizer')} that rounded differently from "
-        "Q: they multiplied by the reciprocal of the scale, or computed in float16. Values halfway "
-        "between two steps may therefore differ by one step",
+        "Q, because of a multiplication by the reciprocal of the scale, or of float16. Values "
+        "halfway between two steps may therefore differ by one step",
         code="rounding-differs",
         count=count,
     )

@@ -18,6 +18,7 @@ from qdqtool.accuracy.metrics import (
 from qdqtool.fixing.runner import Arrays
 from qdqtool.ir.graph import Model
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 _MIN_DETECTIONS = 10  # fewer detections of the float network are too few to decide
 _MIN_AGREEMENT = 0.25  # minimum agreement before a change; with less, a loss cannot be measured
@@ -58,8 +59,8 @@ class DetectionVerdict:
         """Describe the agreement before and after the change, and the number of images."""
         return (
             f"agreement mAP with float activations {self.before:.3f} -> {self.after:.3f} "
-            f"(difference {self.low:+.3f} to {self.high:+.3f}) on {self.images} images with "
-            f"{self.count} detections"
+            f"(difference {self.low:+.3f} to {self.high:+.3f}) on "
+            f"{format_count(self.images, 'image')} with {self.count} detections"
         )
 
     def add_to(self, growth: Note) -> Note:
@@ -137,6 +138,8 @@ class DetectionJudge:
 
     def compare(self, outputs: Sequence[Arrays], reference: Sequence[Arrays]) -> DetectionVerdict:
         """Compare a changed model with the model at the start of the step.
+
+        Without detections of the float network, agreements and interval are 0.
 
         Args:
             outputs: Outputs of the changed model for each image.

@@ -278,7 +278,7 @@ def read_samples(
     samples = list(dataset)
     if not samples:
         raise DataError(
-            "`data`: contains no samples; give images or arrays",
+            "`data` contains no samples; give images or arrays",
             code="no-samples",
             parameter="data",
         )

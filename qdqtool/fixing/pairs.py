@@ -148,15 +148,10 @@ def _make_pair_move(
 def _insert_moved_pair(
     editor: Editor, before: Node, tensor: str, q: Node, dq: Node, parameters: Sequence[str] = ()
 ) -> str:
-    """Insert copies of a Q and a DQ, and return the output of the DQ.
+    """Insert copies of a Q and a DQ before a node, and return the output of the DQ.
 
-    Args:
-        editor: Editor of the model.
-        before: Node before which the copies are inserted.
-        tensor: Input of the new Q.
-        q: Q to copy.
-        dq: DQ to copy.
-        parameters: Names of scale and zero point of the copies. Empty: those of `q` and `dq`.
+    `tensor` is the input of the new Q, `parameters` are the names of scale and zero point of the
+    copies. If `parameters` is empty, the copies have those of `q` and `dq`.
     """
     inputs = [tensor, *(parameters or q.inputs[1:])]
     integers = editor.insert_node(before, qdq.Q, f"{q.name}_moved", inputs, dict(q.attributes))
@@ -266,8 +261,8 @@ def _find_quantizers_of_inputs(
 def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that moves a pair from between a Pad and a convolution to before the Pad.
 
-    None if the Pad inserts values other than zeros or copies, or if a tensor between Pad and
-    convolution has several consumers or is a network output.
+    None without such a pair, if the Pad inserts values other than zeros or copies, or if a tensor
+    between Pad and convolution has several consumers or is a network output.
     """
     pair = qdq.find_pair(view.model, conv.input(0))
     if pair is None or pair[1] is None:
@@ -294,8 +289,9 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that makes a convolution of the detection head float.
 
-    None if its input or its weights are not quantized. `conv` is a convolution that a finding on
-    the head names: one of the boxes or the DFL, or a last convolution of a head without DFL.
+    None if its input or weights are not quantized, if a node changes the weights after their Q/DQ,
+    or if stored integers cannot be dequantized. `conv` is a convolution that a finding on the head
+    names: one of the boxes or the DFL, or a last convolution of a head without DFL.
     """
     pair, weights = qdq.find_pair(view.model, conv.input(0)), view.weights(conv)
     if pair is None or pair[1] is None or weights.dq is None or weights.after:

@@ -159,14 +159,9 @@ def _new_scale_site(
     description: str,
     apply_first: Callable[[Editor], None] = lambda editor: None,
 ) -> FixSite:
-    """Return a site that sets new scales and int8 zero points of 0.
+    """Return a site that sets new scales and int8 zero points of 0, named after the first node.
 
-    Args:
-        view: The model.
-        nodes: The quantizers. The site gets the name of the first.
-        scale: New scales of the quantizers, one for each channel.
-        description: Description of the change.
-        apply_first: Further change, which is made before the scales are set.
+    `apply_first` is a further change, which is made before the scales are set.
     """
 
     def apply(editor: Editor) -> None:

@@ -165,7 +165,6 @@ class ModelRunner:
 
 
 def _select_numbers(names: Sequence[str], values: Sequence[Any]) -> Arrays:
-    """Return the outputs of a run that are arrays of numbers, by name."""
     return {
         name: value
         for name, value in zip(names, values, strict=True)
@@ -237,9 +236,12 @@ def _can_run_operator(op: str, domain: str, opset: int) -> bool:
 def draw_random_inputs(model: Model) -> Arrays:
     """Return a random array for every graph input.
 
-    Float values are within the range of the input's first Q, and integers are between -100 and 100.
-    Float inputs of rank 4 are images of smooth areas and noise. An unknown size is 1 (batch) or
-    256.
+    Float values are within the range of the input's first Q, and integers are from -100 (0 if
+    unsigned) to 99. Float inputs of rank 4 are images of smooth areas and noise. An unknown size is
+    1 (batch) or 256.
+
+    Raises:
+        RunError: The shape or the type of an input is unknown, or an input is too large.
     """
     generator = np.random.default_rng(0)
     view = View(model)

@@ -41,7 +41,7 @@ Place = tuple[str, str]  # code and node of a finding
 
 @dataclass(slots=True)
 class FixAttempt:
-    """A fix that was tried.
+    """A fix that was kept or refused.
 
     Attributes:
         code: Code of the finding.
@@ -90,7 +90,7 @@ class FixSession:
         before: Prediction of the model without fixes.
         prediction: Prediction of the model with the fixes that were kept.
         applied: Fixes that were kept.
-        refused: Fixes that were tried but not kept.
+        refused: Fixes that were not kept, or not tried.
         notes: Notes for the user.
         judge: Comparison of outputs.
     """
@@ -387,7 +387,6 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
 
 
 def _list_places(sites: Sequence[FixSite]) -> list[Place]:
-    """Return the places of sites in order; several sites may share a place."""
     return list(dict.fromkeys(site.place for site in sites))
 
 

@@ -127,7 +127,7 @@ class FixCriteria:
 
 
 # A name in more findings than this, such as weights that all layers share, does not connect a site
-# with findings. Exception: no name of the site is in fewer findings.
+# with findings, unless all names of the site are in so many findings.
 MAX_REPORTS_OF_NAME = 100
 
 

@@ -280,14 +280,7 @@ def _insert_weight_pair(
 ) -> None:
     """Insert copies of Q and DQ for the weights of one layer. Other layers keep the old nodes.
 
-    Args:
-        editor: Editor of the model.
-        conv: The layer.
-        weights: Its weights.
-        tensor: Input of the first new quantizer.
-        scale: Scales of the weights.
-        axis: Axis of the scales.
-        suffix: End of the names of the new quantizers.
+    `tensor` is the input of the first new quantizer, `suffix` the end of the new names.
     """
     scale = scale.astype(_scale_type(editor, weights))
     parameters = _add_weight_parameters(editor, conv, scale)

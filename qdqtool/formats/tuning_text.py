@@ -140,7 +140,6 @@ def _describe_conversions(point: PlacementResult, tuning: Tuning) -> str:
 
 
 def _name_layers(tuning: Tuning) -> str:
-    """Return the kinds of layers that the text counts, with matrix products if there are any."""
     has_products = any(c.is_product for c in tuning.prediction.convolutions)
     return "convolutions and matrix products" if has_products else "convolutions"
 

@@ -67,9 +67,7 @@ def add_drawings(collector: ModelCollector) -> None:
 def _lay_out_drawing(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing:
     """Set the coordinates of boxes and edges, and return the drawing; empty if this fails.
 
-    Args:
-        boxes: Boxes in topological order.
-        edges: Edges between them.
+    The boxes must be in topological order.
     """
     fixed = {"input": END_HEIGHT, "output": END_HEIGHT, "layer": ENGINE_HEIGHT}
     for box in boxes:

@@ -507,7 +507,6 @@ class ModelCollector:
 
 
 def _number_layers(layers: Sequence[EngineLayer]) -> dict[str, int]:
-    """Return the position of the first layer with each name."""
     numbers: dict[str, int] = {}
     for number, layer in enumerate(layers):
         numbers.setdefault(layer.name, number)

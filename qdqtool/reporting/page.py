@@ -150,7 +150,6 @@ def _read_asset(name: str) -> str:
 
 
 def _hash_source(text: str) -> str:
-    """Return the hash of a script or a style for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -223,7 +223,6 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
 
 
 def _metric_to_keep(goal: dict[str, Any], float_metric: float | None) -> float | None:
-    """Return the metric to keep, which the goal gives as a share of the float model's metric."""
     share = _as_optional_number(goal.get("keep"))
     return None if share is None or float_metric is None else share * float_metric
 
@@ -353,9 +352,7 @@ def _add_statistics(histogram: data.ValueHistogram, statistics: TensorStatistics
 def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data.ValueHistogram:
     """Return the histogram of a tensor, without names.
 
-    Args:
-        statistics: Statistics of the tensor.
-        amax: Range of the tensor in the model; None if unknown.
+    `amax` is the range of the tensor in the model; None if unknown.
     """
     from calibration.methods import clipped_fraction
 
@@ -446,13 +443,8 @@ def _largest_magnitudes(
 ) -> list[float]:
     """Return the largest magnitude of each channel along an axis.
 
-    Empty if data is missing or not finite, or `steps` has another number of channels.
-
-    Args:
-        model: The model.
-        tensor: The weights.
-        axis: Axis of the channels.
-        steps: Factor of each channel, or of all channels.
+    `steps` has a factor for each channel, or one for all. Empty if data is missing or not finite,
+    or `steps` has another number of channels.
     """
     try:
         values = model.constant(tensor)

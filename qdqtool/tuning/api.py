@@ -304,7 +304,6 @@ class _TuningRun:
         self.ranges_seconds = 0.0  # estimate for collecting ranges from all images
 
     def _compute_hashes(self) -> Json:
-        """Return hashes of the model, the images and the settings that affect measurements."""
         options = self.options
         settings = [
             self.target.name,
@@ -550,13 +549,7 @@ class _TuningRun:
         return planner
 
     def _note_fp16_error(self, planner: Planner, placement: PlacementResult, model: Model) -> None:
-        """Add a note on the output errors with FP32 and with FP16, or a warning if a run fails.
-
-        Args:
-            planner: Planner of the placement.
-            placement: The chosen placement.
-            model: Q/DQ model of the placement with FP16.
-        """
+        """Add a note on the output errors with FP32 and with FP16, or a warning if a run fails."""
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = self._take_fp16_samples()
         try:

@@ -166,17 +166,7 @@ def _make_sets(
     to_judge: list[int],
     swept_on: int | None,
 ) -> ImageSets:
-    """Create the sets from indices of images; drop images that do not fill a batch.
-
-    Args:
-        dataset: Images of the search and held-out images.
-        calibration: Samples for the ranges during the search.
-        complete: Samples for the ranges of the result.
-        to_choose: Indices of the images for the search.
-        to_judge: Indices of the held-out images.
-        swept_on: Maximum number of samples for the sensitivity of single sites; None for
-            `SWEPT_ON`.
-    """
+    """Create the sets from indices of images in `dataset`; drop images that do not fill a batch."""
     batch = dataset.batch
     to_choose = to_choose[: len(to_choose) // batch * batch]
     to_judge = to_judge[: len(to_judge) // batch * batch]
@@ -205,7 +195,6 @@ def _share_of_block(total: int, blocks: int, k: int) -> int:
 def _split_in_three(
     indices: Sequence[int], batch: int, search_count: int, evaluation_count: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Divide indices of images into sets for ranges, for the search, and for the evaluation."""
     quarter = len(indices) // _FEWEST // batch * batch
     search_count, evaluation_count = (
         max(batch, min(n * batch, quarter)) for n in (search_count, evaluation_count)

@@ -89,7 +89,6 @@ def _explain_choice(
     site: TuningSite,
     choices: list[SiteChoice],
 ) -> tuple[str, str]:
-    """Return the choice at a site and the reason for it."""
     nodes, configuration = set(site.nodes), placement.configuration
     if nodes <= search.start.floats:
         return FLOAT, FREE

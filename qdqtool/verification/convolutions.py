@@ -293,12 +293,7 @@ def _read_layer(
 ) -> BuiltConvolution:
     """Return the precisions and fused nodes of a convolution in the built engine.
 
-    Args:
-        node: ONNX node of the convolution.
-        conv: Predicted outcome of the convolution.
-        mapper: Mapping from engine layers to ONNX nodes.
-        layer: Engine layer that computes the convolution.
-        position: Index of the convolution among the layers that TensorRT merged with ``||``.
+    `position` is its index among the layers that TensorRT merged with ``||``.
     """
     nodes = mapper.layer_nodes(layer)
     built = BuiltConvolution(layer=layer.name, line=layer.line)
