@@ -80,6 +80,8 @@ def test_constant_subgraph_has_no_layer(target: str) -> None:
         ("int8_weights", "trt8.5", None, True),
         ("multiply_in_pointwise_name", "trt10", None, False),
         ("constants_first", "trt10", None, False),
+        ("has_local_functions", "trt10", None, True),
+        ("has_bfloat16", "trt10", None, True),
         ("float16_scales", "trt10", None, True),
         ("strongly_typed", "trt11", None, True),
         ("residual_through_activation", "trt11", None, False),

@@ -14,3 +14,14 @@ def test_pads_from_the_shape_of_a_constant(g: Graph, op: str, is_int8: bool) -> 
     x = g.op("Pad", [g.pair(g.input(1, 16, 8, 8), "in"), pads], "pad")
     model = g.model(g.op("Conv", [x, g.weights("c", (16, 16, 1, 1), "qdq")], "c"))
     assert predict(model, "rtx1.7").convolution("c").is_int8 == is_int8
+
+
+@pytest.mark.parametrize(
+    ("op", "output"),
+    [("Relu", "INT8"), ("Transpose", "INT8"), ("Softmax", "FP32"), ("Add", "FP32")],
+)
+def test_product_writes_int8_if_it_fuses_the_q_after_it(g: Graph, op: str, output: str) -> None:
+    weights = g.pair(g.const("w", np.ones((16, 16))), "wq", 0.01)
+    x = g.op("MatMul", [g.pair(g.input(4, 16), "in"), weights], "product")
+    x = g.op(op, [x, x] if op == "Add" else x, "end")
+    assert predict(g.model(g.pair(x, "out")), "rtx1.7").convolution("product").output == output
