@@ -371,7 +371,7 @@ def test_log_of_graphsurgeon_stays_out_of_stdout(capsys: pytest.CaptureFixture[s
         nodes=[gs.Node("Relu", inputs=[gs.Variable("x")], outputs=[gs.Variable("y")])],
         outputs=[gs.Variable("y")],
     )  # no types: it complains
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="must include dtype"):
         load(graph)
     with quiet_graphsurgeon():
         gs.logger.G_LOGGER.log("said", gs.logger.G_LOGGER.CRITICAL)

@@ -79,7 +79,7 @@ def test_predict_has_the_time_of_the_command(
     prediction = qdqtool.predict(path, gpu="T4", batch=2)
     assert json.loads(json.dumps(prediction.as_json())) == printed
     prediction.save(tmp_path / "answer.json")
-    with pytest.raises(QdqtoolError):
+    with pytest.raises(QdqtoolError, check=has("output-is-input", path=str(path))):
         prediction.save(path)
 
 

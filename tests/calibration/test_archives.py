@@ -112,7 +112,7 @@ def test_member_with_a_wrong_size_is_read_to_that_size(tmp_path: Path) -> None:
     data = path.read_bytes()
     size = len(npy(np.zeros(1 << 20)))
     path.write_bytes(data.replace(struct.pack("<I", size), struct.pack("<I", 1000)))
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, check=has("wrong-format", path, "array 'a'")):
         read_arrays(path)
 
 

@@ -317,7 +317,7 @@ def test_fix_compares_on_images(tmp_path: Path) -> None:
     assert fixed.as_json()["samples"] == 3
     with pytest.raises(QdqtoolError, check=has("options-exclude-each-other", parameter="inputs")):
         fix(proto, data=tmp_path, inputs={"images": image(1, 3, 64, 64)})
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, check=has("file-missing")):
         fix(proto, data=tmp_path / "missing")
 
 

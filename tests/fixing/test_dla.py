@@ -244,5 +244,5 @@ def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
     onnx.save(quantize(one_layer()), path)
     translation = translate_for_dla(path)
     for outputs in ((path, tmp_path / "t.cache"), (tmp_path / "f.onnx", path)):
-        with pytest.raises(QdqtoolError):
+        with pytest.raises(QdqtoolError, check=has("output-is-input", path=str(path))):
             translation.save(*outputs)
