@@ -52,8 +52,8 @@ class QPassage(NamedTuple):
 
     Attributes:
         case: Evidence.
-        exact: Whether quantizing before and after the operator gives equal numbers. Otherwise
-            they differ by at most one step. TensorRT moves the Q in both cases.
+        exact: Whether quantizing before the operator gives the same numbers as quantizing after it.
+            Otherwise the numbers differ by at most one step. TensorRT moves the Q in both cases.
         when: Condition on the node; None for always.
         otherwise: Passage that applies to other forms of the operator, if the condition is not met.
     """
@@ -660,7 +660,7 @@ def is_run_time(model: Model, tensor: str) -> bool:
     """Return whether a tensor is neither a constant nor only a moved or cast constant.
 
     A constant operand (of a Div, Sub, Pow, Mul or Add) is not a layer's input: TensorRT fuses it
-    into the PWN (``PWN(Constant + [Shuffle], Pow)`` in a published listing).
+    into the PWN (an engine lists ``PWN(Constant + [Shuffle], Pow)``).
     """
     while tensor and not model.is_constant(tensor):
         producer = model.producer(tensor)

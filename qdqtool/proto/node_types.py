@@ -81,7 +81,7 @@ class NodeTypeCache:
     def infer_outputs(
         self, node: onnx.NodeProto, op: str, inputs: Sequence[KnownType]
     ) -> list[KnownType] | None:
-        """Return the types of a node's outputs; None if the cache does not support the node.
+        """Return the types of a node's outputs; None if they cannot be inferred here.
 
         Args:
             node: The node.

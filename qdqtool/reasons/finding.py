@@ -37,7 +37,7 @@ class Severity(StrEnum):
 
 
 class FindingRule(NamedTuple):
-    """Rule that turns a reason into a finding: the code, and whether ``fix`` can remove it.
+    """Rule that turns a reason into a finding: the code, and whether ``fix`` can help.
 
     Attributes:
         code: The code.
@@ -57,7 +57,6 @@ class FindingRule(NamedTuple):
     is_on_request: bool = False
 
     def is_met_by(self, reason: Reason) -> bool:
-        """Return whether the rule's condition holds for a reason."""
         return self.when is None or bool(self.when(reason))
 
 
@@ -144,11 +143,11 @@ class Reason:
         raise NotImplementedError(type(self).__name__)
 
     def scales_to_unify(self) -> Sequence[Scale]:
-        """Return the scales that one common scale would replace; empty for another kind of fix."""
+        """Return the scales that a common scale would replace; empty if the fix is another one."""
         return ()
 
     def names(self) -> Iterator[str]:
-        """Yield every name of a node or tensor in the reason's fields once."""
+        """Yield the names of nodes and tensors in the reason's fields, without duplicates."""
         return iter(collect_names(self))
 
 

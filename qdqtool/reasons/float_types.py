@@ -2,7 +2,7 @@
 
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
-from qdqtool.reasons.text import format_number
+from qdqtool.reasons.text import format_number, name_first
 from qdqtool.util.text import format_layer_counts
 
 
@@ -50,7 +50,7 @@ class ConstantsBeyondFp16(Reason):
 
 
 class RemainingFloat(Reason):
-    """Layers that read or write FP32, which a strongly typed network keeps.
+    """Layers that read or write FP32 in a strongly typed network.
 
     Attributes:
         convolutions: Number of convolutions and matrix products that read or write FP32.
@@ -78,7 +78,7 @@ class RemainingFloat(Reason):
         return (
             f"the float part of the model is FP32: inputs or outputs of {self.convolutions} of "
             f"{format_layer_counts(self.total - self.products, self.products)} could be FP16 "
-            f"({self.first} first)."
+            f"{name_first(self.first, self.convolutions)}."
         )
 
 

@@ -3,7 +3,7 @@
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.tensors import TensorSize
-from qdqtool.reasons.text import Message
+from qdqtool.reasons.text import Message, name_first
 from qdqtool.util.text import format_count
 
 
@@ -87,8 +87,9 @@ class HopperOnlyFp8(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         convolutions = format_count(self.count, "convolution")
+        first = name_first(self.node, self.count)
         return (
-            f"{convolutions} ({self.node} first): TensorRT {self.version} computes convolutions "
+            f"{convolutions} {first}: TensorRT {self.version} computes convolutions "
             "in FP8 on Hopper (compute capability 9.0) only, and this prediction assumes Hopper. "
             "Name the GPU to get the prediction for another GPU."
         )
@@ -150,7 +151,8 @@ class Fp8Unsupported(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         nodes = format_count(self.count, "Q/DQ node")
-        return f"{nodes} of FP8 ({self.node} first): {self.target} has no FP8."
+        first = name_first(self.node, self.count)
+        return f"{nodes} of FP8 {first}: {self.target} has no FP8."
 
 
 class WeaklyTypedFp8(Reason):
@@ -170,8 +172,8 @@ class WeaklyTypedFp8(Reason):
         nodes = format_count(self.count, "Q/DQ node")
         build = "this prediction is for --stronglyTyped; " if self.is_predicted_typed else ""
         return (
-            f"{nodes} of FP8 ({self.node} first): {build}a weakly typed build may run the layers "
-            "in FP16."
+            f"{nodes} of FP8 {name_first(self.node, self.count)}: {build}a weakly typed build may "
+            "run the layers in FP16."
         )
 
 

@@ -5,6 +5,8 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
+from qdqtool.reasons.text import name_first
+from qdqtool.util.text import format_count
 
 GpuFact = StrEnum(
     "GpuFact",
@@ -32,23 +34,21 @@ def _match_facts(*facts: GpuFact) -> Callable[[Any], bool]:
 
 
 _DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
-# Placeholders are the fields {gpu}, {count} and {first}; {0}, {1} ... are the values.
+# Placeholders: the fields {gpu} and {count}, the {layers} with their number, the {first} of them,
+# and the values {0}, {1} ...
 _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
-    GpuFact.NO_FP8: (
-        "{gpu} has no FP8, so the FP8 layers ({count}, the first is {first}) cannot be built."
-    ),
+    GpuFact.NO_FP8: ("{gpu} has no FP8, so {layers} in FP8 {first} cannot be built."),
     GpuFact.NO_BF16: "{gpu} has no BF16, which the model uses: the build fails.",
     GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores.",
     GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32.",
     GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32.",
     GpuFact.FUSION: (
-        "{gpu} has no INT8 tensor cores: TensorRT may leave the activations (LeakyRelu, SiLU, GELU "
-        "or similar) after convolutions ({count}, the first is {first}) unfused. These "
-        "convolutions then write float."
+        "{gpu} has no INT8 tensor cores: TensorRT may not fuse LeakyRelu, SiLU, GELU and similar "
+        "activations into convolutions. Then {layers} {first} would write float."
     ),
     GpuFact.KERNELS: (
-        "{gpu} may have no INT8 kernel for depthwise convolutions ({count}, the first is {first})."
+        "{gpu} may have no INT8 kernel for depthwise convolutions: {layers} {first}."
     ),
     GpuFact.JETSON: (
         "{gpu}: this prediction is for the GPU of the Jetson. The DLA does not support Q/DQ."
@@ -96,5 +96,9 @@ class GpuLimit(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return _TEXTS[self.fact].format(
-            *self.values, gpu=self.gpu, count=self.count, first=self.first
+            *self.values,
+            gpu=self.gpu,
+            count=self.count,
+            layers=format_count(self.count, "layer"),
+            first=name_first(self.first, self.count),
         )

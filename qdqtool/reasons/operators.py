@@ -1,7 +1,7 @@
 """Reasons about operators that TensorRT cannot import, or that were not analyzed."""
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
-from qdqtool.reasons.text import Message, list_names
+from qdqtool.reasons.text import Message, list_names, name_first
 from qdqtool.util.text import format_count
 
 
@@ -91,8 +91,9 @@ class RuntimeOperators(Reason):
     packs_weights: bool
 
     def message(self, finding: Finding, cause: Cause) -> Message:
+        first = name_first(self.node, self.count)
         text = (
-            f"{format_count(self.count, 'node')} ({self.node} first) are operators of onnxruntime "
+            f"{format_count(self.count, 'node')} {first} are operators of onnxruntime "
             f"({list_names(self.ops)}), for which TensorRT's parser has no importer."
         )
         if self.count == 1:

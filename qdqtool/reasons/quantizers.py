@@ -5,7 +5,7 @@ from typing import ClassVar
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.tensors import Scale
-from qdqtool.reasons.text import Message, format_scale
+from qdqtool.reasons.text import Message, format_scale, name_first
 from qdqtool.util.text import format_count
 
 
@@ -180,7 +180,7 @@ class UncoveredTypes(Reason):
         kinds = [f"{format_count(count, 'Q/DQ node')} of {kind}" for kind, count in self.kinds]
         return (
             f"this prediction, which has rules for INT8 and FP8, does not cover "
-            f"{' and '.join(kinds)} ({self.node} first)."
+            f"{' and '.join(kinds)} {name_first(self.node, sum(dict(self.kinds).values()))}."
         )
 
 
@@ -268,7 +268,8 @@ class FakeQuantizers(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         text, export = _FORMS[self.form]
-        message = f"{format_count(self.count, 'quantizer')} ({self.node} first) are {text}."
+        first = name_first(self.node, self.count)
+        message = f"{format_count(self.count, 'quantizer')} {first} are {text}."
         if self.count == 1:
             message = f"{self.node} is a quantizer in the form of {text}."
         if self.problem:

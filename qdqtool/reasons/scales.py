@@ -575,7 +575,8 @@ class ActivationScales(Reason):
             if self.factor > 1
             else f"{1 / (self.factor or 1):.2g} times too large"
         )
-        factor = f", all by about the same factor ({off})" if self.factor else ""
+        are = "is" if self.bad == 1 else "are all"
+        factor = f" and {are} about {off}" if self.factor else ""
         return (
             f"{self.bad} of {self.total} activation scales "
             f"{'does' if self.bad == 1 else 'do'} not fit "

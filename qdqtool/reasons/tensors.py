@@ -65,7 +65,6 @@ class OperatorPath:
         self.ops = ops if step is None or step.op in ops else ops | {step.op}
 
     def with_step(self, step: PathStep) -> OperatorPath:
-        """Return the path with one more step at its end."""
         return OperatorPath(step, self)
 
     def latest_steps(self, most: int = STEPS) -> tuple[PathStep, ...]:

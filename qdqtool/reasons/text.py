@@ -34,7 +34,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_scale(scale: Scale) -> str:
-    """Return a scale as a number, or the range of scales per channel."""
+    """Return a scale as a number, or the range of scales per channel; ``unknown`` for None."""
     if isinstance(scale, PerChannel):
         if not scale.count:
             return "unknown"
@@ -62,6 +62,11 @@ def format_size(size: TensorSize | None) -> str:
 def format_node(name: str, op: str) -> str:
     """Return ``name (Op)``; only the name if it contains the operator or no operator is known."""
     return name if not op or op in name else f"{name} ({op})"
+
+
+def name_first(node: str, count: int) -> str:
+    """Return ``(name)`` for a single node, ``(the first is name)`` for the first of several."""
+    return f"({node})" if count == 1 else f"(the first is {node})"
 
 
 def format_step(step: PathStep) -> str:

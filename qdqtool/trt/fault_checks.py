@@ -151,7 +151,10 @@ def check_scale_positive(
 
 
 def find_scale_owner(model: Model, node: Node) -> ScaleOwner:
-    """Return what a Q or DQ quantizes: an activation, weights (finite or not) or integers."""
+    """Return what a Q or DQ quantizes: an activation, weights (finite or not) or integers.
+
+    Weights whose data is missing count as integers.
+    """
     quantizer = node
     producer = model.producer(node.input(0))
     if qdq.is_dq(node) and producer is not None and qdq.is_q(producer):

@@ -49,8 +49,8 @@ _SUPPORT = (
 def find_gpu_support(capability: str, target: Target) -> tuple[GpuSupport, str]:
     """Return whether a target can build engines for a GPU, and which TensorRT versions can.
 
-    A target without a minor version (``trt10``) stands for all its minor versions. The result for
-    TensorRT-RTX is always full support, because :meth:`Target.with_capability` has checked the GPU.
+    A target without a minor version (``trt10``) stands for all its minor versions. For
+    TensorRT-RTX, :meth:`Target.with_capability` checks the GPU, and the result is full support.
 
     Returns:
         The support, and the versions that can build for the compute capability, such as "8.5 or

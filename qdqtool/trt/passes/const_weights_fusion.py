@@ -39,10 +39,10 @@ class ConstWeightsFusion(Pass):
             conv.add_cases(*constant.cases)
 
     def _refuse_shared(self, constant: Layer, convolutions: list[Layer]) -> bool:
-        """Record a reason for each convolution if other layers read the weights too.
+        """Record a reason for each convolution if its weights are shared or a network output.
 
         Returns:
-            Whether the weights are shared, or are a network output.
+            Whether a reason was recorded.
         """
         consumers = constant.out.consumers
         names = SharedTuple(map(node_name, itertools.islice(consumers, STEPS)))

@@ -171,7 +171,10 @@ class MyelinRegions(Pass):
 
     @staticmethod
     def _absorb_dq(region: MyelinRegion, members: Collection[Layer], dq: Layer) -> None:
-        """Fuse a DQ into the kernel after it, or mark it as a separate kernel after the region."""
+        """Fuse a DQ into the kernel after it, or mark it as a separate kernel after the region.
+
+        Other DQs are left unchanged.
+        """
         if _is_read_inside(dq, members):
             dq.add_cases(INSIDE)
             region.fused.extend(_node_names(dq))
@@ -318,7 +321,7 @@ def _neighbors_in_region(layer: Layer) -> list[Layer]:
 
 
 def _quantizers_around(members: Collection[Layer]) -> list[Layer]:
-    """Return the Q and DQ next to a region, and all Q and DQ that directly continue them."""
+    """Return the Q and DQ that are connected to a region directly or through other Q and DQ."""
     around = find_reachable(members, _neighboring_quantizers)
     return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)
 

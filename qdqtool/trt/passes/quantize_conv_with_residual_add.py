@@ -182,7 +182,7 @@ class QuantizeConvWithResidualAdd(Pass):
     ) -> None:
         """Fuse convolution, Add and Q; ``dq`` dequantizes the residual.
 
-        The lines have the order of TensorRT's log. The log names other passes inside this pass.
+        The emitted lines have the order of TensorRT's log, where some of them name other passes.
         """
         case = ACTIVATED if conv.fusion.has_activation else QUANTIZED
         self.fire_running(case, conv)

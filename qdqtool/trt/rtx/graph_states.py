@@ -54,8 +54,9 @@ class GraphStates:
     def _output_type(self, node: Node, output: str) -> int:
         """Return the ONNX type of an output.
 
-        A DQ writes the type of its scale, a Cast the type to which it casts. Other operators with a
-        float output, or with an output of unknown type, write the type of their first float input.
+        A Q writes its quantized type, a DQ the type of its scale, a Cast the type to which it
+        casts. Other operators with a float output, or with an output of unknown type, write the
+        type of their first float input.
         """
         stored = self.model.elem_type(output)
         if qdq.is_q(node):

@@ -449,9 +449,10 @@ class IntegerMotion:
     def _state_after_max_pool(self, node: Node, state: IntegerState) -> State:
         """Return the state after a MaxPool.
 
-        FP8 data becomes float. INT8 data becomes float if the MaxPool is directly after a DQ, and a
-        Q moves up to the output of the MaxPool. The compiler then creates an INT8 pooling for the
-        Q, and a float pooling for the other consumers.
+        A pooling without effect (1x1) keeps integers. Otherwise FP8 data becomes float. INT8 data
+        becomes float if the MaxPool is directly after a DQ, and a Q moves up to the output of the
+        MaxPool. The compiler then creates an INT8 pooling for the Q, and a float pooling for the
+        other consumers.
         """
         if _is_unit_pooling(node):
             return state
@@ -501,7 +502,7 @@ _Shape = tuple[int | None, ...]
 
 
 def _map_axes(node: Node, axes: frozenset[int], before: _Shape, after: _Shape) -> set[int] | None:
-    """Return the axes that the given axes become after a node; None if one is lost."""
+    """Return the axes that the given axes become after a node; None if one is lost or unknown."""
     if node.op == "Transpose":
         order = node.attributes.get("perm") or list(range(len(before) - 1, -1, -1))
         if not isinstance(order, list) or sorted(order) != list(range(len(before))):
