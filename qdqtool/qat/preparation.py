@@ -273,8 +273,8 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         The plan of the checkpoint.
 
     Raises:
-        QdqtoolError: The checkpoint is from another network or plan. The message names a
-            difference.
+        QdqtoolError: The checkpoint is damaged, or is from another network or plan (the message
+            names a difference); or it has no plan, and `model` is not prepared.
     """
     model = unwrap_network(model)
     if saved.get("format") != CHECKPOINT_FORMAT:
@@ -305,15 +305,15 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
 
 
 def _merge_and_check_modules(model: nn.Module, plan: Plan) -> None:
-    """Merge the branches that a plan merges, in place, and check that all its modules exist.
+    """Merge the branches that a plan merges, in place, and check that the plan's modules exist.
 
     Raises:
-        QdqtoolError: The network does not have a module of the plan.
+        QdqtoolError: The network does not have a module of the plan, or merges other branches.
     """
+    merged = merge_branches(model) if plan.merged else []
     modules = dict(model.named_modules())
     missing = [w.module for w in plan.weights if w.module not in modules]
-    merged = merge_branches(model) if plan.merged else []
-    if set(merged) != set(plan.merged) or (missing and not plan.merged):
+    if missing or set(merged) != set(plan.merged):
         raise _other_network_error([*missing, *plan.merged][0])
 
 

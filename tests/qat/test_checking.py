@@ -352,3 +352,31 @@ def test_restore_is_refused(
     state = trained.state_dict() if saved is None else {**qat.checkpoint(trained), **saved}
     with pytest.raises(QdqtoolError, check=has(code), match=message):
         qat.restore(network(), state)
+
+
+class TwoBranches(nn.Module):
+    """Block whose own method merges its two convolutions into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nets.conv(), nets.conv()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x) + self.second(x)
+
+    def forward_fuse(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)
+
+    def fuse_convs(self) -> None:
+        conv = nets.conv()
+        conv.weight.copy_(self.first.weight + self.second.weight)
+        conv.bias.copy_(self.first.bias + self.second.bias)
+        del self.first, self.second
+        self.conv = conv
+
+
+def test_restore_into_network_with_fewer_modules_after_merging_is_refused() -> None:
+    saved = qat.checkpoint(nets.ready(nn.Sequential(TwoBranches(), nets.conv()), X))
+    assert saved["plan"]["merged"] == ["0"]
+    with pytest.raises(QdqtoolError, check=has("different-models"), match="no module '1'"):
+        qat.restore(nn.Sequential(TwoBranches()), saved)
