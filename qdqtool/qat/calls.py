@@ -109,13 +109,14 @@ def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkC
         )
     expected_types = {place: (kind, shape) for place, kind, shape in expected}
     for (place, kind, shape), tensor in zip(call.description, call.tensors, strict=True):
-        name = f"sample, {place}: {describe_tensor(kind, shape)}"
+        name = f"sample, {place} ({describe_tensor(kind, shape)})"
         _check_tensor(tensor, name)
         expected_kind, expected_shape = expected_types.get(place, (kind, shape))
         if (kind, len(shape)) != (expected_kind, len(expected_shape)):
             raise QdqtoolError(
                 f"{name}: the network was prepared with "
-                f"{describe_tensor(expected_kind, expected_shape)}; give a tensor of this kind",
+                f"{describe_tensor(expected_kind, expected_shape)}; give a tensor of this type and "
+                "number of dimensions",
                 code="wrong-shape",
                 parameter="sample",
             )

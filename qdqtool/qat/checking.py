@@ -118,9 +118,10 @@ class ReferenceRun:
 
 
 def randomize_constants(call: NetworkCall) -> NetworkCall:
-    """Return a call in which random values from 0 to 1 replace constant float tensors.
+    """Return a call in which random values from 0 to 1 replace float tensors of equal values.
 
-    If an input were all zeros, wrong scales would not change the outputs.
+    If an input were all zeros, wrong scales would not change the outputs. A tensor with a single
+    value is kept.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -283,7 +284,7 @@ def check_pieces(
         raise ModelError(
             f"the values at {worst_at} differ from those of the network by {worst:.1e} of their "
             f"standard deviation, more than {PIECE_TOLERANCE:g}: a Q/DQ pair, a scale, an axis or "
-            "the weights before this place are different in the network. Export the network again",
+            "the weights before this place are different in the network",
             code="different-results",
             node=worst_at,
         )
@@ -308,8 +309,7 @@ def _match_pairs(
         calls = numbers.get(q.name)
         if not calls:
             raise ModelError(
-                f"'{q.name}' does not belong to a quantizer of the network; export the network "
-                "again",
+                f"'{q.name}' does not belong to a quantizer of the network",
                 code="unknown-quantizer",
                 node=q.name,
             )
@@ -317,8 +317,7 @@ def _match_pairs(
         for dq in model.consumers(q.output):
             if dq.op not in (qdq.Q, qdq.DQ):
                 raise ModelError(
-                    f"'{q.name}' has the consumer '{dq.name}', which is not a DequantizeLinear; "
-                    "export the network again",
+                    f"'{q.name}' has the consumer '{dq.name}', which is not a DequantizeLinear",
                     code="no-dequantizer",
                     node=q.name,
                 )
@@ -328,7 +327,7 @@ def _match_pairs(
     if missing:
         name = reference.calls[min(missing)].name
         raise ModelError(
-            f"the Q/DQ pair of quantizer '{name}' is missing; export the network again",
+            f"the Q/DQ pair of quantizer '{name}' is missing",
             code="missing-pair",
             node=name,
         )
@@ -343,14 +342,13 @@ def _check_parameters(model: Model, node: Node, call: QuantizerCall) -> None:
         actual = f"scale {scale:.6g}" if is_scalar else "no constant scale"
         raise ModelError(
             f"'{node.name}' has {actual} in the file, but quantizer '{call.name}' of the network "
-            f"has {call.scale:.6g}; export the network again",
+            f"has {call.scale:.6g}",
             code="different-scale",
             node=node.name,
         )
     if str(params.precision) != "INT8" or np.any(params.zero_point):
         raise ModelError(
-            f"'{node.name}' is not symmetric INT8, but quantizer '{call.name}' is; export the "
-            "network again",
+            f"'{node.name}' is not symmetric INT8, but quantizer '{call.name}' is",
             code="not-symmetric-int8",
             node=node.name,
         )
@@ -393,8 +391,7 @@ def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequenc
         shape = tuple(tensor.shape)
         if result.shape != shape:
             raise ModelError(
-                f"an output has shape {result.shape} in onnxruntime and {shape} in the network; "
-                "export the network again",
+                f"an output has shape {result.shape} in onnxruntime and {shape} in the network",
                 code="wrong-shape",
             )
         worst = max(worst, _relative_difference(result, tensor.numpy()))
@@ -419,8 +416,7 @@ def _run_model(
         return [np.asarray(r) for r in session.run(names, used)]
     except Exception as error:  # onnxruntime's exceptions share no narrower base class
         raise ModelError(
-            f"onnxruntime cannot run the exported model ({str(error).splitlines()[0]}); export the "
-            "network again",
+            f"onnxruntime cannot run the exported model ({str(error).splitlines()[0]})",
             code="onnxruntime-failed",
         ) from error
 

@@ -181,7 +181,8 @@ def export(
         result = network_copy.compare(proto, tolerance)
     except ModelError as error:
         if tolerance < UNCHECKED_TOLERANCE:
-            raise _with_path(error, f"{error}; nothing was written", path) from error
+            reason = f"{error}. Nothing was written; with `tolerance=1`, this is only a warning"
+            raise _with_path(error, reason, path) from error
         message = f"{os.fspath(path)}: {error}; `tolerance` is 1 or more, so the file was written"
         warnings.warn(message, UserWarning, stacklevel=2)
         result = Check(float("inf"), float("nan"), 0, float("inf"), "")
@@ -227,7 +228,7 @@ def check(
     try:
         return network_copy.compare(file.proto, tolerance)
     except ModelError as error:
-        raise _with_path(error, str(error), path) from error
+        raise _with_path(error, f"{error}; export the network again", path) from error
 
 
 def _check_tolerance(tolerance: float) -> None:
@@ -289,12 +290,6 @@ class _NetworkCopy:
         self._numbers: dict[str, list[int]] = {}
 
     def export(self, opset: int, options: dict[str, Any]) -> onnx.ModelProto:
-        """Export the Q/DQ model.
-
-        Args:
-            opset: ONNX opset.
-            options: Options of ``torch.onnx.export``.
-        """
         counter = itertools.count()
         copy = copy_network(self._network)
         with switch_heads_to_export(copy), evaluation_mode(copy):
@@ -357,7 +352,7 @@ class _NetworkCopy:
                 "the outputs in onnxruntime differ from those of the network by "
                 f"{result.difference:.3f} of their standard deviation, more than {allowed:.3f} "
                 f"(`tolerance` {tolerance:g} plus {NOISE_FACTOR:g} times {result.noise:.3f}, the "
-                "change of the network's outputs by rounding errors). Export the network again",
+                "change of the network's outputs by rounding errors)",
                 code="different-results",
             )
         return result

@@ -129,8 +129,8 @@ class Plan:
     def tied(self) -> list[list[str]]:
         """Groups of quantized inputs that read different tensors but share one range.
 
-        The tensors need equal ranges because Concat, Split, MaxPool or similar operators connect
-        them. A group is a list of descriptions of module inputs and calls.
+        For example, Concat, Split, MaxPool or similar operators connect the tensors. A group is a
+        list of descriptions of module inputs and calls.
         """
         groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
@@ -145,9 +145,9 @@ class Plan:
         """Return the plan as text, with a line for each module."""
         residuals, pools = self._list_sites(ADD), self._list_sites(POOL)
         lines = [
-            f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in "
-            f"INT8, residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: "
-            f"{len(self.skipped)}",
+            f"{self.target}, {self.backend}: convolutions and linear layers in INT8: "
+            f"{len(self.weights)}, residual inputs: {len(residuals)}, average pools: {len(pools)}, "
+            f"left float: {len(self.skipped)}",
             *(f"  merged    {n}: its branches become one convolution" for n in self.merged),
             *(f"  residual  {_describe_site(site)}" for site in residuals),
             *(f"  pool      {_describe_site(site)}" for site in pools),

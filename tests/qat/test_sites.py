@@ -209,7 +209,7 @@ def test_transposed_convolution_is_float_for_rtx() -> None:
 def test_text_of_plan() -> None:
     text = plan(nets.UpAndDown(), ONE, exclude=["up"]).text()
     for part in (
-        "2 convolutions and linear layers in INT8",
+        "convolutions and linear layers in INT8: 2",
         "one amax  down, last",
         "float     up: excluded by `exclude` up",
     ):
@@ -391,10 +391,14 @@ def ready() -> tuple[nn.Module, Tensor]:
         (lambda x: x.numpy(), "wrong-type", "ndarray"),
         (lambda x: "x", "wrong-type", "str"),
         (lambda x: 3.5, "wrong-type", "float"),
-        (lambda x: x.long(), "wrong-shape", "16x16x8x8 integers: the network was prepared with 1x"),
-        (lambda x: x > 0, "wrong-shape", "booleans: the network was prepared with 1x16x8x8 floats"),
-        (lambda x: x[0], "wrong-shape", "argument 1: 16x8x8 floats"),
-        (lambda x: x[0, 0, 0, 0], "wrong-shape", "argument 1: a scalar of type floats"),
+        (lambda x: x.long(), "wrong-shape", "8 integers): the network was prepared with 1x16x8x8"),
+        (
+            lambda x: x > 0,
+            "wrong-shape",
+            "booleans): the network was prepared with 1x16x8x8 floats",
+        ),
+        (lambda x: x[0], "wrong-shape", "argument 1 (16x8x8 floats)"),
+        (lambda x: x[0, 0, 0, 0], "wrong-shape", "argument 1 (a scalar of type floats)"),
         (lambda x: x[:0], "empty", "0x16x8x8 floats"),
         (lambda x: x[:, :, :0], "empty", "16x16x0x8 floats"),
         (lambda x: x * torch.nan, "not-finite", "16x16x8x8 floats"),
