@@ -42,7 +42,7 @@ def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tenso
     Args:
         model: Network in evaluation mode.
         norms: For the name of each BatchNormalization, the name of the convolution before it.
-            Modules that are no longer a BatchNormalization are skipped.
+            Names of other modules, and a BatchNormalization without statistics, are skipped.
 
     Returns:
         Factors of the output channels, of shape [channels], by name of the convolution.

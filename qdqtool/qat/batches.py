@@ -79,7 +79,8 @@ def convert_batch(
       is missing, or if the sample had no keyword arguments, all entries are used if all keys are
       parameters of ``forward``. Otherwise, only the images (``img``, ``image`` ...) are used.
 
-    uint8 images are converted to floats from 0 to 1, with a warning.
+    If ``fn`` is given, its result is converted instead. All elements of a tuple or list are then
+    arguments. uint8 images are converted to floats from 0 to 1, with a warning.
 
     Raises:
         DataError: The batch contains no arguments of the network.

@@ -97,7 +97,7 @@ class QATCallback(Callback):  # type: ignore[misc]
         return network
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Insert quantizers, with the checkpoint's plan if training is resumed."""
+        """Insert missing quantizers, with the checkpoint's plan if training is resumed."""
         network = self._find_network(pl_module)
         if not is_prepared(network):
             if self._plan is not None:
@@ -120,7 +120,7 @@ class QATCallback(Callback):  # type: ignore[misc]
             )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Freeze BatchNormalization again, because Lightning sets the training mode each epoch."""
+        """Freeze BatchNormalization again if requested: Lightning resets the mode each epoch."""
         if self.freeze_norms:
             freeze_batch_norms(self._find_network(pl_module))
 

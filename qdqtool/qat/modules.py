@@ -197,8 +197,8 @@ def following_norm_factor(module: Any) -> Tensor | None:
     """Return the factors of the following BatchNormalization, shaped to multiply the weights.
 
     Returns:
-        The factors. None if the weights have one scale for each channel, or if the
-        BatchNormalization is folded already.
+        The factors. None if no BatchNormalization follows or it is folded already, or if the
+        weights have one scale for each channel.
     """
     if module.qdq_norm is None:
         return None
@@ -274,7 +274,7 @@ class QuantizerReference(NamedTuple):
 
 
 def find_quantizers(model: nn.Module) -> Iterator[QuantizerReference]:
-    """Yield every quantizer of a network, in the order of its modules."""
+    """Yield every attribute that holds a quantizer, in the order of the network's modules."""
     for owner, module in model.named_modules():
         if isinstance(module, QuantizedModule):
             if module.qdq_input is not None:

@@ -30,7 +30,8 @@ def unwrap_network(model: Any) -> nn.Module:
     EMA.
 
     Raises:
-        QdqtoolError: The object is neither a network nor a wrapper of a network.
+        QdqtoolError: The object is neither a network nor a wrapper of a network, or is Ultralytics'
+            wrapper of an exported model.
     """
     while True:
         if isinstance(model, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel):

@@ -104,7 +104,7 @@ def calibrate(
         QdqtoolError: The network was not prepared, a method is unknown, a pattern matches no
             quantizer, or ``max_batches`` is below 1.
         DataError: The data is empty, the network cannot be called with the data, or a quantizer
-            received no values or NaN.
+            received no values, NaN or infinities.
     """
     if together is None:
         wrapped = getattr(model, "_orig_mod", model)
@@ -161,7 +161,7 @@ def _collect_statistics(
     calls: Iterable[NetworkCall],
     members: dict[tuple[int, str], QuantizerReference],
 ) -> DataStatistics:
-    """Run a network with quantizers disabled, and collect statistics of their inputs.
+    """Run a network with quantizers disabled, and collect statistics of the quantizers' inputs.
 
     Args:
         model: Prepared network.
@@ -186,7 +186,7 @@ def _collect_statistics(
         for number, call in enumerate(calls):
             if not all(t.numel() for t in call.tensors):
                 raise DataError(
-                    f"batch {number}: {call}: the tensor is empty; leave empty batches out",
+                    f"batch {number} ({call}): a tensor is empty; leave empty batches out",
                     code="empty",
                     parameter="data",
                 )

@@ -347,7 +347,7 @@ def find_quantized_trainer(base: type) -> type[Any]:
 
 
 def find_output_names(network: nn.Module) -> list[str] | None:
-    """Return the output names of Ultralytics' export; None if they are the default names."""
+    """Return the output names of Ultralytics' export; None if they are those of `qat.export`."""
     return ["output0", "output1"] if getattr(network, "task", "") == "segment" else None
 
 
