@@ -53,31 +53,21 @@ ImageFile = str | os.PathLike[str] | IO[bytes]
 # Decoding -----------------------------------------------------------------------------------------
 
 
-def decode_image(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
+def read_image(source: ImageFile) -> Image.Image:
     """Decode an image like OpenCV's imread: upright by its EXIF data, without alpha, 8 bits.
 
-    Args:
-        source: Path, or open file.
-        name: Name of an open file for messages.
-
     Returns:
-        RGB values, uint8 [height, width, 3].
+        RGB image of Pillow.
 
     Raises:
         DataError: The file cannot be read, is damaged, is not a regular file, or exceeds
             :data:`qdqtool.util.limits.IMAGE_FILE` or :data:`qdqtool.util.limits.IMAGE_PIXELS`.
     """
-    return np.array(read_image(source, name))
-
-
-def read_image(source: ImageFile, name: str = "") -> Image.Image:
-    """Decode an image file to an upright RGB image of Pillow; see :func:`decode_image`."""
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(source, str | os.PathLike):
-                name = Path(source).name
                 source = stack.enter_context(_open_file(source))
-            image = stack.enter_context(_open_image(source, name))
+            image = stack.enter_context(_open_image(source))
             width, height = image.size
             if width * height > limits.IMAGE_PIXELS:  # checked before the pixels are decoded
                 raise DataError(
@@ -103,7 +93,7 @@ def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     return open(path, "rb")
 
 
-def _open_image(file: IO[bytes], name: str) -> Image.Image:
+def _open_image(file: IO[bytes]) -> Image.Image:
     """Open an image like `PIL.Image.open`, but only with the decoders in `_FORMATS`.
 
     `PIL.Image.open` itself is not called: Ultralytics replaces it by a function that installs a
@@ -118,7 +108,7 @@ def _open_image(file: IO[bytes], name: str) -> Image.Image:
             if accepts is None or accepts(start) is True:
                 file.seek(0)
                 return open_format(file, "")
-    raise DataError(f"cannot identify image file {name!r}", code="wrong-format")
+    raise DataError("not a JPEG, PNG, BMP or WebP image", code="wrong-format")
 
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
@@ -369,7 +359,7 @@ class ImageSource(FilesSource):
             DataError: The file cannot be decoded, or a user's function returns an array that does
                 not fit the input.
         """
-        image = read_image(source, name)
+        image = read_image(source)
         if not isinstance(self.preprocess, Preprocess):
             label = f"the result of `preprocess` for {name or source}"
             return {self.spec.name: self.spec.fit(np.asarray(self.preprocess(image)), label)}
@@ -387,7 +377,7 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
     label = f"input '{spec.name}' {spec.shape_text()}"
     if len(spec.shape) != 4:
         raise DataError(
-            f"{label} is not an input for images, which has 4 dimensions; give npz files",
+            f"{label} does not have the 4 dimensions of an image input; give npz files",
             code="wrong-rank",
             node=spec.name,
         )

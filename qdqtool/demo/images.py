@@ -13,9 +13,9 @@ from qdqtool.errors import DataError
 IMAGE_NAME = re.compile(r"demo-\d{3,6}\.png")  # file names of :func:`write_images`
 
 
-def make_image(size: int, index: int, seed: int = 0) -> Image.Image:
+def make_image(size: int, index: int) -> Image.Image:
     """Return an RGB image of `size` by `size` pixels. Equal arguments give equal images."""
-    rng = np.random.default_rng((seed, index))
+    rng = np.random.default_rng((0, index))
     image = Image.fromarray(_draw_background(rng, size))
     draw = ImageDraw.Draw(image)
     for _ in range(int(rng.integers(3, 14))):
@@ -57,16 +57,10 @@ def _draw_shape(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) 
         draw.line(box, fill=fill, width=int(rng.integers(1, max(2, size // 40))))
 
 
-def write_images(
-    folder: str | os.PathLike[str], count: int, size: int, seed: int = 0
-) -> list[Path]:
+def write_images(folder: str | os.PathLike[str], count: int, size: int) -> list[Path]:
     """Write generated images `demo-000.png`, `demo-001.png` ... into an existing folder.
 
-    Args:
-        folder: Folder for the images.
-        count: Number of images.
-        size: Height and width in pixels.
-        seed: Seed of the images.
+    The images have `size` by `size` pixels.
 
     Raises:
         DataError: The folder is missing, or an image cannot be written.
@@ -74,7 +68,7 @@ def write_images(
     paths = [Path(folder) / f"demo-{index:03d}.png" for index in range(count)]
     for index, path in enumerate(paths):
         try:
-            make_image(size, index, seed).save(path, compress_level=1)
+            make_image(size, index).save(path, compress_level=1)
         except OSError as error:
             raise DataError(
                 f"cannot be written: {error.strerror or error}", str(path), code="not-written"

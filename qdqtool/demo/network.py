@@ -15,7 +15,7 @@ STRIDES = (8, 16, 32)
 REG_MAX = 16  # number of bins of the distribution over each box side (DFL)
 OPSET = 17
 
-# Published networks: channels of layers 0, 1, 3, 5 and 7; repetitions of blocks 2, 4, 6 and 8.
+# By size of the network: channels of layers 0, 1, 3, 5 and 7; repetitions of blocks 2, 4, 6 and 8.
 SIZES = {
     "n": ((16, 32, 64, 128, 256), (1, 2, 2, 1)),
     "s": ((32, 64, 128, 256, 512), (1, 2, 2, 1)),
@@ -41,7 +41,7 @@ def yolov8n(
         size: Side of the square input in pixels, a multiple of 32.
         classes: Number of classes.
         seed: Seed of the weights. Equal seeds give equal bytes.
-        activation: ``silu``, as in published models, or ``relu``.
+        activation: ``silu``, as in Ultralytics' models, or ``relu``.
 
     Returns:
         A model of opset 17 with input ``images`` [1, 3, size, size] (RGB, 0 to 1) and output
@@ -148,13 +148,12 @@ class YoloBuilder:
         *,
         gain: float = 0.8,
         bias: float = 0.0,
-        spread: float = 0.6,
     ) -> str:
         """Add a convolution without activation.
 
-        With the defaults of `gain` and `spread`, the output has a variance of about 1. The bias is
-        random too. If all variance came from the image, random layers would amplify rounding
-        errors until no information about the image is left.
+        With the default of `gain`, the output has a variance of about 1. The bias is random too. If
+        all variance came from the image, random layers would amplify rounding errors until no
+        information about the image is left.
 
         Args:
             name: Name of the node.
@@ -164,8 +163,7 @@ class YoloBuilder:
             kernel: Height and width of the kernel.
             stride: Stride in both directions.
             gain: Standard deviation of the output over an image.
-            bias: Mean of the bias.
-            spread: Standard deviation of the bias over the channels.
+            bias: Mean of the bias over the channels. The standard deviation is 0.6.
         """
         fan_in = cin * kernel * kernel
         weight = self.rng.standard_normal((cout, cin, kernel, kernel))
@@ -174,7 +172,7 @@ class YoloBuilder:
         # Channels have different ranges, as in trained networks with folded BatchNormalization.
         weight *= np.exp(0.3 * self.rng.standard_normal((cout, 1, 1, 1)))
         weight *= gain / np.sqrt(fan_in * self.variances[tensor])
-        offsets = bias + spread * self.rng.standard_normal(cout)
+        offsets = bias + 0.6 * self.rng.standard_normal(cout)
         # For example, /model.22/cv2.0/cv2.0.1/conv/Conv has the weight
         # model.22.cv2.0.1.conv.weight.
         path = re.sub(r"/cv\d\.\d(?=/cv)", "", name)
@@ -215,7 +213,11 @@ class YoloBuilder:
     def add_c2f(
         self, name: str, tensor: str, cin: int, cout: int, repeats: int, shortcut: bool
     ) -> str:
-        """Add a C2f block: a Split, a chain of bottlenecks, and a Concat of all their outputs."""
+        """Add a C2f block.
+
+        The block is a convolution, a Split, a chain of bottlenecks after the second half, a Concat
+        of both halves and the outputs of all bottlenecks, and a second convolution.
+        """
         half = cout // 2
         joined = self.add_conv(f"{name}/cv1", tensor, cin, cout)
         parts = self.add_split(f"{name}/Split", joined, half, half)

@@ -23,6 +23,7 @@ from qdqtool.quantization.api import insert
 from qdqtool.runtime.sessions import open_session
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
+from qdqtool.util.text import format_count
 
 _COMPARED_IMAGES = 8
 _GPU = "RTX 3060"  # GPU for which the report has estimated times
@@ -58,7 +59,8 @@ def run_demo(
     write_images(image_folder, images, size)
     yield (
         f"1. wrote {model} (YOLOv8n architecture, random weights)\n"
-        f"   and {images} generated images of {size} x {size} pixels to {image_folder}\n\n"
+        f"   and {format_count(images, 'generated image')} of {size} x {size} pixels to "
+        f"{image_folder}\n\n"
         "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
     )
     cache = folder / "calibration.npz"
@@ -108,17 +110,9 @@ def _indent_page(text: TextPage) -> str:
 def _compare_outputs(
     before: onnx.ModelProto, after: onnx.ModelProto, size: int, first: int
 ) -> tuple[float, float]:
-    """Compare the outputs of two models on generated images.
+    """Return the mean difference of box coordinates in pixels, and the correlation of scores.
 
-    Args:
-        before: Float model.
-        after: Q/DQ model.
-        size: Height and width of the input in pixels.
-        first: Number of the first image. Choose it so that the images differ from the
-            calibration images.
-
-    Returns:
-        Mean difference of box coordinates in pixels, and correlation of the scores.
+    `first` is the number of the first generated image, which follows the calibration images.
     """
     outputs = []
     for proto in (before, after):

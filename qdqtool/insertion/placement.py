@@ -319,12 +319,6 @@ def _match_patterns(
 
 
 class _Placer:
-    """Placement of Q/DQ pairs in one model, node by node.
-
-    Attributes:
-        placement: The placement of the nodes visited so far.
-    """
-
     def __init__(self, model: Model, rules: PlacementRules) -> None:
         self.placement = Placement(number_format=rules.number_format)
         self._model = model

@@ -11,11 +11,12 @@ from PIL import Image, ImageOps
 
 from calibration import Dataset, InputSpec, open_data
 from calibration.images import (
+    ImageFile,
     ImageSource,
     Preprocess,
-    decode_image,
     describe_preprocess,
     prepare_image,
+    read_image,
 )
 from calibration.listing import file_digest
 from qdqtool.errors import DataError
@@ -40,6 +41,10 @@ def encode(pixels: Any, kind: str, **options: Any) -> bytes:
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def decode_image(source: ImageFile) -> np.ndarray:
+    return np.array(read_image(source))
 
 
 def decode_bytes(data: bytes) -> np.ndarray:
@@ -177,7 +182,7 @@ def test_prepared_images_are_those_that_are_decoded(
     [
         ("nothing.png", "file-missing", "no such file"),
         ("", "not-a-file", "is a folder"),
-        ("text.png", "wrong-format", "'text.png'"),
+        ("text.png", "wrong-format", "not a JPEG"),
     ],
 )
 def test_other_files_are_rejected(
@@ -193,8 +198,8 @@ def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.M
     """Ultralytics replaces it by a function that installs a package if a file is not an image."""
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("called"))
     assert (decode_bytes(encode(noise(3, 5), "PNG")) == noise(3, 5)).all()
-    with pytest.raises(DataError, check=has("wrong-format", "'there.png'")):
-        decode_image(io.BytesIO(b"no picture"), "there.png")
+    with pytest.raises(DataError, check=has("wrong-format", "not a JPEG")):
+        decode_bytes(b"no picture")
 
 
 def png_of_16_bits(values: np.ndarray) -> bytes:

@@ -376,7 +376,7 @@ def test_images_that_are_all_broken_are_an_error(tmp_path: Path, cache: Path) ->
     for name in ("b.png", "a.png"):
         (tmp_path / name).write_text("no picture")
     with pytest.raises(
-        DataError, check=has("file-damaged", "2 images", "a.png: ", "'a.png'", parameter="data")
+        DataError, check=has("file-damaged", "2 images, a.png: not a JPEG", parameter="data")
     ):
         run(cache, tmp_path)
     assert not (cache).exists()
