@@ -6,7 +6,8 @@ This package depends neither on TensorRT nor on Q/DQ nodes::
     statistics = calibration.collect("yolov8n.onnx", "images/", tensors)
     amax = calibration.amax_of(statistics["images"], "mse")
 
-One pass collects the statistics for all methods; see :func:`collect` and :data:`METHODS`.
+One pass over the images collects the statistics for all methods; see :func:`collect` and
+:data:`METHODS`.
 """
 
 from calibration.arrays import open_data

@@ -200,9 +200,9 @@ class StackedSource(SampleSource):
         return sample
 
     def digest(self, index: int) -> bytes:
-        """Return the row's number, preceded by the file's digest for row 0.
+        """Return the row's number. For row 0, the digest of the file precedes it.
 
-        The file is hashed only once for all rows.
+        The file is therefore hashed only once for all rows.
         """
         row = self.rows[index]
         return (b"" if row else file_digest(self.path)) + row.to_bytes(8, "big")
@@ -337,8 +337,8 @@ class MemorySource(SampleSource):
                 raise EndOfSamples from None
         if not isinstance(sample, Mapping):
             raise DataError(
-                f"calibration sample {index} is a {type(sample).__name__}; give a dict of name to "
-                "array for each sample, or only paths of images",
+                f"calibration sample {index} is a {type(sample).__name__}; give a dict of arrays "
+                "by input name for each sample, or only paths of images",
                 code="wrong-type",
                 parameter="data",
             )
@@ -471,7 +471,7 @@ def _open_path(
         source.list_file = path
         return source
     raise DataError(
-        "not a folder, a list of images (.txt), an image, .npz or .npy",
+        "is not calibration data; give a folder, a list of images (.txt), an image, .npz or .npy",
         str(path),
         code="wrong-format",
     )
@@ -500,7 +500,7 @@ def _open_folder(
         )
     if listing.paths:
         if links:
-            text = f"skipped {format_count(len(links), 'broken link')}, first {min(links)}"
+            text = f"skipped {format_count(len(links), 'broken link')}, such as {min(links)}"
             notes.append(Note(text, code="dead-links", count=len(links), first=min(links)))
         source = ImageSource(listing.paths, path, inputs, preprocess, size)
         source.notes = notes
@@ -510,7 +510,7 @@ def _open_folder(
         return SampleFilesSource(arrays.paths, path, inputs)
     reason = f"the folder has no images ({kinds}) and no npz or npy files"
     if links:
-        example = f"{format_count(len(links), 'broken link')} ({min(links)} first)"
+        example = f"{format_count(len(links), 'broken link')} (such as {min(links)})"
         reason += f", but {example}; check whether the images are mounted"
     elif notes:
         reason = str(notes[0])

@@ -478,9 +478,11 @@ def write_tensorrt_cache(
     out.write(version + "\n")
     for tensor, scale in scales.items():
         if not (math.isfinite(scale) and scale > 0) or "\n" in tensor:
+            reason = f"its scale is {scale:g}; calibrate again"
+            if "\n" in tensor:
+                reason = "its name contains a line break; rename it in the model"
             raise DataError(
-                f"tensor '{tensor}': scale {scale:g} cannot be written to a TensorRT calibration "
-                "table; give a positive scale, and a name in one line",
+                f"tensor '{tensor}' cannot be written to a TensorRT calibration table: {reason}",
                 code="invalid-scale",
                 node=tensor,
             )

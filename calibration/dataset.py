@@ -97,14 +97,14 @@ class DataQuality:
             )
         if self.constant:
             yield Note(
-                f"every value is the same in {self.constant} of {total} images; check these files",
+                f"every value is the same in {self.constant} of {total} images; check the images",
                 code="constant-images",
                 constant=self.constant,
                 total=total,
             )
         if self.nonfinite:
             yield Note(
-                f"NaN or infinite values in {self.nonfinite} of {total} samples; check these files",
+                f"NaN or infinite values in {self.nonfinite} of {total} samples; check the data",
                 code="nonfinite-samples",
                 nonfinite=self.nonfinite,
                 total=total,

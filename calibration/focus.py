@@ -47,7 +47,7 @@ class FocusMap:
 
         Returns:
             Values [c, positions] for each row of the batch that has positions in focus. Empty if
-            the activation does not have four dimensions or has another batch size.
+            the activation is empty, does not have four dimensions, or has another batch size.
         """
         if array.ndim != 4 or len(array) != len(self.masks) or 0 in array.shape:
             return []
@@ -123,8 +123,8 @@ class Focus:
             outputs: Tensors of the sample by name, including the class outputs.
 
         Returns:
-            None if a class output does not have four dimensions or is not finite, or if the class
-            outputs have different batch sizes.
+            None if a class output is empty, does not have four dimensions or is not finite, or if
+            the class outputs have different batch sizes.
         """
         maps = []
         for name in self.scores:

@@ -254,7 +254,8 @@ def reduce_bias(
         error: Function that returns the errors of ranges [n].
 
     Returns:
-        The range with the least sum of two terms: the error, divided by the error at `amax`; and
+        `amax` if no tensor has spots or the error at `amax` is 0. Otherwise the range with the
+        least sum of two terms: the error, divided by the error at `amax`; and
         :data:`BIASED_WEIGHT` times the squared share of the biased error (biased error divided by
         the squared error at `amax`, mean of all parts).
     """

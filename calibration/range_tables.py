@@ -38,8 +38,8 @@ class RangeTable:
     Attributes:
         format: Name of the format, for reports.
         scales: Scale (amax / 127) by tensor name; 0 for a tensor of zeros.
-        skipped: Tensors without a usable scale: their entry is not for 8 bits, is for a float type,
-            or has a scale for each channel.
+        skipped: Tensors without a usable scale. For example, their entry is not for 8 bits, is for
+            a float type, or has a scale for each channel.
     """
 
     format: str

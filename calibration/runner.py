@@ -41,6 +41,7 @@ from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
 from qdqtool.util.notes import Note
 from qdqtool.util.progress import track_progress
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from calibration.cluster_pass import ClusterPass
@@ -90,8 +91,8 @@ def collect(
         overwrite_cache: Whether to replace a cache of another model or of other data. Otherwise
             such a cache is an error.
         cluster: Workers that run the network: address of a Dask scheduler, ``local:N`` for N
-            processes on this machine, or a ``distributed.Client``. Default: this process. All
-            choices give equal results, bit for bit.
+            processes on this machine, or a ``distributed.Client``. Default: this process. Without
+            `mixed_cpus`, all choices give equal results, bit for bit.
         mixed_cpus: Whether to allow workers whose results differ in the last bits.
 
     Raises:
@@ -293,7 +294,7 @@ class _Calibration:
         missing = [name for name in self.names if name not in old]
         if progress.is_complete and missing:
             self.finished = old
-            text = f"reused, except for {len(missing)} tensors that it lacks"
+            text = f"reused, except for {format_count(len(missing), 'tensor')} that it lacks"
             self._add_note(f"{cache}: {text}", "reused-in-part", missing=len(missing))
             return None
         if missing:

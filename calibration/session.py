@@ -83,8 +83,8 @@ def choose_size(model: Model, size: Size | None) -> Size | None:
         Height and width in pixels; None if neither the user nor the metadata gives them.
 
     Raises:
-        DataError: `size` differs from the fixed size of all inputs, or is not a multiple of the
-            ``stride`` in Ultralytics' metadata.
+        DataError: `size` differs from the fixed size of all inputs, the model has no image input,
+            or `size` is not a multiple of the ``stride`` in Ultralytics' metadata.
     """
     if size is None:
         return metadata_size(model)

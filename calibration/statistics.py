@@ -42,9 +42,7 @@ from qdqtool.util.text import brief_repr
 Counts = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-OCTAVES = (
-    20  # values below 2**-20 of the maximum are far below half a step of any useful INT8 scale
-)
+OCTAVES = 20  # values below 2**-20 of the maximum are far below half a step of any INT8 scale
 MIN_TOP = OCTAVES - 126  # the window starts at 2**-126, the smallest normal float32
 # Number of values that are counted in one step. Smaller steps would fit a core's caches better, but
 # at every step a thread waits for Python's global lock: with half as many values, two threads take
@@ -346,8 +344,9 @@ def find_spots(array: npt.NDArray[Any], number: int) -> Spots | None:
         number: Number of the sample. Equal numbers and shapes give equal positions and channels.
 
     Returns:
-        float32 [positions, channels]. None if the activation does not have four dimensions, has
-        fewer than 48 positions, or has a value that is not finite at the chosen positions.
+        float32 [positions, channels]. None if the activation is empty, does not have four
+        dimensions, has fewer than 48 positions, or has a value that is not finite at the chosen
+        positions.
     """
     if array.ndim != 4 or not array.shape[0] or not array.shape[1]:
         return None

@@ -381,12 +381,20 @@ def test_table_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "scale"),
-    [("x", 0.0), ("x", -0.5), ("x", math.inf), ("x", math.nan), ("x\ny", 0.5)],
+    ("name", "scale", "reason"),
+    [
+        ("x", 0.0, "scale is 0;"),
+        ("x", -0.5, "scale is -0.5;"),
+        ("x", math.inf, "scale is inf;"),
+        ("x", math.nan, "scale is nan;"),
+        ("x\ny", 0.5, "line break"),
+    ],
 )
-def test_table_with_other_scales_is_not_written(tmp_path: Path, name: str, scale: float) -> None:
+def test_unsuitable_scale_or_name_is_not_written_to_table(
+    tmp_path: Path, name: str, scale: float, reason: str
+) -> None:
     path = tmp_path / "t.cache"
     path.write_text("before")
-    with pytest.raises(DataError, check=has("invalid-scale", f"{scale:g}", node=name)):
+    with pytest.raises(DataError, check=has("invalid-scale", reason, node=name)):
         write_tensorrt_cache(path, {"a": 1.0, name: scale})
     assert path.read_text() == "before"
