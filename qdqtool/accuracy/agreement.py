@@ -428,7 +428,7 @@ def _to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _split_rows(outputs: _Arrays, rows: int) -> list[dict[str, npt.NDArray[Any]]]:
-    """Return the outputs of each image, or one entry if an output has no batch dimension."""
+    """Return the outputs of each image, or one entry if an output has fewer rows than images."""
     if rows == 1 or not all(a.ndim and len(a) >= rows for a in outputs.values()):
         return [dict(outputs)]
     return [{name: a[i : i + 1] for name, a in outputs.items()} for i in range(rows)]

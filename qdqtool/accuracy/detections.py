@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 IOUS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO's metric
 RECALLS = np.linspace(0.0, 1.0, 101)
-SUPPRESSION_CANDIDATES = 3000  # number of best boxes that non-maximum suppression compares
+SUPPRESSION_CANDIDATES = 3000  # maximum number of boxes that non-maximum suppression compares
 _MIN_SCORE = 0.001  # lowest score of a detection
 _MAX_OVERLAP = 0.7  # a box is dropped if its IoU with a better box of its class is larger
 _MAX_DETECTIONS = 300  # maximum number of detections of an image
@@ -136,8 +136,9 @@ def read_detections(rows: npt.NDArray[Any]) -> Detections:
 def match_detections(reference: Detections, detections: Detections) -> DetectionMatches:
     """Match each detection with a reference box of its class, at each threshold of `IOUS`.
 
-    Detections with higher scores come first. At each threshold, a detection gets the box with the
-    largest overlap among the boxes that no earlier detection has.
+    Detections are in the order of their scores. At each threshold, a detection matches the box with
+    the largest overlap among those that no earlier detection matches, if this overlap reaches the
+    threshold.
     """
     hits = np.zeros((len(detections.scores), len(IOUS)), bool)
     for label in np.unique(detections.classes):

@@ -225,7 +225,7 @@ class TopClassMetric(Metric):
 
 @dataclass(frozen=True)
 class OutputAgreementMetric(Metric):
-    """One minus the relative error: output error divided by the float outputs' deviation."""
+    """One minus the output error as a fraction of the float outputs' standard deviation."""
 
     tensors: tuple[str, ...]
     name: str = "output-agreement"
@@ -240,7 +240,7 @@ class OutputAgreementMetric(Metric):
         return ReferenceOutputs({t: reference[t] for t in self.tensors}, None)
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
-        """Return one minus the relative error of the outputs."""
+        """Return one minus the outputs' error, see :meth:`ReferenceOutputs.error`."""
         return 1.0 - reference.error(outputs)
 
 

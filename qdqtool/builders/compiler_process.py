@@ -35,7 +35,7 @@ def is_installed(package: str) -> bool:
 
 
 class CompilerProcess:
-    """Child process with a compiler, which is started when needed and restarted after a crash.
+    """Compiler in a child process, which starts when needed and restarts after a crash.
 
     Args:
         package: ``tensorrt_rtx`` or ``tensorrt``.

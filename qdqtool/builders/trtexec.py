@@ -65,8 +65,8 @@ def _find_trtexec() -> str:
     program = shutil.which("trtexec") or next(installed, None)
     if program is None:
         raise BuilderError(
-            "trtexec is neither on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or "
-            "build with tensorrt-rtx",
+            "trtexec is neither on PATH nor where NVIDIA's packages install it, such as in "
+            "/usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx",
             code="missing-program",
             parameter="builder",
         )

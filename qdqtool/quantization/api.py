@@ -174,8 +174,8 @@ def insert(
         unify: Whether tensors share one scale if Concat, Split, Slice, MaxPool, Resize or a similar
             operator connects them.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
-        include: Regular expressions on names of nodes to quantize although a preset would leave
-            them float.
+        include: Regular expressions on names of nodes to quantize even if `head` or `attention`
+            leaves them float.
         exclude_op: Operator types that remain float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` and ``fp8`` store quantized
             weights with DQ alone.
@@ -191,8 +191,8 @@ def insert(
         input_type: ``float`` leaves the network's inputs as they are. ``int8`` and ``uint8``: see
             :mod:`qdqtool.insertion.input_types`.
         cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
-            N processes on this machine, or a ``distributed.Client``. Default: this process. The
-            result is the same with and without workers, bit for bit.
+            N processes on this machine, or a ``distributed.Client``. Default: this process. Without
+            `mixed_cpus`, the result is the same with and without workers, bit for bit.
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
         calib_table: Table with the ranges, instead of `data`: a TensorRT calibration table, AIMET
             encodings, JSON of PPQ or onnxruntime, or lines of Paddle; see
@@ -208,7 +208,8 @@ def insert(
             ``precision="fp8"``, a GPU without FP8 is an error.
 
     Returns:
-        The Q/DQ model with scales (units of the tensor per integer step) and reasons.
+        The Q/DQ model, with scales (units of the tensor per integer step), and reasons why nodes
+        remain float.
 
     Raises:
         ModelError: The model cannot be read, is quantized already, or has nothing to quantize.
@@ -337,7 +338,8 @@ def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]
             if not target.has_fp8_convolutions and rules.warn_fp8_version(
                 placement, inserter.target
             ):
-                return f"TensorRT {target.version_name} has no FP8 convolutions on this GPU"
+                place = "" if gpu is None else f" on {gpus.choose_gpu(gpu).name}"
+                return f"TensorRT {target.version_name} has no FP8 convolutions{place}"
     except NothingToQuantize as error:
         return f"no layer suits FP8: {error.reason}"
     return ""
@@ -562,9 +564,9 @@ class _Inserter:
         return scales
 
     def _measure_scales(self, model: Model, tensors: Sequence[str]) -> dict[str, float]:
-        """Return INT8 scales of tensors of the float model, measured in a separate pass.
+        """Return INT8 scales of tensors of the float model, measured in a separate run.
 
-        Empty if the data cannot be read again, or if the pass fails; a warning reports a failure.
+        Empty without data, if the data cannot be read again, or if the run fails (with a warning).
         """
         if self._data is None or isinstance(self._data, Iterator) or not tensors:
             return {}
@@ -639,7 +641,6 @@ class _Inserter:
         self.result.findings.extend(report.findings)
 
     def measure_losses(self, scales: Sequence[GroupScale]) -> None:
-        """Measure the output error of the quantized activations if the option `losses` is not 0."""
         statistics, self._statistics = self._statistics, None  # free tens of megabytes
         if self._options.losses == 0 or statistics is None:
             return
@@ -704,11 +705,12 @@ class _Inserter:
         self.result.agreement = agreement
         losses, error = self.result.losses, agreement.error
         if losses and not error <= max(_MIN_FP16_ERROR, _MIN_FP16_RATIO * losses.error):
+            change = f"by {error:.0%}" if np.isfinite(error) else "to NaN or infinity"
             self.result.warnings.append(
                 Note(
                     f"{self._format.title} activations alone change the outputs by "
-                    f"{losses.error:.1%}, but together with FP16 layers by {error:.0%}: compare "
-                    "the accuracy with that of `high_precision='fp32'`",
+                    f"{losses.error:.1%}, but together with FP16 layers {change}. Compare the "
+                    "accuracy with that of `high_precision='fp32'`",
                     code="half-differs",
                     int8=losses.error,
                     half=error,

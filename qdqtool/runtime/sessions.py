@@ -278,7 +278,7 @@ def _is_data_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.Tensor
 def _write_temporary_model(
     proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
 ) -> Iterator[Path | None]:
-    """Write a model and weights to temporary files; yield the path, or None on failure."""
+    """Write a model and weights to temporary files; yield the path, or None if not written."""
     with contextlib.ExitStack() as stack:
         path = None
         if os.name != "nt":  # Windows cannot delete files that onnxruntime has mapped
