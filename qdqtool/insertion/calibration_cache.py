@@ -54,7 +54,7 @@ from qdqtool.util.text import format_count
 _CLIPPING = ("Relu", "Clip")
 _BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
 _MAX_ROUNDS = 16  # maximum number of rounds; in each, a scale moves up or down one branch
-_MAX_NAMES = 4  # tensors without a scale that the report names
+_MAX_NAMES = 4  # maximum number of tensors without a scale that the report names
 _NO_LAYER = (LayerKind.SHAPE, LayerKind.CONSTANT)
 
 
@@ -74,7 +74,7 @@ class TensorScales:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of scales by rule."""
+        """Number of scales of each origin."""
         return dict(Counter(self.rules.values()))
 
 
@@ -277,7 +277,7 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
     Args:
         model: The network without Q/DQ.
         scales: Scales of the network's tensors.
-        int8: Names of the weighted nodes that are quantized.
+        int8: Names of the nodes with weights that are quantized.
     """
     names = Counter(_parser_layer_name(node) for node in model.nodes)
     missing, varying = set(scales.missing), set(list_float_tensors(model))

@@ -26,7 +26,7 @@ _SHAPE_SUFFIX = "/qdqtool/shape"
 
 
 def compact_places(places: Places) -> Places:
-    """Return the compact form of an array, which the module's docstring describes."""
+    """Return the compact form of an array; see the docstring of the module."""
     for axis in range(places.ndim):
         first = places.take([0], axis)
         if places.shape[axis] > 1 and (places == first).all():

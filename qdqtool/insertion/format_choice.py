@@ -112,7 +112,7 @@ class FormatChoice:
 
     Attributes:
         precision: The chosen format: ``int8``, ``fp8``, or ``fp16`` for the float network.
-        reason: Reason for the choice, as a sentence.
+        reason: Text with the reason for the choice.
         errors: Output error of each format against the float model, as a fraction of the outputs'
             standard deviation; empty if not measured.
         samples: Number of samples on which the errors were measured.
@@ -155,8 +155,8 @@ def choose_number_format(
 ) -> FormatChoice:
     """Choose a format by measured errors and estimated times.
 
-    A format is unsuitable if its mean error is at least 16 %, or if it is known to be not more than
-    2 % faster than FP16. If no format is suitable, FP16 is chosen.
+    A format is unsuitable if its mean error is at least 16 % or not finite, or if it is known to be
+    not more than 2 % faster than FP16. If no format is suitable, FP16 is chosen.
 
     A larger margin would reject INT8 in builds where INT8 is faster. Five measured pairs of builds
     have an estimated gain of 1.02 to 1.10. INT8 was faster in four of them, by factors of 1.02 to

@@ -193,9 +193,9 @@ class _Fp16Converter:
 def update_recorded_scales(
     model: Model, quantized: Sequence[QuantizedTensor], groups: Sequence[GroupScale]
 ) -> tuple[list[GroupScale], list[Note]]:
-    """Replace the scales in `quantized` and `groups` by those of the Qs in an FP16 model.
+    """Write the scales of an FP16 model's Qs into `quantized`, in place.
 
-    The entries of `quantized` change in place. `groups` does not change.
+    Entries whose Q the model no longer has do not change.
 
     Returns:
         The groups with their new scales, and a note if scales were raised.

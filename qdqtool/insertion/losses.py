@@ -469,7 +469,7 @@ def _build_branch(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
 def _open_session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
     try:
         return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
-    except Exception as error:  # onnxruntime's exceptions share no other base class
+    except Exception as error:  # onnxruntime's exceptions share no narrower base class
         raise ModelError(
             f"onnxruntime cannot run the quantized model: {describe_failure(error)}",
             code="onnxruntime-failed",

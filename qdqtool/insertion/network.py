@@ -62,7 +62,7 @@ def prepare_network(
         weights: Option `weights` of :func:`qdqtool.insert`; ``int8`` stores int8 weights.
         high_precision: Option `high_precision` of :func:`qdqtool.insert`. If None, the layers
             without Q/DQ become FP16 on a target that computes in the types of the file, unless the
-            opset cannot be raised for FP16.
+            preparation for FP16 fails.
         loaded: The loaded model, if `source` was loaded already.
         number_format: Format of the Q/DQ pairs.
 

@@ -162,10 +162,10 @@ class NetworkOptions:
     """Changes of the network in addition to its Q/DQ pairs.
 
     Attributes:
-        high_precision: ``fp32`` or ``fp16``: type of the layers without Q/DQ. None: ``fp16`` if the
+        high_precision: Type of the layers without Q/DQ, ``fp32`` or ``fp16``. None: ``fp16`` if the
             target computes in the types of the file, else ``fp32``.
         smooth: Strength of SmoothQuant from 0 to 1. None: no SmoothQuant.
-        input_type: ``float``, ``int8`` or ``uint8``: type of the network's inputs.
+        input_type: Type of the network's inputs, ``float``, ``int8`` or ``uint8``.
     """
 
     high_precision: str | None = None

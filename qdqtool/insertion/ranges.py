@@ -104,9 +104,9 @@ def read_table_scales(
 ) -> tuple[list[GroupScale], Json]:
     """Return the scales of all groups from a table, and the JSON `calibration` of the result.
 
-    A group gets the largest of the scales of its tensors, unless its largest value does not depend
-    on the data. :mod:`calibration.range_tables` describes the formats of tables. The table has INT8
-    scales. FP8 scales are computed for the same ranges.
+    A group gets the largest of the scales of its tensors, unless the largest value of the group
+    does not depend on the data. :mod:`calibration.range_tables` describes the formats of tables.
+    The table has INT8 scales. FP8 scales are computed for the same ranges.
 
     Raises:
         DataError: The table cannot be read, has an implausible scale, or lacks a scale for a group.
@@ -152,11 +152,8 @@ def _raise_missing_scale(
 ) -> NoReturn:
     """Raise the error for tensors that the table has no scale for.
 
-    Args:
-        missing: Quantized tensors without a scale, one for each group.
-        source: The table.
-        tensors: All tensors of the model.
-        path: Path of the table.
+    `missing` has one quantized tensor for each group without a scale. `tensors` has all tensors of
+    the model.
     """
     first, table, code = shorten_text(missing[0]), source.scales, "missing-scale"
     if table and tensors.isdisjoint(table):

@@ -69,11 +69,11 @@ class Insertion:
             findings are in ``prediction``.
         compute_capabilities: Compute capabilities of the GPUs that ``target`` builds for; empty for
             all.
-        requested_target: The target, with the TensorRT version that the user named.
-        load_float_model: Function that returns the float model; None if the result does not come
-            from :func:`qdqtool.insert`.
+        requested_target: The target, with the TensorRT version that the user named. This and the
+            next two attributes are None if the result does not come from :func:`qdqtool.insert`.
+        load_float_model: Function that returns the float model.
         measure_scales: Function that measures scales of tensors of the float model on the
-            calibration data. The result is empty if the data cannot be read again.
+            calibration data. It returns an empty dict if the data cannot be read again.
     """
 
     model: onnx.ModelProto

@@ -29,10 +29,10 @@ def measure_fp16_maxima(
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int = FP16_SAMPLES,
 ) -> dict[str, float]:
-    """Return the largest magnitude of each tensor that becomes FP16 in a Q/DQ model.
+    """Return the largest magnitude of each FP32 tensor of the nodes that can compute in FP16.
 
-    The magnitude is infinity if a value is NaN. The samples are spread evenly over the data. The
-    result is empty if the data is an iterator.
+    Constants are left out. The magnitude is infinity if a value is NaN. The samples are spread
+    evenly over the data. The result is empty if the data is an iterator.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
