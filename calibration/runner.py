@@ -145,8 +145,8 @@ def _check_finite(statistics: Statistics, names: Sequence[str], model: Model) ->
         total = part.count + part.nonfinite
         statistics.warnings.append(
             Note(
-                f"tensor '{name}': {part.nonfinite} of {total} values are NaN or infinite and were "
-                "left out",
+                f"tensor '{name}': {part.nonfinite} of {total} values are NaN or infinite and do "
+                "not count; check the model and the preprocessing",
                 code="nonfinite-tensor",
                 tensor=name,
                 nonfinite=part.nonfinite,
@@ -281,7 +281,7 @@ class _Calibration:
                 parameter="cache",
             )
         self._add_note(
-            f"{cache}: not used: {mismatch}; calibrating again", "not-used", why=mismatch
+            f"{cache}: not used, because {mismatch}; calibrating again", "not-used", why=mismatch
         )
         return None
 

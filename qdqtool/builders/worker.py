@@ -88,7 +88,8 @@ def _build_engine(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) 
     except (TypeError, RuntimeError) as error:
         return {
             "status": "unavailable",
-            "message": f"TensorRT {trt.__version__} finds no usable GPU ({error})",
+            "message": f"TensorRT {trt.__version__} finds no usable GPU ({error}); build on a "
+            "machine with a GPU, or with tensorrt-rtx",
         }
     flags, network_flags = trt.NetworkDefinitionCreationFlag, 0
     if is_rtx:  # TensorRT-RTX networks are always strongly typed

@@ -147,8 +147,8 @@ def calibrate(
         result.warnings.extend(notes)
     if result.images < FEW_IMAGES:
         warnings.warn(
-            f"calibrated with {format_count(result.images, 'image')}, which are too few for "
-            "reliable ranges; give a hundred or more images like those of the deployment",
+            f"calibrated with {format_count(result.images, 'image')}, too few for reliable ranges; "
+            "give a hundred or more images like those of the deployment",
             UserWarning,
             stacklevel=2,
         )
