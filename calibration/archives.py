@@ -57,7 +57,8 @@ def read_array_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         name: Name of the array for messages.
 
     Raises:
-        DataError: The header is not valid, the values are not plain numbers, or some are missing.
+        DataError: The header is not valid, the values are not plain numbers, or the file is cut
+            off.
     """
     try:
         shape, fortran, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)

@@ -150,7 +150,7 @@ class CalibrationProgress:
         model: Text that identifies the model and the :class:`Focus`, but not the tensors.
         statistics: Statistics over the finished samples.
         done: Numbers of the finished samples.
-        total: Number of all samples; None if unknown.
+        total: Number of all samples; None unless the calibration is finished.
         quality: Value range and numbers of unusual images of the finished samples, for warnings.
     """
 
@@ -162,7 +162,7 @@ class CalibrationProgress:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the number of samples is known and all are finished."""
+        """Whether all samples are finished."""
         return self.total is not None and len(self.done) >= self.total
 
 
@@ -205,7 +205,8 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
     """Read a file that :func:`save_progress` wrote.
 
     Raises:
-        DataError: The file is missing, damaged, or not a calibration cache.
+        DataError: The file is missing, damaged, from another version of qdqtool, or not a
+            calibration cache.
     """
     name = os.fspath(path)
     try:

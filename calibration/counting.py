@@ -144,7 +144,7 @@ class SampleCounter:
 
 
 def make_counting_semaphore(counters: int) -> threading.Semaphore:
-    """Return a semaphore that lets at most half of the counters count at the same time.
+    """Return a semaphore that lets half of the counters, at least one, count at the same time.
 
     The other counters run the network meanwhile. Counting consists of many short steps in Python,
     for which threads have to wait for Python's global interpreter lock.

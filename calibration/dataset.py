@@ -147,7 +147,7 @@ class InputSpec:
             what: Name of the array for messages.
 
         Raises:
-            DataError: The array's shape or type does not fit.
+            DataError: The array's shape or type does not fit, or the array is empty.
         """
         if array.ndim == len(self.shape) - 1:
             array = array[None]
@@ -536,7 +536,10 @@ class Dataset:
         return result
 
     def _record_quality(self, index: int, sample: Sample) -> None:
-        """Add a sample, with the values of its float images, to `quality`, once for each index."""
+        """Add a sample to `quality`, unless a sample of the same index was added before.
+
+        Only 4-D float inputs count for the value range.
+        """
         quality = DataQuality(total=1)
         for spec in self.inputs:
             if len(spec.shape) == 4 and spec.numpy_dtype.kind == "f":

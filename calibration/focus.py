@@ -11,7 +11,7 @@ A position is in focus in three cases:
 * Its highest class output reaches a threshold far below the score of a detection.
 * Its highest class output is among the highest `share` of the sample. Samples without objects have
   positions in focus for this reason.
-* A neighbor is in focus for one of these reasons.
+* A neighbor is in focus for one of these two reasons.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from qdqtool.util.text import format_reason
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
-    ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
+    ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # messages have this order
 )
 # Only these decoders of Pillow are used, whatever the suffix of a file. Other decoders are unsafe:
 # the decoder for EPS starts Ghostscript.

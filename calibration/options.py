@@ -32,7 +32,7 @@ class Preprocess:
     Attributes:
         resize: ``letterbox`` keeps the aspect ratio and pads both sides evenly; ``corner`` pads
             the right and the bottom. ``stretch`` does not keep the aspect ratio. ``crop`` resizes
-            the shorter side and takes the center, as torchvision's Resize and CenterCrop.
+            the image and takes its center, as torchvision's Resize and CenterCrop.
         bgr: Channel order blue, green, red instead of red, green, blue.
         scale: Factor for the 0 to 255 pixel values.
         mean: Mean of each channel, subtracted after scaling.

@@ -84,7 +84,7 @@ class NetworkAgreement:
     Attributes:
         images: Number of images.
         unread: Name and reason of each image that could not be read.
-        measures: All metrics, with the metric that fits the network best first.
+        measures: All metrics. The first is the metric that fits the network best.
         preprocess: How images became inputs, as JSON; None for arrays.
         notes: Notes about the preprocessing.
     """

@@ -28,7 +28,7 @@ SIZES = {
 # variance is 0.31 (SiLU) or 0.34 (ReLU), and the mean square is 0.36 or 0.5. The mean has little
 # effect, because the sum of the weights of the next convolution is 0.
 _ACTIVATION_VARIANCES = {"silu": 0.356, "relu": 0.41}
-_IMAGE_VARIANCE = 0.05  # variance of the pixels of an image, from 0 to 1
+_IMAGE_VARIANCE = 0.05  # variance of pixel values, which are from 0 to 1
 _POOL_GROWTH = 2.2  # factor by which a 5x5 MaxPool increases the variance, for demo images
 
 

@@ -135,7 +135,7 @@ def export(
         output_names: Names for the outputs.
         tolerance: Permitted error of an output (see :attr:`Check.difference`), in addition to 5
             times :attr:`Check.noise`. With a tolerance of 1 or more, failed checks are only
-            warnings, and the model is always written.
+            warnings, except NaN or infinities in FP8.
 
     Returns:
         The path of the model, its prediction, and the result of the check.

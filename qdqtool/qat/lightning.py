@@ -106,7 +106,7 @@ class QATCallback(Callback):  # type: ignore[misc]
                 prepare(network, self.sample, **self.options)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Calibrate the quantizers, unless a checkpoint contained their ranges."""
+        """Calibrate all quantizers if one of them has no range yet."""
         network = self._find_network(pl_module)
         if find_uncalibrated(network):
             trainer.fit_loop.setup_data()

@@ -345,7 +345,7 @@ class Int8Mixin:
     * A state dict with ranges can be loaded into a network without ranges. The original quantizers
       fail: pytorch-quantization moves ranges to CUDA even without a GPU, and ModelOpt rejects
       unknown keys.
-    * ``torch.onnx.export`` always writes a Q/DQ pair for the quantizer.
+    * ``torch.onnx.export`` writes a Q/DQ pair for the quantizer, unless it is disabled.
 
     Attributes:
         qdq_axis: Channel axis; None for one range for all channels.
@@ -354,7 +354,7 @@ class Int8Mixin:
     qdq_axis: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the backend's forward. In an export to ONNX, write a Q/DQ pair instead."""
+        """Run the backend's forward, or write a Q/DQ pair in an export to ONNX."""
         module: Any = self
         if not torch.onnx.is_in_onnx_export():
             result: Tensor = super().forward(x)  # type: ignore[misc]

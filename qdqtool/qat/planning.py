@@ -142,7 +142,7 @@ class Plan:
         return [a.site for a in self.activations if a.site.kind == kind]
 
     def text(self) -> str:
-        """Return the plan as text, with a line for each module."""
+        """Return the plan as text: counts, then merged modules, Adds, pools and float layers."""
         residuals, pools = self._list_sites(ADD), self._list_sites(POOL)
         lines = [
             f"{self.target}, {self.backend}: convolutions and linear layers in INT8: "

@@ -56,8 +56,8 @@ def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[s
 def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iterator[None]:
     """Disable quantizers until the context ends; see :func:`disable`.
 
-    Inside ``with qat.disabled(model): ...`` the network is float. The end of the context restores
-    the state of each quantizer.
+    Inside ``with qat.disabled(model): ...`` the whole network is float. The end of the context
+    restores the state of each quantizer.
 
     Raises:
         QdqtoolError: The network was not prepared, or a pattern matches no quantizer.

@@ -172,7 +172,7 @@ class QuantizedTrainerMixin:
         LOGGER.info(f"qdqtool: {plan.text().splitlines()[0]}")
 
     def _image_size(self, network: nn.Module) -> tuple[int, int]:
-        """Return height and width of training images in pixels, rounded up to the stride."""
+        """Return height and width of training images, rounded up to multiples of the stride."""
         stride = max(int(torch.as_tensor(getattr(network, "stride", 32)).max()), 32)
         size = self.args.imgsz
         height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
@@ -183,7 +183,7 @@ class QuantizedTrainerMixin:
         return max(1, min(size, 16, count))
 
     def calibration_batches(self, count: int) -> Iterator[Tensor]:
-        """Yield batches with ``count`` training images in total, without augmentation.
+        """Yield batches with at most ``count`` training images in total, without augmentation.
 
         All images are squares of the training size, like the inputs of a usual engine.
         """
