@@ -44,7 +44,7 @@ class SubgraphContent(NamedTuple):
 
 
 def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
-    """Yield the nodes whose subgraphs have convolutions, matrix products or quantizers."""
+    """Yield the content of subgraphs, for nodes with layers or quantizers in their subgraphs."""
     for node in model.nodes:
         if not node.subgraphs:
             continue

@@ -83,7 +83,7 @@ def with_size(model: Model, size: tuple[int, int] | None) -> Model:
 
 
 def is_channels_last(shape: Sequence[int | None]) -> bool:
-    """Return whether the last of four axes has 1 or 3 channels, and the second axis does not."""
+    """Return whether the last of four axes has size 1 or 3, and the second axis does not."""
     return shape[3] in (1, 3) and shape[1] not in (1, 3)
 
 

@@ -715,5 +715,5 @@ def reduction_axes(model: Model, node: Node) -> list[int] | None:
 
 
 def is_sum(node: Node | None) -> bool:
-    """Return whether a node adds tensors: a residual, or a constant bias."""
+    """Return whether a node adds tensors, such as a residual or a bias."""
     return operator_of(node).operation == "SUM"

@@ -69,7 +69,7 @@ _STORED_TYPES = (
 
 
 def read_smoothed_tensors(model: Model) -> frozenset[str]:
-    """Read from the metadata the Linear inputs whose outliers SmoothQuant moved to weights."""
+    """Return the tensors whose outliers SmoothQuant moved to weights, from the metadata."""
     return frozenset(model.metadata.get(SMOOTHED, "").splitlines())
 
 
@@ -354,8 +354,8 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
 
     TensorRT's optimizer treats every such constant as quantized values. Consumers for which this is
     harmless are left out: DQs, integer operators, plugins (operators of other domains), Shape
-    (which reads only the dimensions), a Clip with such bounds, and nodes whose results are not
-    needed.
+    (which reads only the dimensions), a Clip with such constants as bounds, and nodes whose results
+    are not needed.
     """
     constants = _find_stored_constants(model)
     misreading: set[int] = set()
@@ -431,7 +431,7 @@ def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
 
 
 def find_float_tensor(model: Model, tensor: str) -> str:
-    """Return the tensor upstream of all Q/DQ pairs directly before a tensor; itself if none."""
+    """Return the tensor upstream of all Q/DQ pairs directly before a tensor, or the tensor."""
     pair = find_pair(model, tensor)
     while pair is not None and pair[1] is not None:
         tensor = pair[1].input(0)

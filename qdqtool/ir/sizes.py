@@ -176,10 +176,10 @@ class Contraction(NamedTuple):
     Attributes:
         operands: Axes of each operand, one letter per axis, including the axes of an ellipsis.
         result: Axes of the result.
-        batch: Letters of both operands and the result.
-        summed: Letters of both operands only.
-        free: Letters of the first operand and the result only, then letters of the second operand
-            and the result only.
+        batch: Letters that both operands and the result have.
+        summed: Letters that both operands have, but not the result.
+        free: Letters that the first operand and the result have, but not the second operand; then
+            letters that the second operand and the result have, but not the first.
         exact: Whether the number of axes of every ellipsis is known. An unknown number is assumed
             to equal the number of the other operand, or to be 1.
     """

@@ -197,12 +197,15 @@ _HEADER = (
 def find_dependencies(
     nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], fed: Container[str] = ()
 ) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Return the nodes on which some tensors depend, and all tensors that are needed.
+    """Find the nodes on which some tensors depend.
 
     Args:
         nodes: Nodes of a graph in topological order, which the result keeps.
         tensors: Tensors to compute.
         fed: Tensors that the caller supplies, whose producers are therefore not needed.
+
+    Returns:
+        The nodes, and the names of the tensors and of all inputs of the nodes.
     """
     needed = set(tensors)
     dependencies = []

@@ -331,7 +331,7 @@ _PLUGINS = {
 
 
 class IntegersLost(Reason):
-    """A convolution that cannot use the integers of a DQ, and computes in float.
+    """A convolution or matrix product that cannot use the integers of a DQ, and runs in float.
 
     Attributes:
         why: Cause of the loss.

@@ -145,10 +145,10 @@ class RemainingConversion(Reason, key="stays"):
         blocked: Reason why the Q or DQ did not move farther; None if unknown.
         elements: Size of the converted tensor; None if unknown.
         convolutions: Layers with weights that have the converted tensor as their data.
-        pair: For a DQ, the Q before it. For a conversion from INT8 to INT8, the Q of the first
-            pair.
-        first_scale: For a conversion from INT8 to INT8, the scale of the input.
-        requantizes: Whether the conversion is from INT8 to INT8.
+        pair: For a DQ, the Q before it. For a requantization, the Q of the first pair.
+        first_scale: For a requantization, the scale of the input.
+        requantizes: Whether the conversion is a requantization: it reads and writes quantized
+            values.
         precision: Quantized type.
         attention: Whether the node quantizes the result of a Softmax for a MatMul of two computed
             tensors.

@@ -37,7 +37,7 @@ class Severity(StrEnum):
 
 
 class FindingRule(NamedTuple):
-    """Rule that turns a reason into a finding: the code, and whether ``fix`` can help.
+    """Rule that turns a reason into a finding: its code, and what ``fix`` does about it.
 
     Attributes:
         code: The code.

@@ -45,7 +45,7 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
 
 
 class PointwiseReadsOtherTensors(Reason, key="activation-joined"):
-    """A convolution cannot fuse the pointwise kernel after it, which reads other tensors.
+    """A convolution cannot fuse the pointwise kernel after it: the kernel reads other tensors too.
 
     Attributes:
         pointwise: Nodes of the kernel.

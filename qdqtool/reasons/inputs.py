@@ -16,8 +16,8 @@ class InputNotDequantized(Reason, key="input-not-dequantized"):
         op: The producer's operator, ``Input`` for a network input.
         weights_quantized: Whether the weights come from a DQ.
         dq: The nearest DQ upstream, which cannot move down to the input; empty if no DQ was found.
-        blocker: The first operator between this DQ and the input that a DQ cannot pass; None if
-            other consumers keep the DQ from moving.
+        blocker: The first operator that a DQ cannot pass, upstream of the input; None if other
+            consumers keep the DQ from moving.
     """
 
     rules = (

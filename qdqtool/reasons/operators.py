@@ -39,7 +39,7 @@ class AtenNodes(Reason):
 
 
 class UnanalyzedSubgraphs(Reason):
-    """Convolutions and quantizers in the branches of an If, or in the body of a Loop or Scan.
+    """Layers and quantizers in the branches of an If, or in the body of a Loop or Scan.
 
     Attributes:
         op: Operator with the subgraphs.

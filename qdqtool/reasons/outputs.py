@@ -1,4 +1,4 @@
-"""Reasons why quantized layers write float and averages run in float."""
+"""Reasons why quantized layers write float, and why averages run in float."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def find_shared_pooling(r: OutputMixedConsumers) -> PathStep | None:
 
 
 def quantizers_after_pooling(r: OutputMixedConsumers) -> list[TensorConsumer]:
-    """Return the Qs after a shared pooling, with only the part of their paths after it."""
+    """Return the Qs after a shared pooling, with paths that begin after the pooling."""
     return [replace(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
 

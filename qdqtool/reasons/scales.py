@@ -188,7 +188,7 @@ class Float16Scale(Reason):
 
 
 class ScaleOwner(StrEnum):
-    """The values that a scale quantizes.
+    """Kind of the values that a scale quantizes.
 
     Members: a tensor that is computed at run time; weights that are stored as floats; weights with
     values that are not finite; weights that are stored as integers, or whose data is missing.

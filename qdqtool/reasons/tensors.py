@@ -104,7 +104,8 @@ class TensorConsumer:
         path: Operators between the tensor and the consumer, the nearest to the tensor first. For
             a Q, this includes operators that the Q moved up past.
         scale: Scale of a Q; None for other consumers.
-        feeds_weighted: Whether a convolution (or other layer with weights) follows.
+        feeds_weighted: Whether a layer with weights, such as a convolution, is downstream. For a
+            layer that has weights itself: whether one of its inputs comes from a DQ.
         gains: Whether Q/DQ before the consumer makes the engine faster: the consumer has INT8
             kernels, and other layers need its result in INT8.
         shares: For a sum, whether each input comes from a DQ, or is read by a Q with one scale, so

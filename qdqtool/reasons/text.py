@@ -144,7 +144,7 @@ def differ_by_over_two_bits(smallest: float, largest: float) -> bool:
 
 
 def is_common_scale_too_coarse(scales: Sequence[Scale]) -> bool:
-    """Return whether one scale for all would cost the smallest range more than two bits."""
+    """Return whether a common scale would cost the smallest range more than two bits."""
     positive = _select_positive(scales)
     return bool(positive) and differ_by_over_two_bits(min(positive), max(positive))
 

@@ -111,7 +111,9 @@ class WeightsNotConstant(Reason, key="weights-not-constant"):
 
 
 class WeightsAxis(Reason, key="weights-axis"):
-    """Weights that are quantized along an axis other than the output channels.
+    """Weights quantized along an axis that the target is not known to accept.
+
+    This is an axis other than the output channels; for a ConvTranspose, it may be any axis.
 
     Attributes:
         dq: Q or DQ of the weights.

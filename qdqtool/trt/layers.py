@@ -46,8 +46,8 @@ class Tensor:
         elem_type: Element type of the ONNX tensor (``onnx.TensorProto``); 0 if unknown. A
             quantized tensor has the type of its float tensor.
         shape: Dimensions; None if unknown.
-        view_of: Tensor that contains this tensor's memory after a Slice or Concat was eliminated;
-            None if the tensor has separate memory.
+        view_of: Tensor whose memory this tensor uses after a Slice or Concat was eliminated; None
+            if the tensor has separate memory.
     """
 
     name: str
@@ -376,7 +376,7 @@ class Layer:
         return "" if self.window is None else self.window.type
 
     def record_move(self, step: PathStep) -> None:
-        """Record that this Q, and the Qs merged into it, moved past an operator."""
+        """Record that this Q or DQ, and the Qs merged into it, moved past an operator."""
         self.path = self.path.with_step(step)
         self.merged_quantizers = tuple(
             (name, path.with_step(step)) for name, path in self.merged_quantizers

@@ -475,7 +475,7 @@ def check_equal_scales(
 
 
 def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
-    """Return whether two or more consumers have different scales, or one that is unknown."""
+    """Return whether the scales of two or more consumers differ, or one of them is unknown."""
     scales = {q.scale for q in quantizers}
     return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
 

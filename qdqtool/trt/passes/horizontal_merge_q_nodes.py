@@ -67,7 +67,10 @@ MAX_MERGED = 64  # maximum number of quantizers that a Q lists as merged into it
 
 
 class HorizontalMergeQNodes(Pass):
-    """Merges Qs that read the same tensor with the same scale."""
+    """Merges Qs of equal scale that read one tensor.
+
+    On some targets, they remain separate if another layer reads the tensor as float.
+    """
 
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN, APART, APART_ELSEWHERE)
     anonymous_lines = (ELIMINATING, REMOVING)

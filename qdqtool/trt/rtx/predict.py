@@ -28,9 +28,9 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     """Predict the precision of each convolution on TensorRT-RTX 1.7.
 
     If the build fails, ``refusals`` contains the faults (see :func:`build_status`), and the
-    convolutions are predicted as if the model had no fault. ``layer`` and ``conversions`` are None,
-    because the engine has no named layers. Source: builds with 1.7.1.116 for SM80 to SM121, whose
-    results are equal.
+    convolutions are predicted as if the model had no fault. ``conversions``, and ``layer`` of each
+    convolution, are None, because the engine has no named layers. Source: builds with 1.7.1.116 for
+    SM80 to SM121, whose results are equal.
 
     Args:
         model: The model; its weights may be missing.
