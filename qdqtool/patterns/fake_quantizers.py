@@ -726,11 +726,14 @@ def _insert_lower_limit(editor: Editor, fake: FakeQuantizer) -> str:
     A Q alone would clip values at -128 steps.
     """
     assert fake.scale is not None
-    low = (-127 * fake.scale).astype(_NUMPY_TYPES[fake.elem_types[0]])
+    rank = 0 if fake.axis is None else len(editor.model.shape(fake.source) or ())
+    scale = fake.scale.reshape([-1 if i == fake.axis else 1 for i in range(rank)])
+    low = (-127 * scale).astype(_NUMPY_TYPES[fake.elem_types[0]])
     value = editor.model.constant(fake.source)
     if value is not None:
-        shape = [-1 if i == fake.axis else 1 for i in range(value.ndim)]
-        clipped = np.maximum(value, low.reshape(shape))
+        clipped = np.maximum(value, low)
         return editor.add_constant(f"{fake.source}_clipped", clipped.astype(value.dtype))
-    inputs = [fake.source, editor.add_constant(f"{fake.name}/low", low.max())]
-    return editor.insert_node(fake.nodes[-1], "Clip", f"{fake.name}/Clip", inputs)
+    inputs = [fake.source, editor.add_constant(f"{fake.name}/low", low)]
+    # A Clip has only scalar bounds.
+    op = "Clip" if fake.axis is None else "Max"
+    return editor.insert_node(fake.nodes[-1], op, f"{fake.name}/{op}", inputs)

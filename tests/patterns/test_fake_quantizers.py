@@ -271,6 +271,14 @@ def test_fix_rewrites_arithmetic_exactly(name: str, per_channel: bool) -> None:
     np.testing.assert_allclose(run(fixed.proto), run(before), atol=1e-5)
 
 
+def test_fix_limits_each_channel_of_computed_weights() -> None:
+    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        return DECOMPOSED["narrow"](g, g.op("Identity", x, f"{name}.i"), name, scale)
+
+    before = network(make)
+    np.testing.assert_allclose(run(qdqtool.fix(before).proto), run(before), atol=1e-5)
+
+
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_fix_rewrites_operators_of_other_tools(name: str, per_channel: bool) -> None:
