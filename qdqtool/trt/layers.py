@@ -397,6 +397,10 @@ class Layer:
         """Whether a layer reads an output, or an output is a network output."""
         return any(tensor.consumers or tensor.is_output for tensor in self.outputs)
 
+    def touches(self, tensors: set[Tensor]) -> bool:
+        """Return whether the layer reads or writes one of the tensors."""
+        return not (tensors.isdisjoint(self.inputs) and tensors.isdisjoint(self.outputs))
+
     @property
     def consumers(self) -> list[Layer]:
         """Layers that read the outputs; a layer that reads several outputs is repeated."""

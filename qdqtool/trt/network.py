@@ -174,13 +174,12 @@ class Network:
         """
         if self.focus is None:
             return self.layers_of_kind(kind)
-        layers: set[Layer] = set()
-        for tensor in itertools.chain(self.focus, self.edited_tensors):
-            for consumer in tensor.consumers:
-                if consumer.kind is kind:
-                    layers.add(consumer)
-            if tensor.producer is not None and tensor.producer.kind is kind:
-                layers.add(tensor.producer)
+        edited = {*self.focus, *self.edited_tensors}
+        candidates = self._by_kind[kind]
+        if len(candidates) < len(edited):  # whichever takes fewer steps
+            layers = [layer for layer in candidates.values() if layer.touches(edited)]
+        else:
+            layers = _find_layers_at(edited, kind)
         return sorted(layers, key=_RANK_AND_ID)
 
     # Editing ----------------------------------------------------------------------------------
@@ -346,6 +345,18 @@ def is_seen_on(case: Case, target: Target) -> bool:
     builds = [BUILDS[name] for name in case.build_names() if name in BUILDS]
     versions = [version for build in builds for version in build.tensorrt.split()]
     return any(version.partition(".")[0] == str(target.major_version) for version in versions)
+
+
+def _find_layers_at(tensors: Iterable[Tensor], kind: LayerKind) -> list[Layer]:
+    """Return the layers of a kind that read or write one of the tensors, each once."""
+    layers: dict[Layer, None] = {}
+    for tensor in tensors:
+        for consumer in tensor.consumers:
+            if consumer.kind is kind:
+                layers[consumer] = None
+        if tensor.producer is not None and tensor.producer.kind is kind:
+            layers[tensor.producer] = None
+    return list(layers)
 
 
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
