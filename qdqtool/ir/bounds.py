@@ -15,7 +15,7 @@ import numpy as np
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import operator_of, rearranges
+from qdqtool.ir.operators import REARRANGING, operator_of, rearranges
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.proto.subgraphs import DOMAINS
@@ -81,7 +81,9 @@ def find_bounds(model: Model) -> dict[str, Bounds]:
     if bounds is None:
         bounds = model.cache["bounds"] = {}
         for node in model.ordered:
-            node_bounds = _bound_node(model, node, bounds) if node.domain in DOMAINS else None
+            if node.op not in _BOUNDED or node.domain not in DOMAINS:
+                continue
+            node_bounds = _bound_node(model, node, bounds)
             if node_bounds is not None:
                 for tensor in node.outputs if node.op == "Split" else node.outputs[:1]:
                     if tensor:
@@ -134,7 +136,7 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
     if source is None:
         full_range = _find_full_range(params)
         return None if full_range is None else Bounds(*full_range, node.name, node.op)
-    scalars = read_scalars(params)
+    scalars = params.scalars
     rounded = _quantize_range(params, source.low, source.high)
     if scalars is None or rounded is None:
         return None
@@ -159,25 +161,12 @@ def find_constant_value(params: QuantParams, bounds: Bounds | None) -> float | N
     return ends[0] if ends is not None and ends[0] == ends[1] else None
 
 
-def read_scalars(params: QuantParams) -> tuple[float, int] | None:
-    """Return the scale and the zero point of a per-tensor quantizer.
-
-    None if they are unknown, if the scale is not positive, or if the type is not INT8 or UINT8.
-    """
-    scales, zero_points = params.scales, params.zero_points
-    if scales is None or zero_points is None or params.precision not in _INTEGER_RANGES:
-        return None
-    if not scales.values.size == zero_points.values.size == 1 or not scales.is_positive:
-        return None
-    return float(scales.values[0]), int(zero_points.values[0])
-
-
 def _find_full_range(params: QuantParams) -> tuple[float, float] | None:
     """Return the least and greatest value that a DQ can produce.
 
-    None if :func:`read_scalars` returns None.
+    None if ``params.scalars`` is None.
     """
-    scalars = read_scalars(params)
+    scalars = params.scalars
     if scalars is None:
         return None
     step, zero_point = float(np.float32(scalars[0])), scalars[1]
@@ -189,10 +178,10 @@ def _quantize_range(params: QuantParams, low: float, high: float) -> tuple[float
     """Return the least and greatest value that a Q and DQ produce from a bounded tensor.
 
     ONNX divides by the scale in float32, rounds half to even, adds the zero point and saturates.
-    Each step is monotone, so only the ends of the range are computed. None if :func:`read_scalars`
-    returns None.
+    Each step is monotone, so only the ends of the range are computed. None if
+    ``params.scalars`` is None.
     """
-    scalars = read_scalars(params)
+    scalars = params.scalars
     if scalars is None:
         return None
     scale, zero_point = scalars
@@ -315,6 +304,9 @@ _RULES: dict[str, _Rule] = {
     "Resize": _bound_resize,
     "Upsample": _bound_resize,
 }
+
+_BOUNDED = frozenset((*_RANGES, *_RULES, *_BOUND_KEEPING, *REARRANGING))
+"""Operators whose outputs may have bounds."""
 
 # Parts of a Concat -----------------------------------------------------------------------------
 

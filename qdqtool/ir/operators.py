@@ -568,6 +568,8 @@ GATES = tuple(op.name for op in _TABLE if op.activation is not None and op.activ
 """Activations g for which ``x * g(x)`` is one activation, as SiLU."""
 
 _REARRANGING = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+REARRANGING = tuple(op.name for op in _TABLE if op.kind in _REARRANGING)
+"""Operators that only change order, shape or float type."""
 _POINTWISE_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY)
 _UNKNOWN = Operator("")
 

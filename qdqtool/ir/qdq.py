@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.precision import Precision
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD, nested_graphs
 
 FLOATS = frozenset(
@@ -180,6 +180,19 @@ class QuantParams:
     def summary(self) -> float | PerChannel | None:
         """The scale, or the summary of the scales of all channels; None if unknown."""
         return None if self.scales is None else self.scales.summary
+
+    @functools.cached_property
+    def scalars(self) -> tuple[float, int] | None:
+        """The scale and the zero point of a per-tensor quantizer.
+
+        None if they are unknown, if the scale is not positive, or if the type is not INT8 or UINT8.
+        """
+        scales, zero_points = self.scales, self.zero_points
+        if scales is None or zero_points is None or self.precision not in BYTES:
+            return None
+        if not scales.values.size == zero_points.values.size == 1 or not scales.is_positive:
+            return None
+        return float(scales.values[0]), int(zero_points.values[0])
 
     @functools.cached_property
     def key(self) -> tuple[object, ...] | None:

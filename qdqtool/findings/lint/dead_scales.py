@@ -1,8 +1,11 @@
 """Check, without data, for scales that map all possible values of a tensor to one integer."""
 
+from collections.abc import Mapping, Sequence
+
 from qdqtool.findings.report import FindingReport
-from qdqtool.ir.bounds import find_bounds, find_concat_parts, find_constant_value, read_scalars
+from qdqtool.ir.bounds import Bounds, find_bounds, find_concat_parts, find_constant_value
 from qdqtool.ir.graph import Node
+from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.finding import Severity
@@ -36,19 +39,25 @@ def find_dead_parts(view: View, q: Node) -> ScaleDead | None:
 
     None if the Q has no such fault.
     """
-    params, bounds = view.params(q), find_bounds(view.model)
-    scalars = read_scalars(params)
-    if scalars is None:
+    bounds, params, source = find_bounds(view.model), view.params(q), q.input(0)
+    is_whole = True
+    dead = _list_dead_tensors(params, [source], bounds)
+    if not dead:
+        is_whole = False
+        dead = _list_dead_tensors(params, find_concat_parts(view.model, source), bounds)
+    if not dead or params.scalars is None:
         return None
-    for tensors in ([q.input(0)], find_concat_parts(view.model, q.input(0))):
-        parts = tuple(
-            DeadTensor(tensor, bounds[tensor].low, bounds[tensor].high, *made_by, value)
-            for tensor in tensors
-            if (value := find_constant_value(params, bounds.get(tensor))) is not None
-            and (made_by := (bounds[tensor].node, bounds[tensor].op))
-        )
-        if parts:
-            return ScaleDead(
-                MODEL_CHECK, q.name, *scalars, parts[:MAX_PARTS], tensors == [q.input(0)]
-            )
-    return None
+    return ScaleDead(MODEL_CHECK, q.name, *params.scalars, tuple(dead[:MAX_PARTS]), is_whole)
+
+
+def _list_dead_tensors(
+    params: QuantParams, tensors: Sequence[str], bounds: Mapping[str, Bounds]
+) -> list[DeadTensor]:
+    """Return the tensors of which the quantizer maps all possible values to one value."""
+    dead = []
+    for tensor in tensors:
+        known = bounds.get(tensor)
+        value = None if known is None else find_constant_value(params, known)
+        if known is not None and value is not None:
+            dead.append(DeadTensor(tensor, *known, value))
+    return dead
