@@ -18,6 +18,7 @@ from qdqtool.ir.operators import (
     output_axis,
     rearranges,
 )
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
 
@@ -99,13 +100,17 @@ class View:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.cache: dict[str, dict[str, Any]] = {}
+        self._params: dict[int, QuantParams] = {}  # by node index
         self._weights: dict[str, WeightSource] = {}
         self._before: dict[str, NodeChain] = {}
         self._after: dict[str, NodeChain] = {}
 
     def params(self, node: Node) -> QuantParams:
         """Return scale and zero point of a Q or DQ."""
-        return qdq.read_params(self.model, node)
+        params = self._params.get(node.index)
+        if params is None:
+            params = self._params[node.index] = qdq.read_params(self.model, node)
+        return params
 
     def axis(self, node: Node) -> int | None:
         """Return the channel axis of a Q or DQ; None for a per-tensor quantizer.
@@ -128,6 +133,11 @@ class View:
     def quantizers(self) -> list[Node]:
         """Q and DQ nodes in graph order."""
         return list(qdq.quantizers(self.model))
+
+    @functools.cached_property
+    def fp8_quantizers(self) -> list[Node]:
+        """Q and DQ nodes of FP8 in graph order."""
+        return [node for node in self.quantizers if self.params(node).precision == Precision.FP8]
 
     @functools.cached_property
     def nodes_with_weights(self) -> list[Node]:

@@ -17,7 +17,7 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.precision import Precision
-from qdqtool.ir.qdq import SMOOTHED, is_qdq, read_smoothed_tensors
+from qdqtool.ir.qdq import SMOOTHED, QuantParams, is_qdq, read_smoothed_tensors
 from qdqtool.ir.sizes import last_axis_sources
 from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.patterns.layernorm import last_axis_gains, skip_identities
@@ -65,34 +65,35 @@ _TYPICAL_QUANTILE = 2 / 3  # the typical magnitude is this quantile of the magni
 
 def find_int8_quantizers(view: View) -> list[Node]:
     """Return the activation Qs of INT8 with one known, positive scale for the whole tensor."""
-    scales = (
-        (q, params.scale)
-        for q in view.activation_qs
-        if (params := view.params(q)).precision == Precision.INT8
-    )
-    return [
-        q for q, s in scales if s is not None and s.size == 1 and s[0] > 0 and math.isfinite(s[0])
-    ]
+    return [q for q in view.activation_qs if _has_one_int8_scale(view.params(q))]
+
+
+def _has_one_int8_scale(params: QuantParams) -> bool:
+    scales = params.scales
+    is_int8 = params.precision == Precision.INT8
+    return is_int8 and scales is not None and scales.values.size == 1 and scales.is_positive
 
 
 def check_uniform_scales(view: View, report: FindingReport) -> None:
     """Add a finding if all activations and weights have the same, uncalibrated scale."""
     quantizers = find_int8_quantizers(view)
-    scales = [_quantizer_scale(view, quantizer) for quantizer in quantizers]
-    weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]
-    quantized = [view.params(node).scale for node in weights if node is not None]
-    values = {*scales}
-    for scale in quantized:
-        if scale is not None:
-            values.update(scale.reshape(-1).tolist())
-    if min(len(scales), len(quantized)) >= _MIN_UNIFORM and len(values) == 1:
-        report.add(UniformScales(MODEL_CHECK, "", scales[0], len(quantizers), len(quantized)))
+    scales = {_quantizer_scale(view, quantizer) for quantizer in quantizers}
+    if len(quantizers) < _MIN_UNIFORM or len(scales) > 1:
+        return
+    first_quantizers = (view.weights(node).first_quantizer for node in view.nodes_with_weights)
+    weight_scales = [view.params(node).scale for node in first_quantizers if node is not None]
+    for values in weight_scales:
+        if values is not None:
+            scales.update(values.reshape(-1).tolist())
+    if len(weight_scales) >= _MIN_UNIFORM and len(scales) == 1:
+        counts = len(quantizers), len(weight_scales)
+        report.add(UniformScales(MODEL_CHECK, "", scales.pop(), *counts))
 
 
 def _quantizer_scale(view: View, quantizer: Node) -> float:
-    scale = view.params(quantizer).scale
-    assert scale is not None  # find_int8_quantizers returns only Qs with known scales
-    return float(scale.reshape(-1)[0])
+    scale = view.params(quantizer).summary
+    assert isinstance(scale, float)  # find_int8_quantizers returns only Qs with one known scale
+    return scale
 
 
 def run(view: View, report: FindingReport, statistics: Statistics) -> None:

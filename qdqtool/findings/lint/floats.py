@@ -1,7 +1,7 @@
 """Checks of the layers without Q/DQ: values outside the range of FP16, and FP32 layers."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,11 +62,13 @@ def check_decomposed_norms(view: View, report: FindingReport) -> None:
             report.add(fault, automatic=False)
 
 
-def _float32_operands(model: Model, node: Node) -> Iterator[npt.NDArray[Any]]:
-    for tensor in _arithmetic_operands(node):
-        value = model.constant(tensor)
-        if value is not None and value.dtype == np.float32 and value.size <= _MAX_CONSTANT_VALUES:
-            yield value
+def _float32_constants(model: Model, tensors: Sequence[str]) -> list[npt.NDArray[Any]]:
+    values = [model.constant(tensor) for tensor in tensors]
+    return [
+        value
+        for value in values
+        if value is not None and value.dtype == np.float32 and value.size <= _MAX_CONSTANT_VALUES
+    ]
 
 
 def _check_constants(view: View, report: FindingReport) -> None:
@@ -78,7 +80,7 @@ def _check_constants(view: View, report: FindingReport) -> None:
     imprecise: list[tuple[str, float]] = []
     counts: Counter[str] = Counter()
     for node in view.model.nodes:
-        for value in _float32_operands(view.model, node):
+        for value in _float32_constants(view.model, _arithmetic_operands(node)):
             sizes = np.abs(value[np.isfinite(value) & (value != 0)])
             problem = _find_fp16_problem(node, sizes, value.size == 1)
             if not problem:

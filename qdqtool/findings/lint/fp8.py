@@ -20,7 +20,7 @@ def run(view: View, report: FindingReport) -> None:
 
     There is also a finding if the network is weakly typed, or if only FP8 makes it strongly typed.
     """
-    nodes = [node for node in view.quantizers if view.params(node).precision == Precision.FP8]
+    nodes = view.fp8_quantizers
     if not nodes:
         return
     target, first = report.tensorrt, nodes[0].name
@@ -51,7 +51,7 @@ def _find_fp8_convolutions(view: View) -> list[str]:
 
 def is_fp8(view: View, conv: Node) -> bool:
     """Return whether the data input of a convolution is the output of an FP8 DQ."""
-    pair = qdq.find_pair(view.model, conv.input(0))
+    pair = qdq.find_pair(view.model, conv.input(0)) if view.fp8_quantizers else None
     return pair is not None and view.params(pair[0]).precision == Precision.FP8
 
 

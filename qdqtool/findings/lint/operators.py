@@ -249,6 +249,10 @@ def _is_normalization(node: Node) -> bool:
 def _find_other_types(view: View) -> dict[str, list[Node]]:
     """Return the quantizers of types that the prediction does not cover, by type."""
     other_types: dict[str, list[Node]] = defaultdict(list)
+    has_int4 = any(view.params(node).precision == Precision.INT4 for node in view.quantizers)
+    kinds = {node.op: node for node in view.model.nodes}
+    if not has_int4 and not any(map(_find_type_in_name, kinds.values())):
+        return other_types
     for node in view.model.nodes:
         if qdq.is_qdq(node):
             if view.params(node).precision == Precision.INT4:
