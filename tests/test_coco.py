@@ -31,22 +31,23 @@ def found(*detections: tuple[list[float], float, int]) -> Detections:
     )
 
 
-def test_map_of_all_objects_found_is_1() -> None:
-    values = coco.evaluate(
-        [truth((BOX, 0, False), (OTHER, 3, False))], [found((BOX, 0.9, 0), (OTHER, 0.2, 3))]
-    )
-    assert values.tolist() == [1.0] * 10
-
-
 @pytest.mark.parametrize(
     ("objects", "detections", "value"),
     [
+        pytest.param([(BOX, 0), (OTHER, 3)], [(BOX, 0.9, 0), (OTHER, 0.2, 3)], 1.0, id="all found"),
         # Precision is 1 at the recalls 0, .01, ... .5.
         pytest.param([(BOX, 0), (OTHER, 0)], [(BOX, 0.9, 0)], 51 / 101, id="half found"),
         # One class is found, one is missed, and one is detected without any object of it.
         pytest.param([(BOX, 0), (OTHER, 1)], [(BOX, 0.9, 0), (BOX, 0.8, 7)], 0.5, id="classes"),
         # The object is the second of two detections: precision 1/2 at every recall.
         pytest.param([(BOX, 0)], [(OTHER, 0.9, 0), (BOX, 0.5, 0)], 0.5, id="false first"),
+        # The second detection of an object is false.
+        pytest.param(
+            [(BOX, 0), (OTHER, 0)],
+            [(BOX, 0.9, 0), (BOX, 0.8, 0), (OTHER, 0.7, 0)],
+            (51 + 50 * 2 / 3) / 101,
+            id="found twice",
+        ),
     ],
 )
 def test_map_of_one_image(objects: list[Any], detections: list[Any], value: float) -> None:
@@ -58,13 +59,6 @@ def test_map_of_shifted_box() -> None:
     """The box overlaps by 2/3 of the union: found at .50, .55, .60 and .65."""
     values = coco.evaluate([truth((BOX, 0, False))], [found(([18.0, 10.0, 58.0, 50.0], 0.9, 0))])
     assert values.tolist() == [1.0] * 4 + [0.0] * 6
-
-
-def test_second_detection_of_an_object_is_false() -> None:
-    double = found((BOX, 0.9, 0), (BOX, 0.8, 0), (OTHER, 0.7, 0))
-    assert coco.evaluate([truth((BOX, 0, False), (OTHER, 0, False))], [double]) == pytest.approx(
-        [(51 + 50 * 2 / 3) / 101] * 10
-    )
 
 
 def test_detection_in_a_crowd_does_not_count() -> None:

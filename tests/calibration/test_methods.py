@@ -136,9 +136,8 @@ def test_search_finds_the_best_range_of_its_grid(name: str, method: str, share: 
 
     The search may skip ranges only if none of them can be the best.
     """
-    stats = TensorStatistics.of(SAMPLES[name])
-    if share:
-        stats = with_rare_part(SAMPLES[name], share)
+    sample = SAMPLES[name]
+    stats = with_rare_part(sample, share) if share else TensorStatistics.of(sample)
     amax, power = choose_range(stats, method)
 
     def best(ranges: Floats) -> float:

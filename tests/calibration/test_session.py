@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import EncodeError
-from onnx import TensorProto, helper, numpy_helper
 
 from calibration import InputSpec, open_data, session
 from calibration.cluster_pass import VerifiedSource, share_dataset
@@ -35,7 +34,7 @@ FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
 MB = 1 << 20
 
 each_path = pytest.mark.parametrize("path", ["", "a/m.onnx"], ids=["in memory", "from a file"])
-make_value = helper.make_tensor_value_info
+make_value = onnx.helper.make_tensor_value_info
 
 
 def save_external(path: Path, threshold: int = 0) -> None:
@@ -64,7 +63,7 @@ def test_missing_plugin_names_the_remedy() -> None:
     """A table of ranges works without running the plugin."""
     model = conv_net()
     model.graph.node[0].op_type, model.graph.node[0].domain = "RotateTRT", "trt.plugins"
-    model.opset_import.append(helper.make_opsetid("trt.plugins", 1))
+    model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
     with pytest.raises(ModelError, match="calib_table"):
         open_session(load(model), ["c1"], 1)
 
@@ -154,19 +153,21 @@ def test_errors_of_onnxruntime_name_the_model(path: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((1, 3, 16, 16), TensorProto.FLOAT),
-        ((1, 3, 16, 16), TensorProto.FLOAT16),
-        (("n", 3, 16, 16), TensorProto.FLOAT),
+        ((1, 3, 16, 16), onnx.TensorProto.FLOAT),
+        ((1, 3, 16, 16), onnx.TensorProto.FLOAT16),
+        (("n", 3, 16, 16), onnx.TensorProto.FLOAT),
     ],
 )
 def test_fetched_values_keep_their_order_types_and_shapes(
     shape: tuple[int | str, ...], dtype: int
 ) -> None:
     model = conv_net(shape, dtype)
-    model.graph.node.append(helper.make_node("Cast", ["out"], ["wide"], to=TensorProto.DOUBLE))
-    model.graph.node.append(helper.make_node("ArgMax", ["out"], ["best"], axis=1))
+    model.graph.node.append(
+        onnx.helper.make_node("Cast", ["out"], ["wide"], to=onnx.TensorProto.DOUBLE)
+    )
+    model.graph.node.append(onnx.helper.make_node("ArgMax", ["out"], ["best"], axis=1))
     fetcher = TensorFetcher(open_session(load(model), ["best", "out", "wide"], 1))
-    images = FEED["images"].astype(helper.tensor_dtype_to_np_dtype(dtype))
+    images = FEED["images"].astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
     values: dict[str, Any] = fetcher.run({"images": images, "unused": np.zeros(3)})
     assert {name: array.dtype.name for name, array in values.items()} == {
         "best": "int64",
@@ -238,10 +239,10 @@ def with_inputs(*inputs: onnx.ValueInfoProto, path: str = "") -> Model:
 def test_input_specs_have_shapes_and_types() -> None:
     assert input_specs(
         with_inputs(
-            make_value("open", TensorProto.UINT8, ["n", 0, -1, 1, 2]),
-            make_value("scalar", TensorProto.BOOL, []),
-            make_value("half", TensorProto.FLOAT16, [None]),
-            make_value("w1", TensorProto.FLOAT, [4, 3, 3, 3]),  # an initializer
+            make_value("open", onnx.TensorProto.UINT8, ["n", 0, -1, 1, 2]),
+            make_value("scalar", onnx.TensorProto.BOOL, []),
+            make_value("half", onnx.TensorProto.FLOAT16, [None]),
+            make_value("w1", onnx.TensorProto.FLOAT, [4, 3, 3, 3]),  # an initializer
         )
     ) == [
         InputSpec("images", (1, 3, 16, 16)),
@@ -254,13 +255,13 @@ def test_input_specs_have_shapes_and_types() -> None:
 @pytest.mark.parametrize(
     ("value", "code", "text"),
     [
-        (make_value("in", TensorProto.STRING, [1]), "wrong-type", "object"),
-        (make_value("in", TensorProto.COMPLEX64, [1]), "wrong-type", "complex64"),
-        (make_value("in", TensorProto.FLOAT, None), "unknown-rank", ""),
+        (make_value("in", onnx.TensorProto.STRING, [1]), "wrong-type", "object"),
+        (make_value("in", onnx.TensorProto.COMPLEX64, [1]), "wrong-type", "complex64"),
+        (make_value("in", onnx.TensorProto.FLOAT, None), "unknown-rank", ""),
         (make_value("in", 0, [1]), "not-a-tensor", ""),
         (onnx.ValueInfoProto(name="in"), "not-a-tensor", ""),
         (
-            helper.make_tensor_sequence_value_info("in", TensorProto.FLOAT, [1]),
+            onnx.helper.make_tensor_sequence_value_info("in", onnx.TensorProto.FLOAT, [1]),
             "not-a-tensor",
             "",
         ),
@@ -311,9 +312,9 @@ def test_partial_model_has_what_its_tensors_need(ir_version: int) -> None:
     model.ir_version = ir_version
     model.graph.input.extend(
         [
-            make_value("w2", TensorProto.FLOAT, [4, 4, 3, 3]),
-            make_value("w3", TensorProto.FLOAT, [4, 4, 3, 3]),
-            make_value("unused", TensorProto.FLOAT, [1]),
+            make_value("w2", onnx.TensorProto.FLOAT, [4, 4, 3, 3]),
+            make_value("w3", onnx.TensorProto.FLOAT, [4, 4, 3, 3]),
+            make_value("unused", onnx.TensorProto.FLOAT, [1]),
         ]
     )
     whole, weights = Model(model), ["w2"] if ir_version < 4 else []
@@ -330,7 +331,7 @@ def test_partial_model_has_what_its_tensors_need(ir_version: int) -> None:
         "net",
     )
     # Tensors that are fed are not computed, and those that are not needed are not fed.
-    fed = [make_value(name, TensorProto.FLOAT, [1, 4, 16, 16]) for name in ("c1", "a1")]
+    fed = [make_value(name, onnx.TensorProto.FLOAT, [1, 4, 16, 16]) for name in ("c1", "a1")]
     assert names(partial_model(whole, ["r2"], fed).graph) == {
         "node": ["conv2", "relu2"],
         "initializer": ["w2"],
@@ -342,20 +343,20 @@ def test_partial_model_has_what_its_tensors_need(ir_version: int) -> None:
 
 
 def test_partial_model_takes_the_shape_of_a_fed_input() -> None:
-    fed = make_value("images", TensorProto.FLOAT, [2, 3, 16, 16])
+    fed = make_value("images", onnx.TensorProto.FLOAT, [2, 3, 16, 16])
     assert list(partial_model(Model(conv_net()), ["c1"], [fed]).graph.input) == [fed]
 
 
 def test_partial_model_keeps_functions_and_sparse_weights_and_gets_a_name() -> None:
     model = conv_net()
     model.graph.name = ""
-    relu, opset = helper.make_node("Relu", ["x"], ["y"]), helper.make_opsetid("", 17)
-    model.functions.append(helper.make_function("own", "F", ["x"], ["y"], [relu], [opset]))
+    relu, opset = onnx.helper.make_node("Relu", ["x"], ["y"]), onnx.helper.make_opsetid("", 17)
+    model.functions.append(onnx.helper.make_function("own", "F", ["x"], ["y"], [relu], [opset]))
     for name in ("sparse", "unneeded"):
-        values = numpy_helper.from_array(np.ones(1, np.float32), name)
-        places = numpy_helper.from_array(np.zeros(1, np.int64), f"{name}_at")
-        model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4]))
-    model.graph.node.append(helper.make_node("Add", ["out", "sparse"], ["sum"], "add"))
+        values = onnx.numpy_helper.from_array(np.ones(1, np.float32), name)
+        places = onnx.numpy_helper.from_array(np.zeros(1, np.int64), f"{name}_at")
+        model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, places, [4]))
+    model.graph.node.append(onnx.helper.make_node("Add", ["out", "sparse"], ["sum"], "add"))
     part = partial_model(Model(model), ["sum"])
     assert [s.values.name for s in part.graph.sparse_initializer] == ["sparse"]
     assert part.graph.name == "calibration" and [f.name for f in part.functions] == ["F"]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 import qdqtool
 from qdqtool.errors import ModelError, QdqtoolError
@@ -100,7 +99,7 @@ def test_part_computes_what_the_whole_model_does() -> None:
 def test_part_keeps_nodes_constants_types_and_metadata() -> None:
     model = residual(3)
     model.graph.value_info.append(
-        helper.make_tensor_value_info("b1.r0:0", onnx.TensorProto.FLOAT, ["n", 8, 16, 16])
+        onnx.helper.make_tensor_value_info("b1.r0:0", onnx.TensorProto.FLOAT, ["n", 8, 16, 16])
     )
     proto = qdqtool.extract(model, finding="SKIP-FLOAT").proto
     assert {p.key: p.value for p in proto.metadata_props} == {"stride": "32"}
@@ -234,7 +233,7 @@ def test_minimize_keeps_finding_and_outcomes() -> None:
     assert small.nodes[0] <= 12
     for value in small.proto.graph.input:
         assert max((d.dim_value for d in value.type.tensor_type.shape.dim), default=0) <= 2
-    assert sum(numpy_helper.to_array(t).size for t in small.proto.graph.initializer) < 200
+    assert sum(onnx.numpy_helper.to_array(t).size for t in small.proto.graph.initializer) < 200
 
 
 def test_minimize_stops_at_the_limit() -> None:
@@ -245,7 +244,7 @@ def test_minimize_stops_at_the_limit() -> None:
 
 
 def same_values(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
-    return np.array_equal(numpy_helper.to_array(a), numpy_helper.to_array(b))
+    return np.array_equal(onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b))
 
 
 def save_with_weights(path: Path, weights: str) -> None:
@@ -293,7 +292,9 @@ def test_extract_keeps_plugin_and_type_of_inputs() -> None:
     g = Graph(half=True)
     x = g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float")
     model = g.model(g.conv(x, "c1", scale=None, weights="float"))
-    append_node(model, helper.make_node("Own", [output_of(model)], ["own"], "own", domain="mine"))
+    append_node(
+        model, onnx.helper.make_node("Own", [output_of(model)], ["own"], "own", domain="mine")
+    )
     proto = qdqtool.extract(model, node="c1", hops=1).proto
     assert {o.domain for o in proto.opset_import} == {"", "mine"}
     assert proto.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
@@ -308,7 +309,7 @@ def append_node(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
     model.graph.node.append(node)
     model.graph.output[0].name = node.output[0]
     if node.domain:
-        model.opset_import.append(helper.make_opsetid(node.domain, 1))
+        model.opset_import.append(onnx.helper.make_opsetid(node.domain, 1))
 
 
 def test_extract_several_findings() -> None:
@@ -351,7 +352,7 @@ def test_trimming_predicts_no_part_without_nodes_of_the_finding(sketches: list[s
     proto = wide_split(40)
     for i in range(2):
         end = output_of(proto)
-        append_node(proto, helper.make_node("Relu", [end], [f"{end}r"], f"relu{i}"))
+        append_node(proto, onnx.helper.make_node("Relu", [end], [f"{end}r"], f"relu{i}"))
     needed = qdqtool.extract(proto, node="n4", target="trt8.5").shown.required_nodes()
     assert needed == {n.name for n in proto.graph.node[7:] if n.op_type == Q}
     assert sketches and all(needed <= names for names in sketches)
@@ -470,7 +471,7 @@ def test_private_scales_differ_and_stay_equal_to_each_other(parts: Parts) -> Non
 
 
 def test_private_weights_differ(parts: Parts) -> None:
-    old, new = (map(numpy_helper.to_array, part.proto.graph.initializer) for part in parts)
+    old, new = (map(onnx.numpy_helper.to_array, part.proto.graph.initializer) for part in parts)
     weights = [pair for pair in zip(old, new, strict=True) if pair[0].ndim == 4]
     assert len(weights) > 4
     for before, after in weights:
@@ -498,10 +499,13 @@ def test_mask_keeps_counting_constants() -> None:
     """A YOLOv8 head is recognized by the weights of its DFL, 0 to 15."""
     weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     bins = np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)
-    tensors = [numpy_helper.from_array(bins, "bins"), numpy_helper.from_array(weights, "weights")]
-    proto = helper.make_model(helper.make_graph([], "g", [], [], tensors))
+    tensors = [
+        onnx.numpy_helper.from_array(bins, "bins"),
+        onnx.numpy_helper.from_array(weights, "weights"),
+    ]
+    proto = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], tensors))
     mask_numbers(proto, np.random.default_rng(0))
-    new_bins, new_weights = map(numpy_helper.to_array, proto.graph.initializer)
+    new_bins, new_weights = map(onnx.numpy_helper.to_array, proto.graph.initializer)
     np.testing.assert_array_equal(new_bins, bins)
     assert np.mean(new_weights == weights) < 0.2
 
@@ -557,7 +561,7 @@ def test_private_concat_scales_differ_in_the_same_order() -> None:
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
     model = residual(1)
     ends = [output_of(model)], ["done"]
-    append_node(model, helper.make_node(op, *ends, "head", domain=domain, **attributes))
+    append_node(model, onnx.helper.make_node(op, *ends, "head", domain=domain, **attributes))
     return model
 
 
@@ -597,19 +601,21 @@ def test_private_tables_in_attributes_differ() -> None:
 def test_private_tensor_in_attribute_differs_next_to_resize_with_unset_input() -> None:
     """An unset input of a Resize and a tensor in an attribute both have an empty name."""
     table = np.linspace(1.1, 9.3, 12, dtype=np.float32)
-    model = with_head(table=numpy_helper.from_array(table, "table"))
-    model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
-    append_node(model, helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize"))
+    model = with_head(table=onnx.numpy_helper.from_array(table, "table"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
+    append_node(
+        model, onnx.helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
+    )
     proto = qdqtool.extract(model, outputs=["resized"], private=True).proto
     (attribute,) = (a for n in proto.graph.node for a in n.attribute if a.HasField("t"))
-    assert np.isin(numpy_helper.to_array(attribute.t), table).sum() <= 2
+    assert np.isin(onnx.numpy_helper.to_array(attribute.t), table).sum() <= 2
 
 
 def test_private_attributes_keep_only_public_words() -> None:
     model = residual()
     conv = next(n for n in model.graph.node if n.op_type == "Conv")
     attributes = {"acme_note": 1.0, "mode": "acme way", "auto_pad": "NOTSET"}
-    conv.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
+    conv.attribute.extend(onnx.helper.make_attribute(*item) for item in attributes.items())
     data = qdqtool.extract(model, node=conv.name, hops=1, private=True).proto.SerializeToString()
     assert b"acme" not in data and b"NOTSET" in data
 
@@ -618,9 +624,11 @@ def test_private_slopes_with_one_value_per_channel_differ() -> None:
     """With one value per channel, the range of each channel would reveal the value."""
     model = residual(1)
     slopes = np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(slopes, "slopes"))
-    append_node(model, helper.make_node("PRelu", [output_of(model), "slopes"], ["done"], "prelu"))
-    tensors = map(numpy_helper.to_array, extract_head(model).graph.initializer)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(slopes, "slopes"))
+    append_node(
+        model, onnx.helper.make_node("PRelu", [output_of(model), "slopes"], ["done"], "prelu")
+    )
+    tensors = map(onnx.numpy_helper.to_array, extract_head(model).graph.initializer)
     values = np.concatenate([t.reshape(-1) for t in tensors if t.dtype == np.float32])
     assert np.isin(slopes, values).sum() <= 2
 
@@ -628,19 +636,19 @@ def test_private_slopes_with_one_value_per_channel_differ() -> None:
 def test_private_functions_are_inlined() -> None:
     model = with_head("AcmeBlock", "acme.fn")
     table = np.linspace(1, 9, 32, dtype=np.float32)
-    constant = numpy_helper.from_array(table, "AcmeTable")
+    constant = onnx.numpy_helper.from_array(table, "AcmeTable")
     nodes = [
-        helper.make_node("Relu", ["AcmeX"], ["AcmeR"], "AcmeRelu", doc_string="Acme"),
-        helper.make_node("Constant", [], ["AcmeC"], "AcmeConstant", value=constant),
-        helper.make_node("Mul", ["AcmeR", "AcmeC"], ["AcmeY"], "AcmeMul"),
+        onnx.helper.make_node("Relu", ["AcmeX"], ["AcmeR"], "AcmeRelu", doc_string="Acme"),
+        onnx.helper.make_node("Constant", [], ["AcmeC"], "AcmeConstant", value=constant),
+        onnx.helper.make_node("Mul", ["AcmeR", "AcmeC"], ["AcmeY"], "AcmeMul"),
     ]
     ends = ["AcmeX"], ["AcmeY"]
     opsets = list(model.opset_import[:1])
-    model.functions.append(helper.make_function("acme.fn", "AcmeBlock", *ends, nodes, opsets))
+    model.functions.append(onnx.helper.make_function("acme.fn", "AcmeBlock", *ends, nodes, opsets))
     proto = extract_head(model)
     assert b"cme" not in proto.SerializeToString() and not proto.functions
     (constant,) = (n for n in proto.graph.node if n.op_type == "Constant")
-    assert np.isin(numpy_helper.to_array(constant.attribute[0].t), table).sum() <= 2
+    assert np.isin(onnx.numpy_helper.to_array(constant.attribute[0].t), table).sum() <= 2
 
 
 def test_private_part_may_have_nodes_without_a_name() -> None:

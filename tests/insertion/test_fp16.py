@@ -1,7 +1,6 @@
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.fp16 import convert_to_fp16, has_fp16, widen_float16
@@ -26,14 +25,14 @@ from tests.insertion.nets import (
 )
 
 
-def small_net(opset: int = 19) -> onnx.ModelProto:
+def small_net(opset: int = 19) -> ModelProto:
     net = Net()
     relu = net.op("Relu", "r", net.conv("c", "x"))
     up = net.op("Resize", "up", relu, "", net.const("scales", [1, 1, 2, 2]), mode="nearest")
     return net.output(net.op("Sigmoid", "s", net.conv("d", up))).model(opset, ir=9)
 
 
-def copy_as_fp16(model: onnx.ModelProto) -> onnx.ModelProto:
+def copy_as_fp16(model: ModelProto) -> ModelProto:
     copy = copy_model(model)
     convert_to_fp16(Model(copy))
     check(copy)
@@ -138,7 +137,7 @@ def test_constant_that_half_cannot_hold_keeps_consumer_float(
 
 def test_half_casts_inputs_outputs_and_tail(net: Net) -> None:
     net.inputs += [
-        onnx.helper.make_tensor_value_info(n, t, [1, 16, 8, 8])
+        helper.make_tensor_value_info(n, t, [1, 16, 8, 8])
         for n, t in (("f", 1), ("i", 6), ("h", 10))
     ]
     net.output(
@@ -176,10 +175,10 @@ def test_half_leaves_integers_other_domains_and_unknown_types(net: Net) -> None:
 def test_half_tensor_is_cast_for_subgraph(net: Net) -> None:
     inner = net.conv("a", "x")
 
-    def branch(name: str) -> onnx.GraphProto:
-        node = onnx.helper.make_node("Relu", [inner], [f"{name}.out"], name=name)
-        output = onnx.helper.make_tensor_value_info(f"{name}.out", 1, None)
-        return onnx.helper.make_graph([node], name, [], [output])
+    def branch(name: str) -> GraphProto:
+        node = helper.make_node("Relu", [inner], [f"{name}.out"], name=name)
+        output = helper.make_tensor_value_info(f"{name}.out", 1, None)
+        return helper.make_graph([node], name, [], [output])
 
     chosen = net.choice("if", branch)
     before = net.output(net.conv("b", net.op("Add", "add", inner, chosen))).model(19, ir=9)
@@ -198,7 +197,7 @@ def test_half_keeps_tail_float(net: Net) -> None:
     inner = net.op("Mul", "m", net.conv("a", "x"), k)
     moved = net.reshape("flat", net.conv("b", inner), 1, 16, 64)
     net.output(inner, moved, net.op("Sigmoid", "s", moved))
-    net.outputs.append(onnx.helper.make_tensor_value_info(k, TensorProto.FLOAT, [16, 1, 1]))
+    net.outputs.append(helper.make_tensor_value_info(k, TensorProto.FLOAT, [16, 1, 1]))
     before = net.model(19, ir=9)
     after = copy_as_fp16(before)
     assert [v.type.tensor_type.elem_type for v in after.graph.output] == [TensorProto.FLOAT] * 4
@@ -275,46 +274,42 @@ def half_images() -> list[dict[str, np.ndarray]]:
     "where", ["initializer", "input", "value_info", "Constant", "nowhere", "Identity"]
 )
 def test_has_half(where: str) -> None:
-    half = onnx.numpy_helper.from_array(np.float16([1.0]), "h")
-    wide = onnx.numpy_helper.from_array(np.float32([1.0]), "f")
-    value = onnx.helper.make_tensor_value_info("v", TensorProto.FLOAT16, [1])
-    constant = onnx.helper.make_node(
-        "Constant", [], ["c"], value=half if where == "Constant" else wide
-    )
-    graph = onnx.helper.make_graph(
-        [constant, onnx.helper.make_node("Identity", ["c"], ["y"])],
+    half = numpy_helper.from_array(np.float16([1.0]), "h")
+    wide = numpy_helper.from_array(np.float32([1.0]), "f")
+    value = helper.make_tensor_value_info("v", TensorProto.FLOAT16, [1])
+    constant = helper.make_node("Constant", [], ["c"], value=half if where == "Constant" else wide)
+    graph = helper.make_graph(
+        [constant, helper.make_node("Identity", ["c"], ["y"])],
         "g",
         [value] if where == "input" else [],
-        [onnx.helper.make_tensor_value_info("y", 1, [1])],
+        [helper.make_tensor_value_info("y", 1, [1])],
         [half if where == "initializer" else wide],
         value_info=[value] if where == "value_info" else [],
     )
     if where == "Identity":  # the type follows from the input's type
         graph.node[0].op_type = "Strange"
-    model = Model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    model = Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
     assert has_fp16(model) is (where in ("initializer", "input", "value_info", "Constant"))
 
 
 def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
-    def branch(name: str) -> onnx.GraphProto:
-        weight = onnx.numpy_helper.from_array(np.full((16, 1, 1), 0.5, np.float16), f"{name}.w")
-        two = onnx.numpy_helper.from_array(np.float16(2.0))
+    def branch(name: str) -> GraphProto:
+        weight = numpy_helper.from_array(np.full((16, 1, 1), 0.5, np.float16), f"{name}.w")
+        two = numpy_helper.from_array(np.float16(2.0))
         nodes = [
-            onnx.helper.make_node("Constant", [], [f"{name}.c"], value=two),
-            onnx.helper.make_node("Mul", ["x", f"{name}.w"], [f"{name}.m"]),
-            onnx.helper.make_node("Mul", [f"{name}.m", f"{name}.c"], [f"{name}.out"]),
+            helper.make_node("Constant", [], [f"{name}.c"], value=two),
+            helper.make_node("Mul", ["x", f"{name}.w"], [f"{name}.m"]),
+            helper.make_node("Mul", [f"{name}.m", f"{name}.c"], [f"{name}.out"]),
         ]
-        output = onnx.helper.make_tensor_value_info(
-            f"{name}.out", TensorProto.FLOAT16, [1, 16, 8, 8]
-        )
-        return onnx.helper.make_graph(nodes, name, [], [output], [weight])
+        output = helper.make_tensor_value_info(f"{name}.out", TensorProto.FLOAT16, [1, 16, 8, 8])
+        return helper.make_graph(nodes, name, [], [output], [weight])
 
-    net.inputs.append(onnx.helper.make_tensor_value_info("i", TensorProto.INT32, [1]))
+    net.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT32, [1]))
     cast = net.op("Cast", "cast", "i", to=TensorProto.FLOAT16)
     kept = net.op("Cast", "kept", "i", to=TensorProto.DOUBLE)
     net.output(net.op("Mul", "mul", net.choice("if", branch), cast), dtype=TensorProto.FLOAT16)
     net.output(kept, dtype=TensorProto.DOUBLE)
-    net.outputs.append(onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 16, 8, 8]))
+    net.outputs.append(helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 16, 8, 8]))
     net.inputs[0].type.tensor_type.elem_type = TensorProto.FLOAT16
     model = net.model()
     feeds = {**half_images()[0], "i": np.int32([3])}
@@ -351,8 +346,7 @@ def test_weights_that_are_inputs_or_an_output(is_half: bool, ir: int, end: str) 
     model = store_as_half(two_layers(13)) if is_half else two_layers(13)
     model.ir_version = ir
     infos = [
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-        for t in model.graph.initializer
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer
     ]
     halves = [i for i in infos if i.type.tensor_type.elem_type == TensorProto.FLOAT16]
     getattr(model.graph, end).extend(infos if end == "input" else halves[:1])

@@ -77,8 +77,7 @@ def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -
     if activation == "silu":
         inner = net.silu("s", inner)
     out = net.op("Add", "add", inner, stem)
-    if relu:
-        out = net.op("Relu", "ra", out)
+    out = net.op("Relu", "ra", out) if relu else out
     return net.output(net.conv("c3", out) if after == "conv" else net.op("Sigmoid", "end", out))
 
 

@@ -297,9 +297,10 @@ def test_quantized_consumers_share_pair(
 def test_matrix_products_that_share_tensor_have_a_dq_each(net: Net, op: str, target: str) -> None:
     rows = net.op("Flatten", "f", net.op("GlobalAveragePool", "g", net.conv("c", "x")))
     rng = np.random.default_rng(0)
-    outputs = []
-    for name in ("one", "two", "three"):
-        outputs.append(net.op(op, name, rows, net.const(f"{name}.w", rng.normal(size=(16, 4)))))
+    outputs = [
+        net.op(op, name, rows, net.const(f"{name}.w", rng.normal(size=(16, 4))))
+        for name in ("one", "two", "three")
+    ]
     model, quantized = insert_scaled(net.output(*outputs).model())
     shared = [n for n in nodes_of(model, "QuantizeLinear") if n.input[0] == rows]
     assert len(shared) == 1 and len([q for q in quantized if q.tensor == rows]) == 1

@@ -2,9 +2,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
@@ -15,15 +22,15 @@ from tests.errors import has
 from tests.insertion import nets
 from tests.trt.builder import Graph
 
-FLOAT = onnx.TensorProto.FLOAT
+FLOAT = TensorProto.FLOAT
 IMAGE = [1, 16, 8, 8]
 
 
-def image(name: str) -> onnx.ValueInfoProto:
+def image(name: str) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, FLOAT, IMAGE)
 
 
-def branch(name: str, x: str, result: str, *, quantized: bool = True) -> onnx.GraphProto:
+def branch(name: str, x: str, result: str, *, quantized: bool = True) -> GraphProto:
     """Return a graph with a convolution of an outer tensor. All graphs use equal tensor names."""
     g = Graph(opset=17)
     data = g.pair(x, "in") if quantized else x
@@ -36,22 +43,22 @@ def branch(name: str, x: str, result: str, *, quantized: bool = True) -> onnx.Gr
 
 
 def model_with(
-    node: onnx.NodeProto,
-    *initializers: onnx.TensorProto,
-    before: tuple[onnx.NodeProto, ...] = (),
+    node: NodeProto,
+    *initializers: TensorProto,
+    before: tuple[NodeProto, ...] = (),
     flag: bool = False,
-) -> onnx.ModelProto:
+) -> ModelProto:
     inputs = [image("x")]
     if flag:
-        inputs.append(helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))
+        inputs.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
     nodes = [*before, node, helper.make_node("Relu", [node.output[0]], ["end"], "end")]
     graph = helper.make_graph(nodes, "g", inputs, [image("end")], list(initializers))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def conditional(
-    *, x: str = "x", output: str = "y", name: str = "if", **branches: onnx.GraphProto
-) -> onnx.NodeProto:
+    *, x: str = "x", output: str = "y", name: str = "if", **branches: GraphProto
+) -> NodeProto:
     """Return an If of ``flag``. A branch that is not given has a convolution of ``x``."""
     graphs = {
         "then_branch": branch("yes", x, f"{output}_then"),
@@ -61,71 +68,71 @@ def conditional(
     return helper.make_node("If", ["flag"], [output], name, **graphs)
 
 
-def nested() -> onnx.NodeProto:
+def nested() -> NodeProto:
     inner = conditional(output="inner", name="inner")
     return conditional(then_branch=helper.make_graph([inner], "then", [], [image("inner")]))
 
 
-def float_branches(x: str) -> dict[str, onnx.GraphProto]:
+def float_branches(x: str) -> dict[str, GraphProto]:
     return {
         "then_branch": branch("yes", x, "t", quantized=False),
         "else_branch": branch("no", x, "e", quantized=False),
     }
 
 
-def after_stem(node: onnx.NodeProto, weights: str, scale: float | None) -> onnx.ModelProto:
+def after_stem(node: NodeProto, weights: str, scale: float | None) -> ModelProto:
     g = Graph(opset=17)
     stem = g.model(g.conv(g.input(*IMAGE), "stem", 16, weights=weights, scale=scale)).graph
     before = (*stem.node, helper.make_node("Relu", [stem.node[-1].output[0]], ["r"]))
     return model_with(node, *stem.initializer, before=before, flag=True)
 
 
-def boolean(name: str, value: bool) -> onnx.TensorProto:
-    return onnx.numpy_helper.from_array(np.asarray(value), name)
+def boolean(name: str, value: bool) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(value), name)
 
 
-def run(proto: onnx.ModelProto) -> np.ndarray:
+def run(proto: ModelProto) -> np.ndarray:
     x = np.random.default_rng(0).normal(0, 1, IMAGE).astype(np.float32)
     return nets.run(proto, {"x": x})[0]
 
 
-def model_with_loop(body: onnx.GraphProto) -> onnx.ModelProto:
+def model_with_loop(body: GraphProto) -> ModelProto:
     body.node.add(op_type="Identity", input=["go"], output=["go_on"])
     body.input.extend(
         [
-            helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
             image("state"),
         ]
     )
-    body.output.insert(0, helper.make_tensor_value_info("go_on", onnx.TensorProto.BOOL, []))
+    body.output.insert(0, helper.make_tensor_value_info("go_on", TensorProto.BOOL, []))
     return model_with(
         helper.make_node("Loop", ["count", "", "x"], ["y"], "loop", body=body),
-        onnx.numpy_helper.from_array(np.asarray(3, np.int64), "count"),
+        numpy_helper.from_array(np.asarray(3, np.int64), "count"),
     )
 
 
-def loop() -> onnx.ModelProto:
+def loop() -> ModelProto:
     return model_with_loop(branch("body", "state", "next"))
 
 
-def loop_with_if(*, quantized: bool = True) -> onnx.ModelProto:
+def loop_with_if(*, quantized: bool = True) -> ModelProto:
     then = branch("yes", "state", "t", quantized=quantized)
     other = helper.make_graph([helper.make_node("Relu", ["state"], ["e"])], "no", [], [image("e")])
     node = helper.make_node("If", ["go"], ["r"], "if", then_branch=then, else_branch=other)
     return model_with_loop(helper.make_graph([node], "body", [], [image("r")]))
 
 
-def scan() -> onnx.ModelProto:
+def scan() -> ModelProto:
     body = branch("body", "state", "next")
     body.input.extend([image("state"), image("row")])
     body.node.add(op_type="Identity", input=["row"], output=["row_out"])
     body.output.append(image("row_out"))
     node = helper.make_node("Scan", ["x", "rows"], ["y", ""], "scan", body=body, num_scan_inputs=1)
-    return model_with(node, onnx.numpy_helper.from_array(np.zeros([2, *IMAGE], np.float32), "rows"))
+    return model_with(node, numpy_helper.from_array(np.zeros([2, *IMAGE], np.float32), "rows"))
 
 
-def subgraph_reason(proto: onnx.ModelProto, target: str = "trt8.5") -> Any:
+def subgraph_reason(proto: ModelProto, target: str = "trt8.5") -> Any:
     (finding,) = (f for f in qdqtool.predict(proto, target).findings if f.code == "SUBGRAPH")
     return finding.causes[0].reason
 
@@ -142,7 +149,7 @@ def test_if_with_constant_condition_becomes_its_branch(condition: bool) -> None:
 
 
 # Exporters compare the rank or a dimension in the condition of a Squeeze.
-FOUR = onnx.numpy_helper.from_array(np.asarray(4, np.int64), "four")
+FOUR = numpy_helper.from_array(np.asarray(4, np.int64), "four")
 STATIC = (
     helper.make_node("Shape", ["x"], ["shape"]),
     helper.make_node("Size", ["shape"], ["rank"]),
@@ -168,7 +175,7 @@ STATIC = (
         pytest.param(model_with(nested(), boolean("flag", True)), 1, id="If in a branch"),
     ],
 )
-def test_folded_branches_compute_the_same(proto: onnx.ModelProto, convolutions: int) -> None:
+def test_folded_branches_compute_the_same(proto: ModelProto, convolutions: int) -> None:
     model = load(proto)
     assert [n.op for n in model.nodes].count("Conv") == convolutions
     np.testing.assert_array_equal(run(model.proto), run(proto))
@@ -202,9 +209,7 @@ def test_insert_says_that_branches_stay_float() -> None:
 
 
 @pytest.mark.parametrize(("make", "op"), [(loop, "Loop"), (loop_with_if, "Loop"), (scan, "Scan")])
-def test_quantizers_in_bodies_are_predicted_alone(
-    make: Callable[[], onnx.ModelProto], op: str
-) -> None:
+def test_quantizers_in_bodies_are_predicted_alone(make: Callable[[], ModelProto], op: str) -> None:
     proto = make()
     reason = subgraph_reason(proto)
     assert (reason.op, reason.convolutions, reason.quantizers, reason.int8) == (op, 1, 4, 1)
@@ -232,7 +237,7 @@ def test_weights_with_quantizers_outside_of_the_branch() -> None:
 
 
 @pytest.mark.parametrize("make", [loop, loop_with_if, scan])
-def test_fix_and_insert_refuse_quantizers_in_bodies(make: Callable[[], onnx.ModelProto]) -> None:
+def test_fix_and_insert_refuse_quantizers_in_bodies(make: Callable[[], ModelProto]) -> None:
     with pytest.raises(QdqtoolError, check=has("subgraph-quantized")):
         qdqtool.fix(make())
     with pytest.raises(QdqtoolError, check=has("already-quantized")):
@@ -253,7 +258,7 @@ def test_headline_states_what_was_not_analyzed() -> None:
 
 def test_bfloat16_in_a_branch_is_found() -> None:
     nodes = [
-        helper.make_node("Cast", ["x"], ["b"], to=onnx.TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),
         helper.make_node("Relu", ["b"], ["r"]),
         helper.make_node("Cast", ["r"], ["t"], to=FLOAT),
     ]

@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool import extract, predict
 from qdqtool.commands import cli
@@ -55,10 +54,12 @@ def test_load_accepts_graphsurgeon_graph(data: bytes) -> None:
 
 
 def named(*names: str) -> onnx.ModelProto:
-    nodes = [helper.make_node("Relu", ["x"], [name]) for name in names]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
-    start = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    return helper.make_model(helper.make_graph(nodes, "g", [start], ends))
+    nodes = [onnx.helper.make_node("Relu", ["x"], [name]) for name in names]
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names
+    ]
+    start = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [start], ends))
 
 
 def test_name_is_at_most_65536_characters_long(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_external_weight_may_be_followed_by_other_data(
     (tmp_path / "w.bin").write_bytes(original.raw_data + b"more")
     (tmp_path / "m.onnx").write_bytes(with_external_weight(entries).SerializeToString())
     values = load(tmp_path / "m.onnx").constant(original.name)
-    assert values is not None and np.array_equal(values, numpy_helper.to_array(original))
+    assert values is not None and np.array_equal(values, onnx.numpy_helper.to_array(original))
 
 
 # Damaged models
@@ -189,8 +190,8 @@ def test_input_with_impossible_dimensions_has_no_shape(tmp_path: Path, rank: int
 @pytest.mark.parametrize(
     "weights",
     [
-        helper.make_tensor("c1.weight", TensorProto.STRING, [1, 1, 3, 3], [b"a"] * 9),
-        helper.make_tensor("c1.weight", TensorProto.FLOAT, [0, 8, 3, 3], []),
+        onnx.helper.make_tensor("c1.weight", onnx.TensorProto.STRING, [1, 1, 3, 3], [b"a"] * 9),
+        onnx.helper.make_tensor("c1.weight", onnx.TensorProto.FLOAT, [0, 8, 3, 3], []),
     ],
     ids=["texts", "empty"],
 )
@@ -237,9 +238,11 @@ def refer_to_attribute(proto: onnx.ModelProto) -> None:
 
 def refer_to_attribute_in_branch(proto: onnx.ModelProto) -> None:
     refer_to_attribute(proto)
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    branch = helper.make_graph(proto.graph.node, "b", [], [y])
-    node = helper.make_node("If", ["x"], ["y"], "outer", then_branch=branch, else_branch=branch)
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    branch = onnx.helper.make_graph(proto.graph.node, "b", [], [y])
+    node = onnx.helper.make_node(
+        "If", ["x"], ["y"], "outer", then_branch=branch, else_branch=branch
+    )
     del proto.graph.node[:]
     proto.graph.node.append(node)
 
@@ -303,11 +306,11 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_model_is_saved_with_external_weights(tmp_path: Path) -> None:
     model = conv_net()
     weights = np.random.default_rng(0).normal(0, 1, (4, 4, 5, 20)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weights, "large"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "large"))
     save(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == weights.nbytes
     saved = onnx.load(tmp_path / "m.onnx")
-    assert (numpy_helper.to_array(saved.graph.initializer[-1]) == weights).all()
+    assert (onnx.numpy_helper.to_array(saved.graph.initializer[-1]) == weights).all()
     feed = [{"images": np.ones((1, 3, 16, 16), np.float32)}]
     assert (run_all(saved, feed, ["r2"])["r2"] == run_all(model, feed, ["r2"])["r2"]).all()
 
@@ -324,10 +327,12 @@ def test_documentation_that_is_not_utf_8_is_saved(
 
 def assert_same_weights(a: onnx.ModelProto, b: onnx.ModelProto) -> None:
     for first, second in zip(a.graph.initializer, b.graph.initializer, strict=True):
-        if first.data_type == TensorProto.STRING:
+        if first.data_type == onnx.TensorProto.STRING:
             assert first.string_data == second.string_data
         else:
-            assert (numpy_helper.to_array(first) == numpy_helper.to_array(second)).all(), first.name
+            assert (
+                onnx.numpy_helper.to_array(first) == onnx.numpy_helper.to_array(second)
+            ).all(), first.name
 
 
 @pytest.mark.usefixtures("small_limit")
@@ -342,9 +347,9 @@ def test_large_model_with_documentation_that_is_not_utf_8_is_saved(
 @pytest.mark.usefixtures("small_limit")
 def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path) -> None:
     model = conv_net()
-    texts = numpy_helper.from_array(np.array([b"word"] * 600, object), "texts")
-    halves = helper.make_tensor("halves", TensorProto.INT4, [3000], [1, -2, 3] * 1000)
-    flags = helper.make_tensor("flags", TensorProto.BOOL, [3000], [1, 0, 1] * 1000)
+    texts = onnx.numpy_helper.from_array(np.array([b"word"] * 600, object), "texts")
+    halves = onnx.helper.make_tensor("halves", onnx.TensorProto.INT4, [3000], [1, -2, 3] * 1000)
+    flags = onnx.helper.make_tensor("flags", onnx.TensorProto.BOOL, [3000], [1, 0, 1] * 1000)
     model.graph.initializer.extend([texts, halves, flags])
     save(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == 3000
@@ -371,12 +376,12 @@ def test_session_of_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_array_of_returns_values(dtype: str, raw: bool) -> None:
     values = np.array([[0, 1, 3], [5, 7, 100]]).astype(dtype)
-    tensor = numpy_helper.from_array(values, "w")
+    tensor = onnx.numpy_helper.from_array(values, "w")
     if not raw:
         numbers = values.reshape(-1).tolist()
-        tensor = helper.make_tensor("w", tensor.data_type, values.shape, numbers)
+        tensor = onnx.helper.make_tensor("w", tensor.data_type, values.shape, numbers)
     array = external.to_array(tensor)
-    assert array.dtype == values.dtype and np.array_equal(array, numpy_helper.to_array(tensor))
+    assert array.dtype == values.dtype and np.array_equal(array, onnx.numpy_helper.to_array(tensor))
 
 
 @pytest.mark.parametrize("damage", [{"dims": [4, 2]}, {"dims": [2, 3], "raw_data": b"1"}])
@@ -385,7 +390,7 @@ def test_array_of_damaged_tensor_is_an_error(dtype: str, damage: dict[str, Any])
     values = np.ones((2, 3), dtype)
     fields = {"raw_data": values.tobytes(), **damage}
     tensor = onnx.TensorProto(
-        name="w", data_type=helper.np_dtype_to_tensor_dtype(values.dtype), **fields
+        name="w", data_type=onnx.helper.np_dtype_to_tensor_dtype(values.dtype), **fields
     )
     with pytest.raises(ModelError, check=has("tensor-damaged", path="m.onnx", node="w")):
         external.to_array(tensor, "m.onnx")

@@ -4,9 +4,8 @@ import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.insertion.placement import PlacementRules, compute_placement
@@ -159,7 +158,7 @@ def test_layer_norm_with_gain_before_division_is_not_fused(root: str, inverse: b
 
 
 def vit_with_change(change: str) -> Model:
-    proto = onnx.ModelProto.FromString(vit(pieces=True).SerializeToString())
+    proto = ModelProto.FromString(vit(pieces=True).SerializeToString())
     nodes = {n.name: n for n in proto.graph.node}
     if change == "cube":
         exponent = next(t for t in proto.graph.initializer if t.name == "b0.ln1.two")
@@ -344,7 +343,7 @@ def test_summaries_are_equal_for_equal_scales(
     assert (summaries[0] == summaries[1]) is is_equal
 
 
-def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> onnx.ModelProto:
+def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> ModelProto:
     constants = [numpy_helper.from_array(scale.astype(np.float32), "s")]
     constants += [numpy_helper.from_array(np.zeros(scale.size, np.int8), "z")] if zeros else []
     nodes, tensor = [], "x"

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
@@ -21,16 +20,18 @@ from tests.errors import has
 def documented() -> onnx.ModelProto:
     model = conv_net()
     graph = model.graph
-    large = numpy_helper.from_array(np.ones(2048, np.float32), "large")
+    large = onnx.numpy_helper.from_array(np.ones(2048, np.float32), "large")
     large.doc_string = "after the data"
     large.metadata_props.add(key="k", value="v")
     graph.initializer.insert(0, large)
     graph.initializer.append(
-        helper.make_tensor("floats", TensorProto.FLOAT, [300], np.arange(300.0))
+        onnx.helper.make_tensor("floats", onnx.TensorProto.FLOAT, [300], np.arange(300.0))
     )
-    graph.initializer.append(helper.make_tensor("texts", TensorProto.STRING, [2], [b"a", b"\xff"]))
     graph.initializer.append(
-        TensorProto(name="empty", data_type=TensorProto.FLOAT, dims=[0], raw_data=b"")
+        onnx.helper.make_tensor("texts", onnx.TensorProto.STRING, [2], [b"a", b"\xff"])
+    )
+    graph.initializer.append(
+        onnx.TensorProto(name="empty", data_type=onnx.TensorProto.FLOAT, dims=[0], raw_data=b"")
     )
     graph.doc_string, model.doc_string, model.domain = "graph", "model", ""
     graph.metadata_props.add(key="k", value="v")
@@ -59,14 +60,16 @@ UNKNOWN_FIELD = b"\xc2\xbb\x01\x03new"
 
 def with_function() -> onnx.ModelProto:
     model = documented()
-    body = [helper.make_node("Relu", ["a"], ["b"])]
+    body = [onnx.helper.make_node("Relu", ["a"], ["b"])]
     model.functions.append(
-        helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import))
+        onnx.helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import))
     )
-    values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
-    indices = numpy_helper.from_array(np.array([0, 3]), "indices")
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [9]))
-    model.graph.initializer.append(numpy_helper.from_array(np.ones(1 << 20, np.float32), "big"))
+    values = onnx.numpy_helper.from_array(np.ones(2, np.float32), "sparse")
+    indices = onnx.numpy_helper.from_array(np.array([0, 3]), "indices")
+    model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [9]))
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.ones(1 << 20, np.float32), "big")
+    )
     return model
 
 
@@ -130,20 +133,24 @@ def test_extraction_never_overwrites_its_inputs(victim: str, tmp_path: Path) -> 
 def whole() -> onnx.ModelProto:
     """Build a = Relu(x), b = If(given) of a + w, c = b * sparse, and nodes without effect on c."""
     ends = [onnx.ValueInfoProto(name="in")]
-    inner = helper.make_graph([helper.make_node("Add", ["a", "w"], ["in"])], "inner", [], ends)
+    inner = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["a", "w"], ["in"])], "inner", [], ends
+    )
     nodes = [
-        helper.make_node("Relu", ["x"], ["a"]),
-        helper.make_node("Neg", ["x"], ["unused"]),
-        helper.make_node("If", ["given"], ["b"], then_branch=inner, else_branch=inner),
-        helper.make_node("Mul", ["b", "sparse"], ["c"]),
+        onnx.helper.make_node("Relu", ["x"], ["a"]),
+        onnx.helper.make_node("Neg", ["x"], ["unused"]),
+        onnx.helper.make_node("If", ["given"], ["b"], then_branch=inner, else_branch=inner),
+        onnx.helper.make_node("Mul", ["b", "sparse"], ["c"]),
     ]
-    constants = [numpy_helper.from_array(np.ones(1, np.float32), n) for n in ("w", "other")]
-    graph = helper.make_graph(nodes, "g", [], [], constants)
+    constants = [onnx.numpy_helper.from_array(np.ones(1, np.float32), n) for n in ("w", "other")]
+    graph = onnx.helper.make_graph(nodes, "g", [], [], constants)
     for name in ("sparse", "far"):
-        values = numpy_helper.from_array(np.ones(1, np.float32), name)
+        values = onnx.numpy_helper.from_array(np.ones(1, np.float32), name)
         graph.sparse_initializer.add(values=values, dims=[4])
-    proto = helper.make_model(graph, producer_name="p", opset_imports=[helper.make_opsetid("", 17)])
-    helper.set_model_props(proto, {"stride": "32"})
+    proto = onnx.helper.make_model(
+        graph, producer_name="p", opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    onnx.helper.set_model_props(proto, {"stride": "32"})
     return proto
 
 

@@ -3,7 +3,6 @@ import sys
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from qdqtool.proto.inference_checks import has_sane_attributes, is_safe_to_infer
 from tests.proto.unsafe_models import BOMBS, CRASHES, IMAGE, ORDINARY, build, value
@@ -43,7 +42,7 @@ def test_is_safe_to_infer(model: onnx.ModelProto, is_safe: bool) -> None:
     ],
 )
 def test_has_sane_attributes(op: str, outputs: int, attributes: dict[str, int], sane: bool) -> None:
-    node = helper.make_node(op, ["x"], [str(i) for i in range(outputs)], **attributes)
+    node = onnx.helper.make_node(op, ["x"], [str(i) for i in range(outputs)], **attributes)
     assert has_sane_attributes(node) is sane
 
 
@@ -59,7 +58,9 @@ def test_onnx_crashes_without_the_check() -> None:
 
 def test_is_safe_refuses_vectors_of_huge_stated_length() -> None:
     """onnx propagates one symbolic entry for each element of a vector."""
-    model = build([helper.make_node("Relu", ["x"], ["y"])], [value("x", IMAGE)])
+    model = build([onnx.helper.make_node("Relu", ["x"], ["y"])], [value("x", IMAGE)])
     assert is_safe_to_infer(model)
-    model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.INT32, [1 << 31]))
+    model.graph.value_info.append(
+        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, [1 << 31])
+    )
     assert not is_safe_to_infer(model)

@@ -2,7 +2,6 @@ from typing import Any
 
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from qdqtool.ir.graph import Model
 from qdqtool.proto.node_types import NodeTypeCache, infer_node
@@ -10,12 +9,12 @@ from tests.proto.unsafe_models import FLOAT, IMAGE, INT64, LONG, sizes, value
 
 
 def test_infer_node_uses_types_and_values() -> None:
-    node = helper.make_node("Reshape", ["x", "s"], ["y"])
+    node = onnx.helper.make_node("Reshape", ["x", "s"], ["y"])
     types = {"x": value("x", IMAGE).type, "s": value("s", [2], INT64).type}
-    values = {"s": numpy_helper.from_array(sizes(4, 32), "s")}
+    values = {"s": onnx.numpy_helper.from_array(sizes(4, 32), "s")}
     inferred = infer_node(node, types, 18, values)["y"].tensor_type
     assert [d.dim_value for d in inferred.shape.dim] == [4, 32]
-    assert infer_node(helper.make_node("Own", ["x"], ["y"], domain="own"), types, 18, {}) == {}
+    assert infer_node(onnx.helper.make_node("Own", ["x"], ["y"], domain="own"), types, 18, {}) == {}
     assert infer_node(node, {"x": types["x"], "s": value("s", [LONG], INT64).type}, 18, {}) == {}
 
 
@@ -49,10 +48,10 @@ def one_node(
 ) -> onnx.ModelProto:
     inputs = [value(f"x{i}", d) for i, d in enumerate(dims)]
     names = [f"y{i}" for i in range(outputs)]
-    node = helper.make_node(op, [v.name for v in inputs], names, **attributes)
-    graph = helper.make_graph([node], "g", inputs, [value(name, None) for name in names])
-    opset = helper.make_opsetid("", 17 if op == "Split" else 18)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=9)
+    node = onnx.helper.make_node(op, [v.name for v in inputs], names, **attributes)
+    graph = onnx.helper.make_graph([node], "g", inputs, [value(name, None) for name in names])
+    opset = onnx.helper.make_opsetid("", 17 if op == "Split" else 18)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
 
 
 @pytest.mark.parametrize("op", CACHED)

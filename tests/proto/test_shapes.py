@@ -2,9 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import onnx
 import pytest
-from onnx import helper
+from onnx import NodeProto, helper
 
 from qdqtool.errors import ModelError
 from qdqtool.insertion.prepare import raise_opset
@@ -49,7 +48,7 @@ def test_model_shape_is_unknown_after_a_crash(name: str) -> None:
     ],
     ids=["max-pool", "split"],
 )
-def test_raise_opset_reports_a_crash(node: onnx.NodeProto) -> None:
+def test_raise_opset_reports_a_crash(node: NodeProto) -> None:
     slicing = helper.make_node("Slice", ["y", "b", "e", "a"], ["z"])
     model = build([node, slicing], [value("x", IMAGE)], 12, b=sizes(0), e=sizes(3), a=sizes(2))
     with pytest.raises(ModelError, match="onnx crashes on this model"):

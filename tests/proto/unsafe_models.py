@@ -4,14 +4,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 IMAGE = (1, 8, 4, 4)
 
 
 def value(name: str, dims: Any, elem_type: int = FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, elem_type, dims)
+    return onnx.helper.make_tensor_value_info(name, elem_type, dims)
 
 
 def build(
@@ -21,10 +20,10 @@ def build(
     functions: tuple[onnx.FunctionProto, ...] = (),
     **constants: Any,
 ) -> onnx.ModelProto:
-    stored = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
-    graph = helper.make_graph(nodes, "g", inputs, [value("y", None)], stored)
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
-    return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=9)
+    stored = [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, [value("y", None)], stored)
+    opsets = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid("own", 1)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=9)
 
 
 def before_slice(
@@ -43,8 +42,8 @@ def before_slice(
     constants = {n: v for n, v in arguments.items() if isinstance(v, np.ndarray)}
     attributes = {n: v for n, v in arguments.items() if n not in constants}
     names = [*(f"z{i}" for i in range(outputs - 1)), "z"]
-    node = helper.make_node(op, inputs.split(" "), names, name="far", **attributes)
-    slicing = helper.make_node("Slice", ["z", "begin", "end", "axis"], ["y"])
+    node = onnx.helper.make_node(op, inputs.split(" "), names, name="far", **attributes)
+    slicing = onnx.helper.make_node("Slice", ["z", "begin", "end", "axis"], ["y"])
     ends = {"begin": [0], "end": [3], "axis": [2]}
     return build([node, slicing], [value("x", dims)], opset, **constants, **ends)
 
@@ -98,7 +97,7 @@ ORDINARY = {
         "Split", "x p", dims=(1, 99, 4, 4), outputs=99, axis=1, p=sizes(*[1] * 99)
     ),
     "custom-operator": build(
-        [helper.make_node("Own", ["x"], ["y"], domain="own")], [value("x", IMAGE)]
+        [onnx.helper.make_node("Own", ["x"], ["y"], domain="own")], [value("x", IMAGE)]
     ),
 }
 
@@ -111,21 +110,23 @@ def on_vector(
 ) -> onnx.ModelProto:
     constants = {n: v for n, v in arguments.items() if isinstance(v, np.ndarray)}
     attributes = {n: v for n, v in arguments.items() if n not in constants}
-    node = helper.make_node(op, inputs.split(), ["y"], **attributes)
+    node = onnx.helper.make_node(op, inputs.split(), ["y"], **attributes)
     return build([node], [value("x", dims, INT64)], **constants)
 
 
 def repeated(op: str, count: int, dims: Any, **attributes: Any) -> onnx.ModelProto:
     nodes = [
-        helper.make_node(op, [f"x{i}", f"x{i}"], [f"x{i + 1}"], **attributes) for i in range(count)
+        onnx.helper.make_node(op, [f"x{i}", f"x{i}"], [f"x{i + 1}"], **attributes)
+        for i in range(count)
     ]
     return build(
-        [*nodes, helper.make_node("Identity", [f"x{count}"], ["y"])], [value("x0", dims, INT64)]
+        [*nodes, onnx.helper.make_node("Identity", [f"x{count}"], ["y"])],
+        [value("x0", dims, INT64)],
     )
 
 
 def two_nodes(first: onnx.NodeProto, op: str, dims: Any, **constants: Any) -> onnx.ModelProto:
-    second = helper.make_node(
+    second = onnx.helper.make_node(
         op, [first.output[0]] * 2, ["y"], **({"axis": 0} if op == "Concat" else {})
     )
     return build([first, second], [value("x", dims, INT64)], **constants)
@@ -145,32 +146,36 @@ BOMBS = {
     ),
     "add-2^25": on_vector("Add", dims=(1 << 25,)),
     "expand": build(
-        [helper.make_node("Expand", ["x", "s"], ["y"])],
+        [onnx.helper.make_node("Expand", ["x", "s"], ["y"])],
         [value("x", [1]), value("s", [LONG], INT64)],
     ),
     "reshape": two_nodes(
-        helper.make_node("Reshape", ["x", "s"], ["v"]), "Add", (1 << 20, 1 << 20), s=sizes(-1)
+        onnx.helper.make_node("Reshape", ["x", "s"], ["v"]), "Add", (1 << 20, 1 << 20), s=sizes(-1)
     ),
     "constant-of-shape": two_nodes(
-        helper.make_node("ConstantOfShape", ["s"], ["v"]), "Concat", (1,), s=sizes(LONG)
+        onnx.helper.make_node("ConstantOfShape", ["s"], ["v"]), "Concat", (1,), s=sizes(LONG)
     ),
-    "tile": two_nodes(helper.make_node("Tile", ["x", "r"], ["v"]), "Add", (8,), r=sizes(1 << 30)),
-    "pad": two_nodes(helper.make_node("Pad", ["x", "p"], ["v"]), "Mul", (8,), p=sizes(0, 1 << 30)),
+    "tile": two_nodes(
+        onnx.helper.make_node("Tile", ["x", "r"], ["v"]), "Add", (8,), r=sizes(1 << 30)
+    ),
+    "pad": two_nodes(
+        onnx.helper.make_node("Pad", ["x", "p"], ["v"]), "Mul", (8,), p=sizes(0, 1 << 30)
+    ),
     "concat-of-itself": repeated("Concat", 40, [4], axis=0),
     "gather-of-itself": repeated("Gather", 40, [2, 2, 2, 2]),
     "gather-nd-of-itself": repeated("GatherND", 40, [2, 2, 2, 2]),
     "vectors-in-all-nodes": repeated("Add", 500, [60_000]),
     "function": build(
-        [helper.make_node("F", ["x"], ["y"], domain="own")],
+        [onnx.helper.make_node("F", ["x"], ["y"], domain="own")],
         [value("x", [LONG], INT64)],
         functions=(
-            helper.make_function(
+            onnx.helper.make_function(
                 "own",
                 "F",
                 ["a"],
                 ["b"],
-                [helper.make_node("Add", ["a", "a"], ["b"])],
-                [helper.make_opsetid("", 18)],
+                [onnx.helper.make_node("Add", ["a", "a"], ["b"])],
+                [onnx.helper.make_opsetid("", 18)],
             ),
         ),
     ),

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from calibration.session import partial_model
 from qdqtool.ir.graph import Model
@@ -22,31 +21,33 @@ from qdqtool.util.limits import PROCESSES
 
 def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     second = rng.normal(0, 0.1, (256, 256)).astype(dtype)
-    graph = helper.make_graph(
+    graph = onnx.helper.make_graph(
         [
-            helper.make_node("MatMul", ["x", "raw"], ["a"]),
-            helper.make_node("MatMul", ["a", "typed"], ["b"]),
-            helper.make_node("Add", ["b", "bias"], ["c"]),
-            helper.make_node("Concat", ["c", "nothing"], ["y"], axis=1),
+            onnx.helper.make_node("MatMul", ["x", "raw"], ["a"]),
+            onnx.helper.make_node("MatMul", ["a", "typed"], ["b"]),
+            onnx.helper.make_node("Add", ["b", "bias"], ["c"]),
+            onnx.helper.make_node("Concat", ["c", "nothing"], ["y"], axis=1),
         ],
         "g",
-        [helper.make_tensor_value_info("x", kind, [2, 256])],
-        [helper.make_tensor_value_info("y", kind, [2, 256])],
+        [onnx.helper.make_tensor_value_info("x", kind, [2, 256])],
+        [onnx.helper.make_tensor_value_info("y", kind, [2, 256])],
         [
-            numpy_helper.from_array(rng.normal(0, 0.1, (256, 256)).astype(dtype), "raw"),
-            helper.make_tensor("typed", kind, [256, 256], second.reshape(-1)),
-            numpy_helper.from_array(rng.normal(0, 1, 256).astype(dtype), "bias"),
-            numpy_helper.from_array(np.zeros((2, 0), dtype), "nothing"),
+            onnx.numpy_helper.from_array(rng.normal(0, 0.1, (256, 256)).astype(dtype), "raw"),
+            onnx.helper.make_tensor("typed", kind, [256, 256], second.reshape(-1)),
+            onnx.numpy_helper.from_array(rng.normal(0, 1, 256).astype(dtype), "bias"),
+            onnx.numpy_helper.from_array(np.zeros((2, 0), dtype), "nothing"),
         ],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9
+    )
 
 
 def expected_output(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     raw, typed, bias = (
-        numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer[:3]
+        onnx.numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer[:3]
     )
     return np.asarray(x.astype(np.float64) @ raw @ typed + bias)
 
@@ -121,7 +122,7 @@ def test_error_of_onnxruntime_does_not_depend_on_temporary_file() -> None:
     assert errors[0] == errors[1]
 
 
-LARGE = numpy_helper.from_array(np.zeros((1 << 14) + 1, np.float32), "large")
+LARGE = onnx.numpy_helper.from_array(np.zeros((1 << 14) + 1, np.float32), "large")
 EXTERNAL = strip_data(LARGE)
 EXTERNAL.external_data.add(key="location", value="w.bin")
 
@@ -130,9 +131,17 @@ EXTERNAL.external_data.add(key="location", value="w.bin")
     ("tensor", "separable"),
     [
         (LARGE, True),
-        (numpy_helper.from_array(np.zeros(1 << 14, np.float32), "small"), False),
-        (helper.make_tensor("texts", TensorProto.STRING, [1 << 15], [b"a"] * (1 << 15)), False),
-        (helper.make_tensor("halves", TensorProto.INT4, [1 << 15], [1] * (1 << 15)), False),
+        (onnx.numpy_helper.from_array(np.zeros(1 << 14, np.float32), "small"), False),
+        (
+            onnx.helper.make_tensor(
+                "texts", onnx.TensorProto.STRING, [1 << 15], [b"a"] * (1 << 15)
+            ),
+            False,
+        ),
+        (
+            onnx.helper.make_tensor("halves", onnx.TensorProto.INT4, [1 << 15], [1] * (1 << 15)),
+            False,
+        ),
         (strip_data(LARGE), False),
         (EXTERNAL, False),
     ],
@@ -176,20 +185,20 @@ def test_insert_holds_weights_in_model_and_onnxruntime_only(
     nodes, weights, tensor = [], [], "x"
     for i in range(8):
         weights.append(
-            numpy_helper.from_array(
+            onnx.numpy_helper.from_array(
                 rng.normal(0, 0.04, (1024, 1024, 1, 1)).astype(np.float32), f"w{i}"
             )
         )
         nodes += [
-            helper.make_node("Conv", [tensor, f"w{i}"], [f"c{i}"], f"conv{i}"),
-            helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"),
+            onnx.helper.make_node("Conv", [tensor, f"w{i}"], [f"c{i}"], f"conv{i}"),
+            onnx.helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"),
         ]
         tensor = f"r{i}"
-    ends = [[helper.make_tensor_value_info(n, 1, [1, 1024, 2, 2])] for n in ("x", tensor)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", *ends, weights),
+    ends = [[onnx.helper.make_tensor_value_info(n, 1, [1, 1024, 2, 2])] for n in ("x", tensor)]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", *ends, weights),
         ir_version=9,
-        opset_imports=[helper.make_opsetid("", 17)],
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
     )
     onnx.save(model, tmp_path / "m.onnx")
     arguments = [tmp_path / "m.onnx", tmp_path / "out.onnx", losses, 8 * 1024 * 1024 * 4]

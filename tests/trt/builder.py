@@ -160,14 +160,13 @@ class Graph:
         inputs = [data, self.weights(name, shape, weights, 0 if op == "Conv" else 1)]
         if bias:
             inputs.append(self.const(f"{name}.bias", self.random.normal(0, 1, channels)))
-        pad = (k - stride) // 2 if op == "ConvTranspose" else k // 2
         out = self.op(
             op,
             inputs,
             name,
             kernel_shape=[k, k],
             strides=[stride] * 2,
-            pads=[pad] * 4,
+            pads=[(k - stride) // 2 if op == "ConvTranspose" else k // 2] * 4,
             group=groups,
             **attributes,
         )

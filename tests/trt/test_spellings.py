@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from qdqtool import Precision, Prediction, insert
 from qdqtool.evidence import Evidence
@@ -69,7 +68,7 @@ def with_microsoft_domain() -> onnx.ModelProto:
         node.domain = (
             "com.microsoft" if node.op_type in ("QuantizeLinear", "DequantizeLinear") else ""
         )
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return model
 
 
@@ -77,7 +76,7 @@ def with_initializers_as_inputs() -> onnx.ModelProto:
     model = chain(Graph())
     for tensor in model.graph.initializer:
         model.graph.input.append(
-            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         )
     return model
 
@@ -257,9 +256,9 @@ def test_modelopt() -> None:
 
 def test_float16_before_opset_19(g: Graph) -> None:
     # Scales stay float32, and a Cast to float16 follows each DQ.
-    half = TensorProto.FLOAT16
+    half = onnx.TensorProto.FLOAT16
     x = g.op("Cast", g.input(1, 3, 8, 8), "to16", to=half)
-    x = g.op("Cast", x, "to32", to=TensorProto.FLOAT)
+    x = g.op("Cast", x, "to32", to=onnx.TensorProto.FLOAT)
     data = g.op("Cast", g.pair(x, "in"), "data16", to=half)
     weights = g.op("Cast", g.weights("c", (8, 3, 3, 3), "qdq"), "weights16", to=half)
     out = g.op("Conv", [data, weights], "c")
@@ -316,14 +315,14 @@ def test_graph_of_input_or_constant_only_has_no_layers(g: Graph) -> None:
 
 
 def test_empty_graph() -> None:
-    graph = helper.make_graph([], "g", [], [])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    graph = onnx.helper.make_graph([], "g", [], [])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)])
     prediction = predict(model, advice=False)
     assert (prediction.convolutions, prediction.layers, prediction.conversions) == ([], [], 0)
 
 
 def test_network_input_of_integers_needs_no_conversion(g: Graph) -> None:
-    g.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT8, [1, 3, 8, 8]))
+    g.inputs.append(onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT8, [1, 3, 8, 8]))
     g.channels["i"] = 3
     prediction = predict(g.model(g.conv(g.dq("i", "dq"), "c", scale=None)), advice=False)
     assert (outcomes(prediction), prediction.conversions) == ({"c": ([INT8], FLOAT)}, 0)
@@ -347,35 +346,35 @@ def test_consumer_in_branch_keeps_output_float(g: Graph) -> None:
         "else_branch": branch("else", conv, "Neg"),
     }
     condition = g.const("yes", np.asarray(True))
-    g.nodes.append(helper.make_node("If", [condition], ["if:0"], "If", **branches))
+    g.nodes.append(onnx.helper.make_node("If", [condition], ["if:0"], "If", **branches))
     prediction = predict(g.model("if:0", g.op("Softmax", g.conv(conv, "d"), "s")), advice=False)
     assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
 
 
 def test_consumer_in_loop_keeps_output_float(g: Graph) -> None:
-    body = helper.make_graph(
+    body = onnx.helper.make_graph(
         [
-            helper.make_node("Identity", ["go"], ["go_on"]),
-            helper.make_node("Add", ["v", g.conv(g.input(1, 3, 8, 8), "c", 3)], ["w"]),
+            onnx.helper.make_node("Identity", ["go"], ["go_on"]),
+            onnx.helper.make_node("Add", ["v", g.conv(g.input(1, 3, 8, 8), "c", 3)], ["w"]),
         ],
         "body",
         [
-            helper.make_tensor_value_info("n", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
+            onnx.helper.make_tensor_value_info("n", onnx.TensorProto.INT64, []),
+            onnx.helper.make_tensor_value_info("go", onnx.TensorProto.BOOL, []),
+            onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, None),
         ],
         [
-            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("w", TensorProto.FLOAT, None),
+            onnx.helper.make_tensor_value_info("go_on", onnx.TensorProto.BOOL, []),
+            onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, None),
         ],
     )
     count = g.const("count", np.asarray(3, np.int64))
-    g.nodes.append(helper.make_node("Loop", [count, "", "x"], ["loop:0"], "Loop", body=body))
+    g.nodes.append(onnx.helper.make_node("Loop", [count, "", "x"], ["loop:0"], "Loop", body=body))
     assert outcomes(predict(g.model("loop:0"), advice=False)) == {"c": ([INT8], FLOAT)}
 
 
 def branch(name: str, outer: str, op: str) -> onnx.GraphProto:
-    out = helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)
-    return helper.make_graph(
-        [helper.make_node(op, [outer], [f"{name}_out"], f"{name}_{op}")], name, [], [out]
+    out = onnx.helper.make_tensor_value_info(f"{name}_out", onnx.TensorProto.FLOAT, None)
+    return onnx.helper.make_graph(
+        [onnx.helper.make_node(op, [outer], [f"{name}_out"], f"{name}_{op}")], name, [], [out]
     )

@@ -445,13 +445,12 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[BuildOptions]:
         requests.append(request := BuildOptions(**options))
         if request.timeout == 1:
             return BuildResult("tensorrt", "refused", message="no")
-        names = {node.index: node.name for node in model.nodes}
         return BuildResult(
             "tensorrt",
             "built",
             "8.5.2",
             model=model,
-            names=names,
+            names={node.index: node.name for node in model.nodes},
             build=build_of(log_of(prediction(CASE))),
         )
 
