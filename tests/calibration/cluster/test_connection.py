@@ -106,11 +106,13 @@ def test_local_workers_leave_no_folder_and_refuse_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scheduler and the workers reject connections without the credentials of the run."""
-    from distributed import Client, Security
+    from distributed import Client, Security, default_client
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with connect("local:1") as cluster:
         client = cluster.client
+        with pytest.raises(ValueError, match="No clients"):  # the user's default stays
+            default_client()
         facts = client.scheduler_info()
         (worker,) = facts["workers"]
         assert client.submit(int, "7").result() == 7
