@@ -207,7 +207,7 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
         text += " according to the optimizer's lines alone"
     unknown = sum(node.is_unknown for node in requested)
     if unknown:
-        text += f", {unknown} unknown: the build does not show their data types"
+        text += f", {unknown} unknown: the build does not show the data type"
     return [text]
 
 
@@ -409,7 +409,8 @@ def _describe_scales(
     if a is not None and b is not None:
         if changes and a.type != b.type:
             changes = [f"range {changes[0]}"]
-            if (a.count, a.axis, a.zero) == (b.count, b.axis, b.zero):  # scales of two formats
+            # Scales of two formats are not comparable, but their ranges are.
+            if (a.count, a.axis, a.zero) == (b.count, b.axis, b.zero):
                 return f"{name.removesuffix('scale')}{changes[0]}"
         if a.count == b.count and a.axis != b.axis:
             changes.append(f"axis {a.axis} -> {b.axis}")

@@ -45,7 +45,7 @@ Array = npt.NDArray[Any]
 
 # Random numbers in place of weights and scales ----------------------------------------------------
 
-# Operators whose inputs after the first belong to the structure. They are not weights.
+# Operators whose inputs after the first are not weights, but belong to the structure.
 _STRUCTURE = (
     "Resize",
     "Upsample",
@@ -61,7 +61,9 @@ _STRUCTURE = (
 # random factor between exp(-_SHIFT) and exp(_SHIFT).
 _WIDEN = 1.5
 _SHIFT = 1.0
-_FEW = 9  # minimum average count of numbers in a channel (a 3x3 kernel has 9) to keep its range
+# The range of each channel is kept if channels have at least this number of values on average. A
+# 3x3 kernel has 9 values.
+_FEW = 9
 _LARGE = 64  # integer constants with more elements are tables of numbers, not shapes
 _WEIGHT_TYPES = frozenset(
     {
@@ -324,7 +326,7 @@ def _runtime_operators() -> dict[str, frozenset[str]]:
 
 
 def is_public_value(attribute: str, text: str) -> bool:
-    """Return whether the text in an attribute is one of the known values of the attribute."""
+    """Return whether the text in an attribute is a known value, a public word or an equation."""
     if attribute == "equation":
         return _EQUATION.fullmatch(text) is not None
     words = read_public_words()

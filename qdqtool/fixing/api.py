@@ -335,8 +335,8 @@ def _restore_constants(model: Model) -> tuple[Model, list[Note]]:
 def _describe_inexact_rounding(count: int) -> Note:
     return Note(
         f"the original model has {format_count(count, 'quantizer')} that rounded differently from "
-        "Q, because of a multiplication by the reciprocal of the scale, or of float16. Values "
-        "halfway between two steps may therefore differ by one step",
+        "Q, because of multiplication by the reciprocal of the scale or computation in float16. "
+        "Values halfway between two steps may therefore differ by one step",
         code="rounding-differs",
         count=count,
     )

@@ -271,7 +271,7 @@ def _input_shape(model: Model, name: str) -> list[int]:
     if size > limits.SESSION_INPUT or min(shape, default=1) < 1:
         raise RunLimitError(
             f"input '{name}' of the shape {shape} would take "
-            f"{limits.format_excess(size, limits.SESSION_INPUT)}",
+            f"{limits.format_excess(size, limits.SESSION_INPUT)}; give it with `inputs`",
             code="input-too-large",
             node=name,
         )
@@ -284,7 +284,8 @@ def _input_type(model: Model, name: str) -> np.dtype[Any]:
         dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(kind)
     except KeyError:
         raise RunError(
-            f"input '{name}': this version of onnx has no data type with the number {kind}",
+            f"input '{name}': this version of onnx has no data type with the number {kind}; give "
+            "the input with `inputs`",
             code="unknown-input-type",
             node=name,
         ) from None

@@ -246,7 +246,8 @@ class FixSession:
 
         Returns:
             The reason why the changes were not kept, or None if they were kept; and by site index,
-            reasons for the sites near which the prediction gets worse.
+            reasons for the sites near which the prediction gets worse, or for all sites if it stays
+            equal everywhere.
         """
         try:
             candidate, edited = apply_sites(self.model, sites)

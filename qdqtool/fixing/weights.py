@@ -189,7 +189,10 @@ def _fold_weights_site(
 
 @map_reason_nodes
 def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None:
-    """Return a site that adds Q/DQ to the weights of a convolution whose input is quantized."""
+    """Return a site that adds Q/DQ to the weights of a convolution whose input is quantized.
+
+    None if the input is float, or if the weights have a DQ, are not constant or not finite.
+    """
     weights = view.weights(conv)
     if weights.dq is not None or not weights.constant:
         return None
@@ -224,7 +227,7 @@ def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite |
     """Return a site that quantizes the weights of a ConvTranspose with one scale.
 
     The scale is the largest magnitude divided by 127. None if the target supports the axis of the
-    present scales, or if the weights are unknown.
+    present scales, or if the weights are unknown, not INT8, or changed by a node after their Q/DQ.
     """
     weights = view.weights(conv)
     quantizer = weights.first_quantizer
@@ -367,7 +370,8 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
 
     For each output channel, the weights are multiplied by the factor of the BatchNormalization, and
     their scale by its magnitude. The quantized integers therefore stay the same, except that a
-    negative factor changes their signs.
+    negative factor changes their signs. None if the nodes cannot be merged, for example because the
+    convolution has groups, or its output is an output of the network.
     """
     consumers = view.model.consumers(conv.output)
     if len(consumers) != 1 or consumers[0].op != "BatchNormalization":

@@ -340,7 +340,8 @@ def render_finding_code(entry: FindingCodeEntry, width: int) -> TextPage:
     if entry.code in PROMISED_CODES:
         page.fill(
             f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx applies this fix at the "
-            "places for which the file has all values. predict marks these places.",
+            "places where the file contains all values that the fix needs. predict marks these "
+            "places.",
             2,
             "  ",
         )

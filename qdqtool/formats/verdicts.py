@@ -277,7 +277,7 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
     field = f"{kind.lower()}_to_{kind.lower()}"
     numbers = {a.value: (counts[field], counts["conversions"])}
     numbers |= {name: (c.as_json()[field], c.conversions) for name, c in a.alternatives.items()}
-    first = f" ({a.places[0]}{' first' if a.places[1:] else ''})" if a.places else ""
+    first = f" ({'such as ' if a.places[1:] else ''}{a.places[0]})" if a.places else ""
     results = [
         f"{value}{' (assumed here)' if value == a.value else ''}: "
         f"{format_count(inside, 'convolution')} with {kind} output, "

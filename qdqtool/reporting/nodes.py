@@ -573,7 +573,7 @@ class ReportSubject:
         model: Indexed ONNX model.
         prediction: Prediction of the engine. With a GPU, findings and layers have times.
         target: TensorRT version, restricted to the GPU's compute capability if a GPU is given.
-        time: Estimate of the engine's time; None without a GPU.
+        time: Estimate of the engine's time; None without a GPU or if no engine can be built.
         verification: Comparison of the prediction with the build; None without a build.
         build: Contents of the build's files; None without a build.
         work: Operations and memory traffic of each predicted layer; empty if the target names no

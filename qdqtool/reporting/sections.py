@@ -323,9 +323,10 @@ def read_histograms(
     )
     missing = len(quantizers) - len(histograms)
     if missing > 0:
+        verb = "uses" if missing == 1 else "use"
         sentence += (
-            f"; {missing} more quantized tensors use the range of another tensor in their scale "
-            "group"
+            f"; {format_count(missing, 'more quantized tensor')} {verb} the range of another "
+            "tensor in the scale group"
         )
     return histograms, sentence
 
@@ -480,7 +481,7 @@ PARTS = {
 
 
 def collect_time(subject: ReportSubject) -> data.EngineTime | None:
-    """Return the estimated time of the engine; None without a GPU."""
+    """Return the estimated time of the engine; None without an estimate."""
     time = subject.time
     if time is None:
         return None
@@ -610,7 +611,7 @@ def _sum_unassigned_kernels(
 
 
 def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:
-    """Return the GPU's peak rates and bandwidth; None without a GPU."""
+    """Return the peak rates and bandwidth of the GPU; None without an estimate for a GPU."""
     if subject.time is None:
         return None
     gpu = subject.time.gpu

@@ -301,7 +301,7 @@ class _TuningRun:
         self.cluster = options.cluster
         self.ranges_report: Json = {}
         self.searched_images = 0  # number of images that gave the ranges of the search
-        self.ranges_seconds = 0.0  # estimate for collecting ranges from all images
+        self.ranges_seconds = 0.0  # estimated seconds for collecting ranges from all images
 
     def _compute_hashes(self) -> Json:
         options = self.options

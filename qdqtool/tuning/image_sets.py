@@ -20,7 +20,8 @@ from qdqtool.util import limits
 from qdqtool.util.files import is_same_file
 
 _BLOCKS = 4  # number of blocks of neighboring images into which large data is divided
-_FEWEST = 4  # minimum number of images in a block, and of batches in data that is divided
+# Minimum number of images in a block, and minimum number of batches in data that is divided.
+_FEWEST = 4
 
 
 @dataclass

@@ -234,7 +234,7 @@ def _list_other_methods(planner: Planner, scale: GroupScale) -> list[str]:
 FREE = "INT8 gains nothing for this layer: float is predicted to be as fast"
 NO_GAIN = "INT8 is predicted not to be faster for this layer"
 BETWEEN = "in float it would need two conversions, because its inputs are INT8 for other consumers"
-LARGER = "float costs at least as much as leaving {} float, which includes this layer"
+LARGER = "leaving {0} float costs no more, and {0} includes this layer"
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
     sets = search.evaluator.sets
     choices = len(search.list_measured_decisions())
     skipped = len(search.decisions) - choices
-    unmeasured = f" ({skipped} skipped, because they cannot be worth their cost)" if skipped else ""
+    unmeasured = f" ({skipped} left out: no benefit possible)" if skipped else ""
     if seconds_per_run:
         # A choice needs runs from the changed node to the end, half of the network on average.
         single = choices * len(sets.swept_on) / 2

@@ -75,7 +75,7 @@ EFFORT = 1000.0  # maximum of `--effort`, the factor by which `fix` raises these
 
 # demo and tune
 DEMO_SIZE = 960  # pixels of a side of the demo's input
-TUNING_REFERENCES = 256 * MB  # float outputs that are kept for the next run
+TUNING_REFERENCES = 256 * MB  # outputs of the float network that are kept for later runs
 TUNING_HELD = 256 * MB  # intermediate outputs that each worker keeps in memory
 TUNING_SESSIONS = 1024 * MB  # onnxruntime sessions kept open on parts of the network
 TUNING_STATE = 256 * MB  # a file of measurements

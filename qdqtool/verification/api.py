@@ -415,7 +415,8 @@ def compare_with_build(
         if len(part) > MAX_MISMATCHES:
             count, kind = len(part) - MAX_MISMATCHES, part[0].kind
             word = "mismatch" if count == 1 else "mismatches"
-            text = f"{count} more {word} of kind '{kind}'"
+            verb = "is" if count == 1 else "are"
+            text = f"{count} more {word} of kind '{kind}' {verb} not listed"
             notes.append(Note(text, code="more-mismatches", count=count, kind=kind))
     if has_fp32_convolutions(build):
         notes.append(
