@@ -312,12 +312,12 @@ def require_weights(model: Model) -> None:
 def _missing_weights_error(model: Model, tensor: onnx.TensorProto) -> ModelError:
     location = external.read_location(tensor)
     path = os.path.join(model.base_dir, location)
-    if location and os.path.isdir(path):
-        state = "a directory"
-    else:
-        state = "not a regular file" if os.path.exists(path) else "missing"
-    advice = "copy the file next to the model"
-    if state != "missing":
+    state, advice = "missing", "copy the file to this path in the model's folder"
+    if not model.base_dir:
+        advice = "give the path of the model's file, because a model in memory has no folder"
+    elif os.path.exists(path):
+        is_directory = bool(location) and os.path.isdir(path)
+        state = "a directory" if is_directory else "not a regular file"
         advice = "replace it by the file that was exported with the model"
     return ModelError(
         f"weight file '{location}' of tensor '{tensor.name}' is {state}; {advice}",

@@ -167,7 +167,7 @@ def find_weight_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Pat
     if os.path.isabs(location) or not path.is_relative_to(base):
         raise ModelError(
             f"weight file '{location}' of tensor '{tensor.name}' lies outside the model's folder "
-            "and is not read; move the file into that folder",
+            "and is not read; export the model again, with the weights in the model's folder",
             model,
             code="outside-folder",
             node=tensor.name,
