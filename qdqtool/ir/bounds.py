@@ -63,7 +63,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "Softplus": _POSITIVE,
     "LogSoftmax": (-math.inf, 0.0),
 }
-"""Operators whose results are bounded for all inputs."""
+"""Least and greatest result of operators whose results are bounded for all inputs."""
 
 WITHIN_ONE = frozenset(op for op, (low, high) in _RANGES.items() if low >= -1 and high <= 1)
 """Operators whose results have magnitudes of at most 1."""
@@ -72,7 +72,7 @@ _BOUND_KEEPING = frozenset(
     ("Slice", "Split", "Tile", "MaxPool", "GlobalMaxPool", "GlobalAveragePool", "Gather")
     + ("GatherElements", "GatherND", "Expand", "ReduceMean", "ReduceMax", "ReduceMin", "TopK")
 )
-"""Operators whose first output stays within the bounds of the first input."""
+"""Operators whose first output (each output of a Split) stays within the first input's bounds."""
 
 
 def find_bounds(model: Model) -> dict[str, Bounds]:

@@ -654,7 +654,7 @@ def is_pointwise(node: Node | None) -> bool:
 
 
 def rearranges(node: Node | None) -> bool:
-    """Return whether a node only changes order, shape or float type, as Reshape and Cast do."""
+    """Return whether a node only changes order, shape or type, as Reshape and Cast do."""
     return operator_of(node).kind in _REARRANGING
 
 

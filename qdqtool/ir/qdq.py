@@ -325,7 +325,7 @@ def uses_fp8(model: Model) -> bool:
 
 
 def is_quantized(model: Model) -> bool:
-    """Return whether a model has Q/DQ nodes or integer operators."""
+    """Return whether the main graph of a model has Q/DQ nodes or integer operators."""
     return any(is_qdq(node) or node.op in INTEGER_OPERATORS for node in model.nodes)
 
 

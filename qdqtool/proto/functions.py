@@ -240,7 +240,7 @@ def _convert_nodes(
             raise ValueError("its nodes refer to attributes of the call")
         model = onnx.helper.make_model(graph, opset_imports=opsets)
         return convert_opset(model, model_version).graph.node
-    except Exception as error:  # onnx's C++ raises various classes
+    except Exception as error:  # onnx's C++ code raises errors of various classes
         reason = " ".join(str(error).split())[:_MAX_REASON]
         raise ModelError(
             f"function '{function.name}' has opset {version}, but the model has opset "

@@ -213,7 +213,7 @@ _RECALIBRATE = (
 )
 
 
-_SMALLEST_HALF = 6e-8  # the smallest number that FP16 can hold
+_SMALLEST_HALF = 6e-8  # the smallest positive number of FP16
 
 
 class ScaleNotPositive(Reason):

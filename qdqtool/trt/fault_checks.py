@@ -69,9 +69,9 @@ def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -
     return _FP16_HEAD < head <= max_head and sequence <= _MAX_FP8_SEQUENCE
 
 
-LARGEST_SCALE = 1024.0  # largest plausible scale: about twice the largest FP16 number / 127
+LARGEST_SCALE = 1024.0  # largest plausible scale: about 2 * 65504 / 127, with FP16's maximum
 _INT8_MAX = 127.0
-# A scale is too small if the largest weight exceeds 127 times the scale by more than this factor.
+# A scale is too small if the largest weight exceeds its range by more than this factor.
 _MAX_WEIGHT_RATIO = 1000.0
 _MIN_WEIGHT_RATIO = 30.0  # limit for all channels if one channel exceeds _MAX_WEIGHT_RATIO
 # A channel is dead if its largest weight is below this fraction of the median over all channels.

@@ -85,7 +85,7 @@ UNSUPPORTED = _PLUGINS | frozenset(
         "Unique",
     }
 )
-# Types that a network input and a Cast cannot have.
+# Types that a network input and the output of a Cast cannot have.
 _UNSUPPORTED_TYPES = frozenset(
     {
         onnx.TensorProto.INT16,
