@@ -170,7 +170,7 @@ def describe_float_flag(way: str | None, bfloat16: bool = False) -> tuple[str, s
     """Return the message and the fix of FLAG-FP16 for a build method.
 
     Args:
-        way: The build method.
+        way: The build method. None: trtexec, with a reference to the other methods.
         bfloat16: Whether the model has bfloat16 tensors.
     """
     if bfloat16:

@@ -101,7 +101,7 @@ class FindingReport:
             automatic: Whether the model has all data that an automatic fix needs.
 
         Returns:
-            Whether the code applies to the target.
+            Whether the code applies to the target and is not ignored.
         """
         if isinstance(cause, Reason):
             cause = Cause(cause)

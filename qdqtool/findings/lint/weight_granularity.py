@@ -57,9 +57,9 @@ class ChannelRanges(NamedTuple):
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add one finding on all layers with one weight scale.
+    """Add one finding on all layers with one weight scale, if there are any.
 
-    It is a warning if many channels of a layer lose two bits.
+    It is a warning if many channels of a layer lose two bits, else a note.
     """
     layers, total = find_scales_per_tensor(view, report.target)
     if not layers:

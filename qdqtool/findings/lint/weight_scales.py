@@ -172,7 +172,7 @@ def _select_layers(
 
 
 def _check_swapped_axis(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that match the weights only along the other channel axis."""
+    """Return a fault if scales match the weights only along the other channel axis."""
     bad = [
         f
         for f in fits
@@ -197,7 +197,7 @@ def _largest_deviation(ratios: npt.NDArray[np.float64]) -> float:
 
 
 def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that are wrong by one factor in nearly all layers."""
+    """Return a fault if the scales of nearly all layers are wrong by one factor."""
     factor = _median(np.array([_median(f.channels.ratios) for f in fits]))
     if abs(math.log(factor)) <= _ROUNDING_TOLERANCE:
         return None
@@ -214,7 +214,7 @@ def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers in which all scales are wrong by one factor."""
+    """Return a fault if all scales of a layer are wrong by the same large factor."""
     for fit in fits:
         fault = _check_common_factor([fit]) if fit.ratios.size >= _MIN_CHANNELS else None
         if fault is not None and not _MIN_RATIO <= fault.factor <= _MAX_RATIO:
@@ -226,7 +226,7 @@ def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_channel_ranges(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault that many channels are clipped or lose two bits."""
+    """Return a fault if many channels are clipped or lose two bits."""
     clipped, wasted = _measure_bad_shares(fits)
     if clipped <= _MAX_BAD_SHARE and wasted <= _MAX_BAD_SHARE:
         return None
@@ -271,7 +271,7 @@ def _are_learned_scales(view: View, fits: list[_LayerFit]) -> bool:
 
 
 def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that are equal in all channels, and too small for some."""
+    """Return a fault if most layers have equal scales that are too small for some channels."""
     bad = [
         f
         for f in fits
@@ -294,7 +294,7 @@ _GENERAL_CHECKS = (
 
 
 def _check_exceptional_channels(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of single channels with a wrong scale, if nearly all others are exact."""
+    """Return a fault if single channels have a wrong scale and nearly all others are exact."""
     if not fits:
         return None
     usual = _median(np.concatenate([f.channels.logs for f in fits]))
@@ -316,7 +316,7 @@ def _check_exceptional_channels(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_exceptional_layers(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers whose median ratio is far from that of the other layers."""
+    """Return a fault if the median ratio of a layer is far from that of the other layers."""
     if len(fits) < _MIN_LAYERS_FOR_MEDIAN:
         return None
     medians = np.array([math.log(_median(f.channels.ratios)) for f in fits])
@@ -336,7 +336,7 @@ def _check_exceptional_layers(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_saturated(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers in which most weights are clipped. One layer is enough."""
+    """Return a fault if most weights are clipped in most channels of a layer."""
     bad = [f for f in fits if _is_saturated(f)]
     return _build_fault(WeightScalesCause.SATURATED, bad, fits) if bad else None
 
