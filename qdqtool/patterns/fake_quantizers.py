@@ -2,8 +2,8 @@
 
 Exporters write such quantizers if they decompose a fake quantizer into arithmetic (torch's dynamo
 exporter), fall back to operators of ATen, or have special operators (QONNX, OpenVINO, AIMET,
-MQBench).
-TensorRT computes the arithmetic in float, and its parser stops at the other operators.
+MQBench). TensorRT computes the arithmetic in float. Its parser stops at operators of ATen and at
+special operators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find the nodes of a Q/DQ model that can compute in FP16, for conversion and findings.
+"""Find the nodes of a Q/DQ model that can compute in FP16, to convert or report them.
 
 Some nodes remain in FP32. Nodes after the last convolutions do little work, and pixel coordinates
 above 512 need more precision than FP16 has. Some operators have no FP16 form in ONNX. Other nodes

@@ -259,8 +259,8 @@ def _find_upscaled_map(model: Model) -> NonDetectorKind | None:
 def _are_features(model: Model, shapes: Sequence[_Shape], strides: Sequence[float]) -> bool:
     """Return whether outputs are feature maps of a backbone, not the grids of a detector.
 
-    The channels of a backbone grow with the stride. A single feature map has a usual number of
-    channels (at least 64, a multiple of 16) and does not come from a convolution without an
+    In a backbone, maps of larger stride have more channels. A single feature map has a usual number
+    of channels (at least 64, a multiple of 16) and does not come from a convolution without an
     activation.
     """
     channels = [shape[1] for _, shape in sorted(zip(strides, shapes, strict=True))]

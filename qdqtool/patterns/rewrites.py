@@ -31,8 +31,8 @@ def remove_quantizers(
         model: The model. It is changed.
         weights: Whether Q and DQ of float weights are removed as well.
         stored: Function of a name and dimensions that returns the constant to replace a DQ of
-            stored integers. If set, all quantizers are removed, with the Relus of
-            :func:`insert_relu`. By default DQs of stored integers remain.
+            stored integers. If set, all quantizers are removed, and so are Relus that
+            :func:`insert_relu` inserted. By default DQs of stored integers remain.
         constants: Constants that replace DQs, by the DQ's output.
     """
     view, editor = View(model), Editor(model)

@@ -68,7 +68,8 @@ class WeightSource:
         source: The tensor that Q (or DQ, or the node itself) reads.
         constant: Whether ``source`` is an initializer or Constant.
         folded: Whether ``source`` depends on constants only, so that the builder computes it.
-        before: Nodes between the constant and Q, the nearest to Q first.
+        before: Nodes between the constant and its first quantizer, the nearest to the quantizer
+            first.
         after: Nodes between DQ and the node, which only move values.
         shape: Dimensions of ``source`` if it is a constant with only Q and DQ between it and the
             node, else None.
