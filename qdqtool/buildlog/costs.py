@@ -42,7 +42,7 @@ class LayerCost:
         ms: Average milliseconds, None without a profile.
         share: Share of the total time in the profile, 0 to 1; None without a profile.
         expected_ms: Estimated milliseconds on the GPU, None if unknown.
-        best_ms: Time at the GPU's peak rates in milliseconds.
+        best_ms: Time at the GPU's peak rates in milliseconds, None if unknown.
     """
 
     layer: BuiltLayer

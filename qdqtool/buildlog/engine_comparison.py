@@ -165,10 +165,7 @@ def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
 
 
 def _index_names(report: EngineReport) -> dict[str, int]:
-    """Return the index of the layer that each node name belongs to.
-
-    Names that belong to several layers are left out.
-    """
+    """Return the index of the layer of each node name; names of several layers are left out."""
     index: dict[str, int] = {}
     ambiguous: set[str] = set()
     for row in report.rows:

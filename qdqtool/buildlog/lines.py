@@ -86,8 +86,8 @@ def is_profile_header(text: str) -> bool:
 class ProfileReader:
     """Reader of the header and the rows of the profile table.
 
-    The name is the first column up to TensorRT 8.5, and the last column from 8.6 on. The other
-    columns are total, average, median (from 8.4 on) and percent.
+    The layer's name is the first column up to TensorRT 8.5, and the last column from 8.6 on. The
+    other columns are total, average, median (from 8.4 on) and percent.
 
     Args:
         build: Build to fill.

@@ -398,7 +398,7 @@ class SectionReader:
         return True
 
     def keep(self, text: str) -> bool:
-        """Count a record by its text, and return whether the limits allow storing the record.
+        """Count a record and its characters, and return whether the limits allow storing it.
 
         The first record beyond the limit adds a note and a gap to the build.
         """

@@ -482,7 +482,8 @@ class Build:
         performance: Numbers by metric (``GPU Compute Time``) and name (``mean``,
             ``percentile(99%)``, ``value``): ms, qps for the throughput, s for the totals.
         gaps: Sections that are missing or cut off.
-        complete: Whether the engine listing is complete and has precisions, and no section is cut.
+        complete: Whether the engine listing is complete and has precisions, and no section is cut
+            except the profile and the parse section.
         names_only: Whether the listing has only names of layers.
     """
 

@@ -215,14 +215,16 @@ class Gpu:
         name: Name as NVIDIA writes it, without ``NVIDIA GeForce``.
         aliases: Other names, in lower case.
         sms: Number of streaming multiprocessors.
-        clock: SM clock in MHz: the boost clock, unless the user gave another clock.
+        clock: SM clock in MHz: the boost clock, unless the user, a log or a power mode gives
+            another clock.
         bandwidth: Memory bandwidth in GB/s.
         l2: L2 cache in MB.
-        power: Limit of the board or module in W; 0 if unknown, or if the user gave a clock.
+        power: Limit of the board or module in W; 0 if unknown, or if the user or a log gives the
+            clock.
         rates: Multiply-accumulates of an SM per clock.
         evidence: ``seen`` if a device listing of trtexec confirms the figures.
         source: Where the figures come from.
-        notes: Assumptions about a GPU that is not in the table.
+        notes: Notes on the choice of the GPU, and on figures that were assumed.
     """
 
     name: str

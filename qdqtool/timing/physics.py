@@ -402,7 +402,7 @@ def estimate_seconds(works: Sequence[LayerWork], gpu: Gpu) -> Array:
 
 
 def estimate_engine(works: Sequence[LayerWork], gpu: Gpu) -> tuple[Array, float]:
-    """Return the seconds of each kernel of one engine, and its share of the boost clock."""
+    """Return the seconds of an engine's kernels, and the engine's share of the boost clock."""
     if not works:
         return np.zeros(0), 1.0
     constants, cold = load_constants(), [has_cold_weights(works, gpu)] * len(works)
