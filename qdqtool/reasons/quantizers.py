@@ -199,8 +199,8 @@ _FORMS = {
     ),
     "QONNX": (
         "Quant operators of QONNX, at which TensorRT's parser stops",
-        "Export with brevitas.export.export_onnx_qcdq, which writes Q/DQ, and run fix on its file, "
-        "which replaces the Clips of integers that TensorRT misreads",
+        "Export with brevitas.export.export_onnx_qcdq, which writes Q/DQ, and run fix on the "
+        "exported file: fix replaces the Clips of integers, which TensorRT misreads",
     ),
     "OpenVINO": (
         "FakeQuantize operators of OpenVINO, at which TensorRT's parser stops",

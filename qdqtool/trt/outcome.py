@@ -70,7 +70,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
         assume: Choices by name.
 
     Raises:
-        QdqtoolError: A choice has an unknown name or value, or a node of the model is damaged.
+        QdqtoolError: A choice has an unknown name or value, or the model cannot be simulated.
     """
     assumed_target = apply_assumptions(target, assume)
     prediction, places = _simulate(model, assumed_target)

@@ -69,7 +69,7 @@ MAX_MERGED = 64  # maximum number of quantizers that a Q lists as merged into it
 class HorizontalMergeQNodes(Pass):
     """Merges Qs of equal scale that read one tensor.
 
-    On some targets, they remain separate if another layer reads the tensor as float.
+    On some targets, Qs of the model remain separate if another layer reads the tensor as float.
     """
 
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN, APART, APART_ELSEWHERE)

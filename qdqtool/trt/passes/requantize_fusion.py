@@ -28,7 +28,8 @@ CONVERSION = documented(
 class RequantizeFusion(Pass):
     """Fuses a remaining DQ and the Q after it into one requantization.
 
-    Their scales differ, except before a network output. TensorRT's name for this pass is unknown.
+    Their scales differ or are unknown, except before a network output. TensorRT's name for this
+    pass is unknown.
     """
 
     cases = (INTO, CONVERSION)
