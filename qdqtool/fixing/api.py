@@ -437,6 +437,7 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
         ):
             session.try_model_step(model_step)
             yield
+    session.remove_idle_relus()
     session.drop_outdated_refusals()
     session.record_unfixed(requested)
     session.note_added_relus()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from calibration.session import partial_model
 from qdqtool.fixing.outputs import (
     OutputError,
     OutputNoise,
@@ -171,6 +172,21 @@ class OutputJudge:
         if self._detections is not None:
             self._detections.keep(outputs)
         return None
+
+    def find_nonnegative_tensors(self, model: Model, tensors: Sequence[str]) -> set[str]:
+        """Return the tensors of a model that have no negative value on the samples.
+
+        Empty if onnxruntime cannot compute the tensors.
+        """
+        if not tensors or self._reference is None:
+            return set()
+        try:
+            samples = self._run_samples(partial_model(model, list(tensors)))
+        except RunError:
+            return set()
+        return {
+            t for t in tensors if all(t in values and values[t].min() >= 0 for values in samples)
+        }
 
     def _run_samples(self, proto: onnx.ModelProto) -> list[Arrays]:
         return self._runner.run_samples(proto, self._inputs)

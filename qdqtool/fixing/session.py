@@ -14,8 +14,9 @@ from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.runner import Arrays
 from qdqtool.fixing.site import FixCriteria, FixSite, FixStep
 from qdqtool.fixing.steps import HALVING_CODES, ModelStep
+from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
-from qdqtool.ir.graph import Model
+from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Finding, Severity
@@ -345,15 +346,39 @@ class FixSession:
                     why_not = "the fix was applied at this place, but the finding remains"
                 self.refused.append(FixAttempt(finding.code, finding.node, finding.fix, why_not))
 
-    def note_added_relus(self) -> None:
-        """Add a note with the number of Relus that fixes added before quantizers."""
+    def _find_added_relus(self) -> list[Node]:
         before = {node.name for node in self._original.nodes}
-        count = sum(n.op == "Relu" and n.name not in before for n in self.model.nodes)
+        return [n for n in self.model.nodes if n.op == "Relu" and n.name not in before]
+
+    def remove_idle_relus(self) -> None:
+        """Remove added Relus whose quantizer another fix removed and that clip no value.
+
+        A Relu that clips values of the samples may have been part of the network, see
+        :func:`qdqtool.patterns.rewrites.clips_negative_values`.
+        """
+        relus = [
+            relu
+            for relu in self._find_added_relus()
+            if not any(map(qdq.is_q, self.model.consumers(relu.output)))
+        ]
+        sources = self.judge.find_nonnegative_tensors(self.model, [n.input(0) for n in relus])
+        if not sources:
+            return
+        editor = Editor(self.model.copy())
+        for relu in relus:
+            if relu.input(0) in sources:
+                editor.bypass(relu, relu.input(0))
+        self.model = editor.finish()
+        self.prediction = predict(self.model, self.target)
+
+    def note_added_relus(self) -> None:
+        """Add a note with the number of Relus that fixes added."""
+        count = len(self._find_added_relus())
         if count:
             self.notes.append(
                 Note(
-                    f"{format_count_were(count, 'Relu')} added before quantizers whose range "
-                    "started at 0, because these quantizers also clipped negative values",
+                    f"{format_count_were(count, 'Relu')} added, because quantizers whose range "
+                    "started at 0 also clipped negative values",
                     code="relus-added",
                     count=count,
                 )

@@ -58,13 +58,14 @@ def clips_negative_values(view: View, q: Node) -> bool:
     """Return whether a Q clips negative values that its input may have.
 
     Such a Q acts as a Relu. The quantization tool of onnxruntime removes a Relu before such a Q.
-    False for a Q of a constant.
+    False for a Q of a constant or of a network input: calibration found no negative values in the
+    input (pixels), and no Relu was removed.
     """
     params = view.params(q)
     first = {Precision.UINT8: 0, Precision.INT8: -128}.get(params.precision)
     if params.zero_point is None or not np.all(params.zero_point == first):
         return False
-    if view.model.is_constant(q.input(0)):
+    if view.model.is_constant(q.input(0)) or q.input(0) in view.model.inputs:
         return False
     bounds = find_bounds(view.model).get(q.input(0))
     return bounds is None or bounds.low < 0

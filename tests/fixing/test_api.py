@@ -171,7 +171,7 @@ def test_exact_fix_keeps_outputs(g, make, target, code):
 
 def pair_only(zero, integer, scale=0.05):
     g = Graph()
-    y = g.pair(g.input(1, 16, 8, 8), "p", scale, zero=zero, integer=integer)
+    y = g.pair(g.op("Neg", g.input(1, 16, 8, 8), "neg"), "p", scale, zero=zero, integer=integer)
     y = g.op("Conv", [y, g.weights("w", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1])
     return g.model(y, "p.DQ:0")
 
@@ -208,7 +208,7 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
     assert {c.code for c in fixed.applied} <= {"ZP-NONZERO", "ZP-UINT8"} and fixed.applied
     assert not {"ZP-NONZERO", "ZP-UINT8"} & codes(fixed.after)
     x = image(1, 16, 8, 8)
-    source = np.maximum(x, 0) if reach == 255 else x  # a range that begins at 0 clips as a Relu
+    source = np.maximum(-x, 0) if reach == 255 else -x  # a range from 0 clips as a Relu
     expected = quantize(source, 0.05 * reach / 127, 0, -128, 127)
     assert np.allclose(run(fixed.proto, x=x)[1], expected, atol=1e-6)
 

@@ -47,11 +47,15 @@ def codes(fixed: Fixed) -> list[str]:
     return [c.code for c in fixed.applied]
 
 
-def head(scale: float = 5.0, own: float = 0.008) -> onnx.ModelProto:
+def head(
+    scale: float = 5.0, own: float = 0.008, zero: int = 0, factor: str = "stride"
+) -> onnx.ModelProto:
     g = Graph()
-    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    x = g.pair(g.input(1, 16, 8, 8), "stem.in", zero=zero)
+    stem = g.relu(g.conv(x, "stem", 16, scale=None), "r")
     box, score = (g.conv(stem, name, 8, k=1) for name in ("box", "score"))
-    pixels = g.pair(g.op("Mul", [box, g.const("stride", np.float32(32))], "decode"), "b", 5.0)
+    g.const("stride", np.float32(32))
+    pixels = g.pair(g.op("Mul", [box, factor], "decode"), "b", 5.0, zero=zero)
     scores = g.pair(g.op("Sigmoid", score, "probability"), "s", own)
     return g.model(g.pair(g.concat([pixels, scores], "all"), "behind", scale))
 
@@ -65,6 +69,15 @@ def test_fix_keeps_scores() -> None:
     assert scores.std() > 0.1 and len(np.unique(scores)) > 100
     assert not {n.name for n in fixed.proto.graph.node} & {"b.Q", "s.Q", "behind.Q"}
     assert fixed.after.summary()["int8"] == fixed.before.summary()["int8"]
+
+
+@pytest.mark.parametrize(("factor", "relus"), [("stride", [1]), ("box:0", [])])
+def test_relu_of_a_removed_quantizer_is_kept_if_it_clips(factor: str, relus: list[int]) -> None:
+    """A square is not negative, but a product with the stride is. The input gets no Relu."""
+    fixed = fix(head(zero=-128, factor=factor))
+    assert {"ZP-NONZERO", "HEAD-CONCAT"} <= set(codes(fixed))
+    assert [n.op_type for n in fixed.proto.graph.node].count("Relu") == 1 + len(relus)
+    assert [n.values["count"] for n in fixed.notes if n.code == "relus-added"] == relus
 
 
 @pytest.mark.parametrize(
