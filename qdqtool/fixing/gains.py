@@ -175,10 +175,14 @@ def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
 def _find_nearest_groups(
     model: Model, candidate: Model, edited: Sequence[Collection[int]], groups: Sequence[int]
 ) -> dict[str, int]:
-    """Return the group of the nearest change, by node name, for the nodes of both models."""
+    """Return the group of the nearest change, by node name, for the nodes of both models.
+
+    A new node belongs to the change that edited one of its neighbors, if there is one.
+    """
     by_index: dict[int, int] = {}
     for nodes, group in zip(edited, groups, strict=True):
         by_index.update(dict.fromkeys(nodes, group))
+    edited_by_name = {model.nodes[index].name: group for index, group in by_index.items()}
     queue = list(by_index)
     for index in queue:
         for other in _neighbors(model, model.nodes[index]):
@@ -188,8 +192,9 @@ def _find_nearest_groups(
     by_name = {model.nodes[index].name: group for index, group in by_index.items()}
     for node in candidate.ordered:
         if node.name not in by_name:
-            names = (other.name for other in _neighbors(candidate, node))
-            by_name[node.name] = next((by_name[n] for n in names if n in by_name), _FAR)
+            names = [other.name for other in _neighbors(candidate, node)]
+            found = (d[n] for d in (edited_by_name, by_name) for n in names if n in d)
+            by_name[node.name] = next(found, _FAR)
     return by_name
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -256,16 +257,42 @@ class FixSession:
             return Note(str(error), code=error.code), {}
         prediction = predict(candidate, self.target)
         objection = gains.find_objection(self.prediction, prediction, step)
+        culprits = gains.find_worsening_changes(
+            self.model, candidate, edited, self.prediction, prediction, step
+        )
+        if objection is None:
+            culprits = self._find_needless_sites(culprits, sites, prediction, step)
+            objection = next(iter(culprits.values()), None)
         if objection is None:
             return self._keep_if_accepted(
                 candidate, prediction, [_make_attempt(s) for s in sites], step
             ), {}
-        culprits = gains.find_worsening_changes(
-            self.model, candidate, edited, self.prediction, prediction, step
-        )
         if not culprits and objection is gains.NO_GAIN:
             culprits = dict.fromkeys(range(len(sites)), objection)
         return objection, culprits
+
+    def _find_needless_sites(
+        self,
+        suspects: Mapping[int, Note],
+        sites: Sequence[FixSite],
+        prediction: Prediction,
+        step: FixStep,
+    ) -> dict[int, Note]:
+        """Return the sites without which the prediction of all sites would be better.
+
+        Args:
+            suspects: Indices of the sites near which the prediction gets worse, with the reasons.
+            sites: The sites, which together improve the prediction.
+            prediction: Prediction with all sites.
+            step: Step of the sites.
+        """
+        needless = {}
+        for number, reason in itertools.islice(suspects.items(), _MIN_TRIES):
+            others = [site for i, site in enumerate(sites) if i != number]
+            candidate, _ = apply_sites(self.model, others)
+            if gains.find_objection(prediction, predict(candidate, self.target), step) is None:
+                needless[number] = reason
+        return needless
 
     def try_model_step(self, step: ModelStep) -> None:
         """Try a rewrite of the whole model if it can remove causes of findings."""

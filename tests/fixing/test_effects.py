@@ -87,6 +87,17 @@ def test_tries_depend_on_culprits_not_on_places(apart: set[int], monkeypatch) ->
     assert len(predictions) <= 2 + 5 * len(apart)  # the first is of the model without fixes
 
 
+def test_place_where_the_prediction_gets_worse_is_left(g: Graph) -> None:
+    """The last sum and its residual are read as float, so a quantized residual saves nothing."""
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
+    for i in range(3):
+        y = g.conv(g.relu(g.conv(x, f"a{i}", 16), f"ra{i}"), f"b{i}", 16)
+        x = g.relu(g.add(y, x, f"sum{i}"), f"rs{i}")
+    fixed = fix(g.model(g.op("GlobalAveragePool", x, "mean"), "rs1:0"), "trt8.5")
+    assert [(c.code, c.node) for c in fixed.applied] == [("SKIP-FLOAT", f"sum{i}") for i in (0, 1)]
+    assert [(c.node, c.why_not.code) for c in fixed.refused] == [("sum2", "more-conversions")]
+
+
 TARGET = target_named("trt8.5")
 
 
