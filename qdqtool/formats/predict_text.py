@@ -432,7 +432,7 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
             insert += f" --size {size[0]}x{size[1]}"
         page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")
         return
-    _add_fix_commands(page, prediction, path, options.target, options.images)
+    _add_fix_commands(page, prediction, path, f"{options.target}{options.gpu}{options.images}")
     if verdicts.has_model_errors(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
@@ -441,21 +441,18 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
             page.fill(f"Or with onnxruntime, and qdqtool fix afterwards: {recipe}")
 
 
-def _add_fix_commands(
-    page: TextPage, prediction: Prediction, path: str, target: str, images: str
-) -> None:
+def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, options: str) -> None:
     default, on_request = split_fixable(prediction.findings)
     fixed = path
     if default:
         fixed = fixed_model_path(path)
-        is_compared = any(f.severity == Severity.WARNING for f in default) and not images
         caution = ""
-        if is_compared:
+        if any(f.severity == Severity.WARNING for f in default) and "--calib" not in options:
             caution = "; with --calib images/, fix may refuse changes that cost accuracy"
         page.fill(f"{_BY_FIX} {_count_fixable(default)}{caution}:")
         only = _select_codes(prediction.findings, default)
         page.add_command(
-            "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{target}{images}"
+            "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{options}"
         )
     if on_request:
         codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
@@ -466,7 +463,7 @@ def _add_fix_commands(
         )
         page.add_command(
             "",
-            f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{target}{images}",
+            f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{options}",
         )
 
 

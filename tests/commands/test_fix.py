@@ -131,7 +131,7 @@ def test_fix_leaves_fp16_for_the_user_to_request(folder: Path, cli: Cli) -> None
     assert answer["fixed"] == {"FLOAT-FP32": 1}
 
 
-@pytest.mark.parametrize("target", [[], ["--target", "trt10"], ["--target", "10.3"]])
+@pytest.mark.parametrize("target", [[], ["--target", "trt10"], ["--target", "10.3", "--gpu", "T4"]])
 def test_next_commands_repeat_the_options(folder: Path, cli: Cli, target: list[str]) -> None:
     repeated = [] if target == ["--target", "trt10"] else target
     images = ["--calib", "in.npz"]
