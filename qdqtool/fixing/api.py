@@ -116,18 +116,20 @@ class Fixed:
         return self.proto
 
     def fixed_places(self) -> Counter[str]:
-        """Return the number of findings that the fixes removed, by code.
+        """Return the number of findings with an automatic fix that the fixes removed, by code.
 
-        Only codes with an automatic fix are included. One change may remove several findings, and
-        one finding may need several changes. If the model had no finding of a code before fixing,
-        for example because an error prevented the check, the number of changes is returned for
-        this code.
+        One change may remove several findings, and one finding may need several changes. If the
+        model had no finding of a code before fixing, for example because an error prevented the
+        check, the number of changes is returned for this code.
         """
-        fixable = {f.code for f in self.before.findings if f.automatic}
-        before = Counter(f.code for f in self.before.findings if f.code in fixable)
-        hidden = Counter(a.code for a in self.applied if a.code not in before)
-        before.subtract(f.code for f in self.after.findings if f.code in before)
-        return +before + hidden
+        left = {(f.code, f.node) for f in self.after.findings}
+        removed = Counter(
+            f.code for f in self.before.findings if f.automatic and (f.code, f.node) not in left
+        )
+        change = Counter(f.code for f in self.before.findings)
+        hidden = Counter(a.code for a in self.applied if a.code not in change)
+        change.subtract(f.code for f in self.after.findings)
+        return (removed & change) + hidden
 
     def summary(self) -> Json:
         """Return the numbers of kept and refused fixes, and both predictions' summaries."""

@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,8 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
     assert not run(proto, x)[0][:, 4:].any() and exact.min() > 0
     fixed = fix(proto)
     assert fixed.ok and "HEAD-CONCAT" in codes(fixed)
+    promised = Counter(f.code for f in fixed.before.findings if f.automatic)
+    assert fixed.fixed_places()["CONCAT-SCALE"] <= promised["CONCAT-SCALE"]
     scores = run(fixed.proto, x)[0][:, 4:]
     assert np.sqrt(np.mean((scores - exact) ** 2)) < 0.2 * np.sqrt(np.mean(exact**2))
     before, after = fixed.before.summary(), fixed.after.summary()
