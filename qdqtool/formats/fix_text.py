@@ -79,11 +79,13 @@ def _is_changed(fixed: Fixed) -> bool:
 
 
 def _describe_slow_places(fixed: Fixed) -> str:
-    counts = fixed.after.findings_by_code()
     gaining = {f.code for f in fixed.after.findings if f.gains and f.severity != Severity.INFO}
+    if fixed.time is not None:
+        gaining = {code for fix in fixed.time.fixes for code in fix.codes}
+    counts = Counter(change.code for change in fixed.refused)
     slow = [
-        format_count(counts[code], f"{code} place")
-        for code in dict.fromkeys(change.code for change in fixed.refused)
+        format_count(count, f"{code} place")
+        for code, count in counts.items()
         if code in gaining and codes.get(code).saves_time
     ]
     return f"; slower because of {' and '.join(slow)} (not applied)" if slow else ""
@@ -100,17 +102,40 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
     if serious or losses:
-        listed = [f"{code} ({counts[code]}{_note_manual_fix(code)})" for code in serious]
-        page.add_heading(f"Left: {', '.join([*listed, *('rounded constants' for _ in losses)])}")
+        listed = [f"{code} ({counts[code]}{_note_reason(fixed, code)})" for code in serious]
+        listed += [format_count(note.values["count"], "rounded constant") for note in losses]
+        page.add_heading(f"Left: {', '.join(listed)}")
     for note in losses:
         text = as_options(note)
         page.fill(f"{text[0].upper()}{text[1:]}.", 2, "  ", SEVERITY_STYLES[Severity.WARNING])
     if serious:
+        _add_manual_fixes(page, fixed)
         _add_untried_fixes(page, fixed, output, options)
 
 
-def _note_manual_fix(code: FindingCode) -> str:
-    return "" if code in ATTEMPTED_CODES else ", no automatic fix"
+def _note_reason(fixed: Fixed, code: FindingCode) -> str:
+    """Return why ``fix`` left all places of a code; empty if the reasons differ."""
+    if code not in ATTEMPTED_CODES:
+        return ", no automatic fix"
+    places = {(f.code, f.node) for f in fixed.after.findings if f.code == code}
+    return ", reason above" if places <= _list_refused_places(fixed) else ""
+
+
+def _list_refused_places(fixed: Fixed) -> set[tuple[str, str]]:
+    return {(change.code, change.node) for change in fixed.refused}
+
+
+def _add_manual_fixes(page: TextPage, fixed: Fixed) -> None:
+    """Add what to do at places without an automatic fix, for codes that ``fix`` fixes elsewhere."""
+    refused = _list_refused_places(fixed)
+    fixes: dict[FindingCode, list[str]] = {}
+    for f in fixed.after.findings:
+        is_listed = f.automatic or (f.code, f.node) in refused or f.code not in ATTEMPTED_CODES
+        if f.severity != Severity.INFO and not is_listed:
+            fixes.setdefault(f.code, []).append(f"{f.node}: {f.fix}".removeprefix(": "))
+    for code, texts in fixes.items():
+        first = "First: " if len(texts) > 1 else ""
+        page.fill(f"{code} ({len(texts)}): no automatic fix. {first}{texts[0]}", 4, "  ")
 
 
 def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) -> None:

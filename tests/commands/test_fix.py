@@ -164,7 +164,7 @@ def test_refused_fix_states_the_time_that_it_would_save(
     text = " ".join(cli("fix", *options).split())
     saved = f"({len(refused['refused'])}), would save up to {format_ms(saving['saves_ms'])}"
     assert f"SKIP-FLOAT {saved}: the error of" in text
-    assert "slower because of" in text and "SKIP-FLOAT place" in text
+    assert "slower because of" in text and "SKIP-FLOAT place" in text and "reason above" in text
     without_gpu = " ".join(cli("fix", *options[:3]).split())
     assert "slower because of" in without_gpu and "would save" not in without_gpu
 
@@ -182,5 +182,8 @@ def test_fix_lists_rounded_constants_as_left(g: Graph, folder: Path, cli: Cli) -
 
 def test_fix_marks_codes_without_an_automatic_fix(g: Graph, folder: Path, cli: Cli) -> None:
     x = g.op("ReduceMean", g.conv(g.input(1, 16, 8, 8), "c0", 16), "mean", axes=[2, 3], keepdims=0)
-    onnx.save(g.model(g.gemm(x, "fc", 16)), "m.onnx")
-    assert "Left: POOL-FLOAT (1, no automatic fix)" in cli("fix", "m.onnx", "-o", "f.onnx")
+    y = g.add(g.conv("x", "c1", 16), g.conv("x", "c2", 16), "sum")
+    onnx.save(g.model(g.gemm(x, "fc", 16), g.conv(y, "c3", 16)), "m.onnx")
+    text = cli("fix", "m.onnx", "-o", "f.onnx")
+    assert "Left: POOL-FLOAT (1, no automatic fix)" in text
+    assert "SKIP-FLOAT (1): no automatic fix. sum: " in text
