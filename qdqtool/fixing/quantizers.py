@@ -70,7 +70,7 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
     params = view.params(dq)
     if params.precision != Precision.UINT8 and not np.any(params.zero_point != 0):
         return None
-    return make_float_constant_site(view, dq, "constant stored as float")
+    return make_float_constant_site(view, dq, "constant stored as float (with the same values)")
 
 
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:

@@ -452,12 +452,15 @@ def _is_refused_by_prediction(attempt: FixAttempt) -> bool:
 
 
 def _describe_try_limit(tries: int, reason: Note | None, codes: int) -> Note:
-    text = f"{tries} attempts did not show which of these fixes prevent an improvement"
-    if codes > 1:
-        text += "; give single codes with `only`"
+    advice = "; try each code alone with `only`" if codes > 1 else ""
+    limit = f"the limit of {tries} attempts was reached before"
     if reason is None:
-        return Note(text, code="not-separated")
-    return Note(f"{reason}; {text}", code="not-separated-as")
+        return Note(f"{limit} these places were tried{advice}", code="not-separated")
+    return Note(
+        f"{reason}; {limit} the places that cause this were found, so all these places were left "
+        f"unchanged{advice}",
+        code="not-separated-as",
+    )
 
 
 def _explain_untried(finding: Finding) -> str:
@@ -475,9 +478,10 @@ def _count_error_findings(prediction: Prediction) -> int:
 def _describe_rounded_constants(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
-        f"{format_count_were(len(constants), 'constant')} stored as INT8 without being weights, so "
-        f"exact values are lost ('{tensor}' has steps of {step:.4g}). Anchors and strides of a "
-        "detector are then off by up to half a step, which moves boxes",
+        f"{format_count_were(len(constants), 'constant')} rounded when another tool stored them as "
+        f"INT8 ('{tensor}' in steps of {step:.4g}). Fixes may store them as floats, but only the "
+        "float model has the exact values. If they are anchors or strides of a detector, boxes "
+        "move by up to half a step",
         code="constants-rounded",
         count=len(constants),
         tensor=tensor,
