@@ -562,20 +562,23 @@ def parse_description(text: str) -> Gpu:
         QdqtoolError: A part of the description is missing, unknown or not a valid number.
     """
     parts: dict[str, str] = {}
+    advice = "give sm=, sms=, clock= (MHz), bandwidth= (GB/s) and l2= (MB)"
     for part in text.split(","):
         key, equals, value = part.partition("=")
         key = key.strip().lower()
         if not equals or key not in ("sm", "cc", *_LIMITS, "name"):
             raise QdqtoolError(
-                f"`gpu`: unknown part '{part}'; give sm=, sms=, clock= (MHz), bandwidth= (GB/s) "
-                "and l2= (MB)",
-                code="wrong-format",
-                parameter="gpu",
+                f"`gpu`: unknown part '{part}'; {advice}", code="wrong-format", parameter="gpu"
             )
-        parts[key] = value.strip()
-    rates, notes = find_rates(parts.get("sm", parts.get("cc", "")))
+        parts["sm" if key == "cc" else key] = value.strip()
     parts["l2"] = parts.get("l2") or "4"
-    numbers = {key: _parse_number(key, parts.get(key, "")) for key in _LIMITS}
+    missing = ", ".join(f"{key}=" for key in ("sm", *_LIMITS) if not parts.get(key))
+    if missing:
+        raise QdqtoolError(
+            f"`gpu`: the description lacks {missing}; {advice}", code="wrong-type", parameter="gpu"
+        )
+    rates, notes = find_rates(parts["sm"])
+    numbers = {key: _parse_number(key, parts[key]) for key in _LIMITS}
     return Gpu(
         name=parts.get("name") or f"GPU of {rates.cc} with {numbers['sms']:.0f} SMs",
         aliases=(),
