@@ -12,21 +12,7 @@ BACKENDS = ("pytorch-quantization", "modelopt")
 
 @dataclass(frozen=True)
 class QatOptions:
-    """Options that decide where quantizers are inserted.
-
-    Attributes:
-        target: TensorRT version whose rules choose the quantized inputs.
-        backend: Package that provides the quantizer modules, one of :data:`BACKENDS`.
-        head: Part of a detection head that remains float, as for :func:`qdqtool.insert`.
-        residual: Inputs of a residual Add that are quantized, as for :func:`qdqtool.insert`.
-        unify: Whether tensors share one quantizer if Concat, Split, Slice, MaxPool or Resize
-            connect them.
-        exclude: Regular expressions on names of modules or nodes that remain float.
-        include: Regular expressions on names of modules or nodes to quantize even if `head` leaves
-            them float.
-        merge: Whether to merge parallel branches into one convolution first, if they are made for
-            this.
-    """
+    """Options that decide where quantizers are inserted; see :func:`qdqtool.qat.prepare`."""
 
     target: str | Target = DEFAULT_TARGET
     backend: str = "pytorch-quantization"
