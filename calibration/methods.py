@@ -315,7 +315,7 @@ def focused_error(
 def _weigh_histograms(stats: TensorStatistics, bits: int | None) -> WeightedHistograms:
     """Return histograms of all values and of the values in focus, with their weights.
 
-    The weighted sum of both error sums is the expected error of one element.
+    The weighted sum of both error sums is the expected error of one element. Empty without values.
     """
 
     def histogram(part: TensorStatistics) -> Histogram:

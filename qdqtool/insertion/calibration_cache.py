@@ -27,7 +27,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
@@ -451,7 +450,7 @@ def write_cache(
     write_tensorrt_cache(path, scales.scales, header)
     return CacheReport(
         os.fspath(path),
-        os.fspath(model) or Path("float.onnx").name,
+        os.fspath(model) or "float.onnx",
         header,
         scales,
         precisions,

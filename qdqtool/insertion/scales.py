@@ -426,8 +426,8 @@ def weight_scale(
 
     Returns:
         float32 scales. Shape: [channels] with one scale for each index of `axis`, or [] if `axis`
-        is None. All scales are positive. A channel without values of normal float32 size gets the
-        largest scale of the other channels, or 1 if no channel has such values.
+        is None. All scales are positive. A channel whose scale would be 0 or subnormal gets the
+        largest scale of the other channels, or 1 if all channels are like this.
     """
     magnitude = np.abs(weight)
     if axis is None:

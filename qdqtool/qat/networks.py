@@ -18,7 +18,7 @@ _EXPORT_MODE = {"export": True, "format": "onnx", "shape": None}
 
 
 def is_ultralytics_model(model: object) -> bool:
-    """Return whether a model is Ultralytics' ``YOLO``. ultralytics is not imported."""
+    """Return whether a model is Ultralytics' wrapper, such as ``YOLO``, without an import."""
     module = sys.modules.get("ultralytics.engine.model")
     return module is not None and isinstance(model, module.Model)
 
