@@ -20,6 +20,7 @@ from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 FEW_IMAGES = 100  # fewer images cause a warning; NVIDIA and Ultralytics advise several hundred
 _FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels were not normalized
@@ -74,7 +75,8 @@ class DataQuality:
             )
         if total < FEW_IMAGES:
             yield Note(
-                f"few calibration images ({total}): {FEW_IMAGES} or more give steadier ranges",
+                f"only {format_count(total, 'calibration image')}; {FEW_IMAGES} or more give "
+                "steadier ranges",
                 code="few-images",
                 images=total,
                 enough=FEW_IMAGES,
