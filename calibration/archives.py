@@ -65,7 +65,7 @@ def read_array_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         header = ArrayHeader(shape, dtype, fortran, file.tell())
     except Exception as error:  # numpy, zipfile and zlib raise many classes
         raise DataError(
-            f"{name}: not a numpy array file: {format_reason(error)}; save it with numpy.save",
+            f"{name}: not a numpy array file ({format_reason(error)}); save it with numpy.save",
             code="wrong-format",
         ) from error
     if dtype.hasobject:
@@ -105,7 +105,7 @@ def read_values(file: IO[bytes], header: ArrayHeader, name: str) -> Array:
         return values.reshape(header.shape, order="F" if header.fortran else "C")
     except Exception as error:  # numpy, zipfile and zlib raise many classes
         raise DataError(
-            f"{name}: damaged: {format_reason(error)}; save the array again", code="file-damaged"
+            f"{name}: damaged ({format_reason(error)}); save the array again", code="file-damaged"
         ) from error
 
 
@@ -134,7 +134,7 @@ class Archive:
             self._zip = zipfile.ZipFile(file)
         except Exception as error:  # zipfile raises many classes for damaged directories
             raise DataError(
-                f"not an npz file: {format_reason(error)}; save it with numpy.savez",
+                f"not an npz file ({format_reason(error)}); save it with numpy.savez",
                 self.path,
                 code="wrong-format",
             ) from error
@@ -161,7 +161,7 @@ class Archive:
             return self._zip.open(self.members[name])
         except Exception as error:
             raise DataError(
-                f"array '{name}': cannot be read: {format_reason(error)}; save the file again",
+                f"array '{name}' cannot be read ({format_reason(error)}); save the file again",
                 self.path,
                 code="file-damaged",
             ) from error

@@ -115,7 +115,7 @@ class StackedArray:
             return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
         except Exception as error:  # numpy, zipfile and zlib raise many classes
             raise self._make_error(
-                f"cut off or damaged at sample {index}: {format_reason(error)}; save it again",
+                f"cut off or damaged at sample {index} ({format_reason(error)}); save it again",
                 "file-damaged",
             ) from error
 
@@ -420,7 +420,10 @@ def open_data(
             parameter="max_images",
         )
     if not inputs:
-        raise DataError("the model has no inputs to calibrate with", code="no-inputs")
+        raise DataError(
+            "the model has no inputs, so there is nothing to calibrate; give a model with inputs",
+            code="no-inputs",
+        )
     if isinstance(source, (str, os.PathLike)):
         text = os.fspath(source)
         if is_url(text):

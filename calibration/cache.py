@@ -430,8 +430,8 @@ def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
     lines = text.splitlines()
     if not lines or not lines[0].startswith("TRT-"):
         raise DataError(
-            "is not a TensorRT calibration table: its first line does not start with 'TRT-'; give "
-            "a table that TensorRT's calibrator wrote",
+            "is not a TensorRT calibration table, because its first line does not start with "
+            "'TRT-'; give a table that TensorRT's calibrator wrote",
             name,
             code="wrong-format",
         )

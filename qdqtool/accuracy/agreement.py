@@ -263,7 +263,7 @@ class _SampleFeeder:
                 raise DataError(
                     f"`preprocess`: {model.path or 'the second model'} takes integer pixels, but "
                     "the result of a preprocessing function is float. Give a Preprocess object or "
-                    "the name of a preset.",
+                    "the name of a preset",
                     code="option-conflict",
                     parameter="preprocess",
                 )
@@ -291,7 +291,7 @@ class _SampleFeeder:
         raise ModelError(
             f"the data do not fit the input {names}: each input must be float as in the other "
             "network, or uint8 if the data are a folder of images. Insert Q/DQ again with "
-            "`input_type='float'`, and compare the new model.",
+            "`input_type='float'`, and compare the new model",
             model.path or "model",
             code="wrong-type",
             node=self._pairs[0][1].name,
@@ -339,7 +339,7 @@ def _pair_inputs(
         texts = [" ".join(s.shape_text() for s in specs) for specs in (first, second)]
         raise ModelError(
             f"takes inputs {texts[1]}, but {reference.path or 'the reference'} takes {texts[0]}. "
-            "Export both networks with the same inputs.",
+            "Export both networks with the same inputs",
             model.path or "model",
             code="wrong-shape",
         )

@@ -149,9 +149,10 @@ def _convert_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     if others or len(scales) != 1 or model.is_output(tensor):
         reason = "it is also an output of the model, or has several scales"
         if others:
-            reason = f"'{others[0]}' reads the tensor as float"
+            reason = f"'{others[0]}' reads it as float"
         raise ModelError(
-            f"`input_type='int8'`: input '{name}': {reason}; use uint8 or float",
+            f"`input_type='int8'` does not fit input '{name}', because {reason}; use uint8 or "
+            "float",
             code="needed-as-float",
             parameter="input_type",
             node=name,
@@ -178,8 +179,8 @@ def _convert_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Prepro
     model = editor.model
     if model.is_output(name):
         raise ModelError(
-            f"`input_type='uint8'`: input '{name}' is also an output of the model; leave the "
-            "option out",
+            f"`input_type='uint8'` does not fit input '{name}', because it is also an output of "
+            "the model; leave the option out",
             code="input-is-output",
             parameter="input_type",
             node=name,

@@ -192,7 +192,8 @@ def _check_table_scale(
         return
     raise DataError(
         f"scale {scale:g} of tensor '{shorten_text(tensor)}' (range +-{scale * LEVELS:g}) is "
-        "implausible: the quantizer was not calibrated, or training diverged. Calibrate again",
+        "implausible, because the quantizer was not calibrated or training diverged. Calibrate "
+        "again",
         os.fspath(path),
         code="invalid-scale",
         parameter="calib_table",
