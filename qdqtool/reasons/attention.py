@@ -175,9 +175,7 @@ class MyelinCompiledRegion(Reason):
             verb = "becomes" if self.fused == 1 else "become"
             text += f": {format_count(self.fused, 'Q/DQ node')} {verb} part of Myelin's kernels"
             text += (
-                f", but up to {self.uncertain} of these nodes may be conversions"
-                if self.uncertain
-                else ""
+                f" (up to {self.uncertain} may be conversions instead)" if self.uncertain else ""
             )
         return f"{text}."
 

@@ -375,10 +375,10 @@ class IntegersLost(Reason):
             "op": self.step.op if self.step else "",
             "dq": self.dq or "the DQ",
         }
-        where = (
-            "on the path of the weights: " if self.weights and self.why != LossCause.AXIS else ""
-        )
-        return where + message.format(**filled), fix.format(**filled)
+        text = message.format(**filled)
+        if self.weights and self.why != LossCause.AXIS:
+            text = text.replace(f"{self.node}:", f"{self.node}, on the path of its weights:", 1)
+        return text, fix.format(**filled)
 
 
 class IntegersLostAtJoin(IntegersLost):
