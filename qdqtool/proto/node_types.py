@@ -81,12 +81,9 @@ class NodeTypeCache:
     def infer_outputs(
         self, node: onnx.NodeProto, op: str, inputs: Sequence[KnownType]
     ) -> list[KnownType] | None:
-        """Return the types of a node's outputs; None if they cannot be inferred here.
+        """Return the types of a node's outputs; None if the cache cannot infer them.
 
-        Args:
-            node: The node.
-            op: Operator of the node.
-            inputs: Type of each input.
+        ``op`` is the operator of the node.
         """
         if op not in self._operators or node.domain not in STANDARD:
             return None

@@ -120,12 +120,8 @@ def check_scale_positive(
 ) -> ScaleNotPositive | None:
     """Return a reason if a scale is zero, negative, not a number, or infinite.
 
-    Args:
-        pass_name: Name of the calling pass or check.
-        model: The model.
-        node: The quantizer.
-        scales: Scales of the quantizer; None if unknown.
-        allow_infinite: Whether the target accepts an infinite scale.
+    ``scales`` is None if unknown. ``allow_infinite`` states whether the target accepts an infinite
+    scale.
     """
     if scales is None or scales.is_positive:
         return None
@@ -180,16 +176,9 @@ def check_scale_plausible(
     """Return a reason if a positive scale is too large or too small for any calibration.
 
     A scale of weights is compared with the weights, because a channel of zeros may have any scale.
-
-    Args:
-        pass_name: Name of the calling pass or check.
-        model: The model.
-        node: The quantizer.
-        scales: Scales of the quantizer; None if unknown.
-        includes_infinity: Whether to report an infinite scale. Set this if the target accepts
-            infinite scales, because :func:`check_scale_positive` then does not report them.
-        limit: Largest scale of an activation that is too small, as returned by
-            :func:`find_implausible_limit`.
+    ``scales`` is None if unknown, and ``limit`` the result of :func:`find_implausible_limit`. Set
+    ``includes_infinity`` if the target accepts infinite scales, because
+    :func:`check_scale_positive` then does not report them.
     """
     if scales is None or not scales.values.size:
         return None
@@ -221,10 +210,7 @@ def find_implausible_limit(scales: Iterable[float]) -> float:
 
     In untrained networks, the scales may shrink gradually from layer to layer, down to
     1e-13; the result is then 0. A scale that no calibration has set is much smaller than all
-    others.
-
-    Args:
-        scales: Scales of all activations of the network.
+    others. ``scales`` are the scales of all activations of the network.
     """
     ordered = sorted({s for s in scales if 0 < s < math.inf}, reverse=True)
     if not ordered or ordered[0] <= SMALLEST_SCALE:
@@ -244,12 +230,8 @@ def create_weight_scale_fault(
 ) -> ScaleImplausible:
     """Return the reason for extreme scales of weights.
 
-    Args:
-        pass_name: Name of the calling pass or check.
-        node: The quantizer.
-        scales: Extreme scales of the quantizer, [scales].
-        largest: Largest magnitude of the weights of each of these scales, [scales].
-        count: Number of all scales of the quantizer.
+    ``scales`` are the extreme ones of the ``count`` scales of a quantizer, and ``largest`` is the
+    largest magnitude of the weights of each; both are [scales].
     """
     owner = ScaleOwner.WEIGHTS
     return _create_scale_fault(pass_name, node, scales, count, owner, float(largest.max()))
@@ -326,12 +308,7 @@ def check_scale_rank(
 ) -> ScaleRank | None:
     """Return a reason if a scale has two or more dimensions and the target rejects it.
 
-    Args:
-        pass_name: Name of the calling pass or check.
-        node: The quantizer.
-        shape: Shape of the scale.
-        blocked: Whether the target reads a scale of several dimensions as one scale per block.
-        is_accepted: Whether the target accepts this scale.
+    ``blocked`` states whether the target reads the scale as one scale per block.
     """
     if len(shape) < 2 or is_accepted:
         return None
@@ -346,15 +323,10 @@ def check_scale_count(
     shape: Sequence[int | None],
     strict: bool = False,
 ) -> ScaleCount | None:
-    """Return a reason if the number of scales differs from the length of the axis.
+    """Return a reason if the number of scales differs from the length of their axis.
 
-    Args:
-        pass_name: Name of the calling pass or check.
-        node: The quantizer.
-        count: Number of scales.
-        axis: Axis of the scales; may be negative.
-        shape: Shape of the quantized tensor.
-        strict: Whether a missing scale, or an axis that the tensor lacks, is also a fault.
+    ``shape`` is the shape of the quantized tensor, and ``axis`` may be negative. If ``strict``, a
+    missing scale, or an axis that the tensor lacks, is also a fault.
     """
     if count > 0 and -len(shape) <= axis < len(shape):
         fits = shape[axis] in (None, count)
@@ -392,13 +364,8 @@ def check_weights_shared(
 ) -> WeightsShared | None:
     """Return a reason if quantized weights have several consumers, or are a network output.
 
-    Args:
-        pass_name: Name of the calling pass or check.
-        node: One of the convolutions that read the weights.
-        weight: Name of the weights.
-        consumers: Layers that read the weights.
-        is_output: Whether the weights are also a network output.
-        more: Number of consumers that ``consumers`` omits.
+    ``node`` is one of the convolutions that read the weights. ``more`` is the number of consumers
+    that ``consumers`` omits.
     """
     if len(consumers) < 2 and not is_output:
         return None
@@ -418,18 +385,9 @@ def check_weights_axis(
 ) -> WeightsAxis | None:
     """Return a reason unless the target is known to accept the axis of weight scales.
 
-    The axis has to be that of the output channels.
-
-    Args:
-        pass_name: Name of the calling pass or check.
-        node: The layer with the weights.
-        quantizer: Q or DQ of the weights.
-        params: Parameters of the quantizer.
-        axis: Axis of the scales; None for a single scale.
-        expected: Axis of the output channels.
-        shape: Shape of the weights.
-        transposed: Whether the layer is a ConvTranspose.
-        is_proven: Whether the target is known to accept ``expected`` for a ConvTranspose.
+    The axis has to be ``expected``, the axis of the output channels. It is None for a single scale,
+    which is accepted. For a ConvTranspose (``transposed``), ``is_proven`` states whether the target
+    is known to accept ``expected``. ``shape`` is the shape of the weights.
     """
     if axis is None:
         return None
@@ -447,10 +405,7 @@ def check_misread_constants(
 ) -> Iterator[MisreadConstant]:
     """Yield a reason for each node that reads stored integers but is not a DQ.
 
-    Args:
-        pass_name: Name of the calling pass or check.
-        model: The model.
-        folds_identities: Whether the target accepts Identities before a zero point.
+    ``folds_identities`` states whether the target accepts Identities before a zero point.
     """
     for node, tensor in qdq.find_misread_constants(model):
         quantizer, is_identity = qdq.find_parameter_consumer(model, node) or (None, False)
@@ -541,12 +496,7 @@ def check_deconvolution_3d(
 ) -> Deconvolution3D | None:
     """Return a reason if the kernel of a ConvTranspose has three spatial dimensions.
 
-    Args:
-        pass_name: Name of the calling pass or check.
-        node: The ConvTranspose.
-        kernel: Shape of the kernel.
-        is_float: Whether the target runs the node in float regardless of the nodes after it.
-        dq: DQ of the node's data.
-        size: Size of the node's output.
+    ``is_float`` states whether the target runs the node in float regardless of the nodes after it.
+    ``dq`` is the DQ of the node's data, and ``size`` the size of its output.
     """
     return Deconvolution3D(pass_name, node, dq, is_float, size) if len(kernel) == 3 else None
