@@ -169,8 +169,8 @@ _GEFORCE = re.compile(r"RTX [45]0\d0(?! (?:SFF )?Ada)|GB10")
 _MIN_WATTS = 5.0  # lowest power mode of a Jetson (Nano)
 _CLOCK_OF_POWER = 0.4
 # SMs and SM clock in MHz of a Jetson's power mode (Jetson Linux developer guide). In this mode, the
-# estimated FP32 times of six networks are 1.0 to 1.4 times the published times. With the clock of
-# MAXN, the estimated times would be a quarter of the published times.
+# estimated FP32 times of six networks are 1.0 to 1.4 times the measured times (docs/timing.md).
+# With the clock of MAXN, the estimated times would be a quarter of the measured times.
 _POWER_MODES = {("Jetson AGX Orin 64GB", 30.0): (8, 612.0)}
 _FEW_WATTS = 0.5
 _POWER_WITHOUT_PRODUCTS = 0.3  # share of a board's power under load if no tensor core multiplies

@@ -50,13 +50,13 @@ def check_fp16_limits(view: View, report: FindingReport) -> None:
 def check_decomposed_norms(view: View, report: FindingReport) -> None:
     """Add a finding for each decomposed LayerNorm or sum of squares that may run in FP16."""
     target, model = target_named(report.target), view.model
-    whole = find_decomposed_layer_norms(model)
-    for pieces in whole:
-        if not target.strongly_typed or computes_in_fp16(model, (pieces.square, pieces.mean)):
-            exact = target.layer_normalization and layer_norm_inputs(model, pieces) is not None
-            fault = DecomposedNorm(MODEL_CHECK, pieces.square.name, exact, model.opset)
+    norms = find_decomposed_layer_norms(model)
+    for norm in norms:
+        if not target.strongly_typed or computes_in_fp16(model, (norm.square, norm.mean)):
+            exact = target.layer_normalization and layer_norm_inputs(model, norm) is not None
+            fault = DecomposedNorm(MODEL_CHECK, norm.square.name, exact, model.opset)
             report.add(fault, automatic=exact)
-    for square, *others in find_sums_of_squares(model, whole):
+    for square, *others in find_sums_of_squares(model, norms):
         if not target.strongly_typed or computes_in_fp16(model, (square, *others)):
             fault = DecomposedNorm(MODEL_CHECK, square.name, False, model.opset, square.op)
             report.add(fault, automatic=False)

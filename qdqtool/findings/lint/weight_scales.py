@@ -18,7 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.findings.lint.weight_granularity import read_int8_weights
+from qdqtool.findings.lint.weight_granularity import (
+    MAX_LAYER_VALUES,
+    MAX_VALUES,
+    read_int8_weights,
+)
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import output_axis
@@ -33,8 +37,6 @@ from qdqtool.trt.fault_checks import (
 )
 
 _INT8_MAX = 127.0
-_MAX_VALUES = 64_000_000  # maximum number of weights that are read from a network
-_MAX_LAYER_VALUES = 8_000_000  # a layer with more weights is not read
 # Maximum ratio of the largest weight to the largest representable weight. A channel with a larger
 # ratio counts as clipped if more than the fraction _MAX_CLIPPED_SHARE of its weights exceed the
 # range. Intended clipping affects at most a hundredth of the weights.
@@ -381,13 +383,13 @@ def _measure_layers(view: View) -> list[_LayerFit]:
         for n in view.nodes_with_weights
         if view.weights(n).dq is not None and (s := view.weight_shape(n))
     ]
-    step = max(1, math.ceil(sum(math.prod(s) for _, s in weighted) / _MAX_VALUES))
+    step = max(1, math.ceil(sum(math.prod(s) for _, s in weighted) / MAX_VALUES))
     fits = []
     measurements: dict[tuple[str, int, int], _ChannelRatios] = {}
     for node, shape in weighted[::step]:
         fit = (
             _measure_layer(view, node, shape, measurements)
-            if math.prod(shape) <= _MAX_LAYER_VALUES
+            if math.prod(shape) <= MAX_LAYER_VALUES
             else None
         )
         if fit is not None and (fit.ratios.size or fit.channels.extremes.size):
