@@ -159,6 +159,7 @@ def test_unknown_error_is_described_by_its_form(
     error = lookup(text)
     assert error.id == "unknown-error" and error.unknown.startswith("The cause")
     assert part in error.title and condition in error.cause
+    assert (f", function {function}" in error.cause) == bool(function)
 
 
 @pytest.mark.parametrize(

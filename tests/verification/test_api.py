@@ -163,6 +163,15 @@ def test_verify_finds_a_missing_line(lines: list[str]) -> None:
     ]
 
 
+def test_verify_finds_another_conversion(lines: list[str]) -> None:
+    index = index_of(lines, ": QuantizeLinear_2,", "Layer(")
+    result = verify(MODEL, replace_line(lines, index, lines[index].replace("_2,", "_15,")))
+    assert [(m.kind, m.name, m.differs) for m in result.mismatches] == [
+        ("conversion", "QuantizeLinear_15", Difference.REMAINS),
+        ("conversion", "QuantizeLinear_2", Difference.ABSENT),
+    ]
+
+
 def test_verify_finds_an_additional_line(lines: list[str]) -> None:
     index = index_of(lines, "Running: QDQToCopy on QuantizeLinear_2")
     added = lines[index].replace("QuantizeLinear_2", "QuantizeLinear_15")
