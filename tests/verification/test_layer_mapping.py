@@ -131,6 +131,24 @@ def test_name_conflicts_of_a_convolution(
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "conflict"),
+    [
+        ("Conv", (8, 4, 3, 3), []),
+        ("Conv", (8, None, 3, 3), []),
+        ("MaxPool", (8, 4, 3, 3), [("c", "Conv", "MaxPool")]),
+        ("Conv", (16, 4, 3, 3), [("c", "8x4x3x3", "16x4x3x3")]),
+    ],
+)
+def test_name_conflicts_of_a_parsed_node(
+    op: str, shape: tuple[int | None, ...], conflict: list[tuple[str, str, str]], g: Graph
+) -> None:
+    model = Model(g.model(g.conv(g.input(1, 4, 16, 16), "c", 8, 3)))
+    node = ParsedNode("c", op, [None, ParsedTensor("w", shape, "FLOAT")])
+    build = Build(parse=ParseSection([node]))
+    assert find_name_conflicts(View(model), build, NodeMapper(model, [])) == conflict
+
+
 @pytest.mark.parametrize("name", ["a.b", "a_b"])
 def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
     model = Model(g.model(g.conv(g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1), "a_b", 8, 1)))
