@@ -66,7 +66,10 @@ from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import (
     JUDGING_END,
     SEARCH_END,
+    TIMED_SAMPLES,
+    count_calibration_samples,
     describe_work,
+    estimate_shortest_limit,
     fit_samples_to_time,
     measure_run_seconds,
 )
@@ -228,7 +231,7 @@ def tune(
             count_default_workers() if opened is None else max(1, opened.threads())
         )
         search = run.make_search(mapper or map_on_threads(workers), workers, progress, say)
-        _run_search(search, time_limit, run.compute_deadline(SEARCH_END), estimate=say is not None)
+        _run_search(search, run, estimate=say is not None)
         tuning = run.make_result(search, progress)
     tuning.read = inputs
     return tuning
@@ -301,7 +304,8 @@ class _TuningRun:
         self.cluster = options.cluster
         self.ranges_report: Json = {}
         self.searched_images = 0  # number of images that gave the ranges of the search
-        self.ranges_seconds = 0.0  # estimated seconds for collecting ranges from all images
+        self.calibration_seconds = 0.0  # seconds for collecting ranges so far
+        self.seconds_per_sample = 0.0  # seconds for collecting ranges from one sample
 
     def _compute_hashes(self) -> Json:
         options = self.options
@@ -337,11 +341,9 @@ class _TuningRun:
         groups = planner.groups(placement)
         planner.methods.check([t for group in groups for t in group.tensors])
         self.cluster = replace(self.options.cluster, cluster=client)
-        data = self.sets.calibration
-        started = time.monotonic()
+        data = self._choose_calibration_samples()
         planner.statistics, self.ranges_report = self._collect_statistics(data, progress)
         self.searched_images = self.ranges_report["images"]
-        self.ranges_seconds = (time.monotonic() - started) / len(data) * len(self.sets.complete)
         self._record_preprocess()
         self.notes += planner.plan(Configuration()).placement.notes
         if planner.fp16:
@@ -350,6 +352,29 @@ class _TuningRun:
             self.notes.extend(
                 describe_fp16_conversion(self.model, self.target, planner.fp32_tensors, by_default)
             )
+
+    def _choose_calibration_samples(self) -> Dataset:
+        """Return the samples for the ranges of the search.
+
+        With a time limit, these are fewer samples if all of them would take too long, or as many as
+        in an earlier run, because its measurements depend on the ranges.
+        """
+        data, limit, store = self.sets.calibration, self.options.search.time_limit, self.store
+        count = len(data)
+        if limit is not None and store.resumed:
+            count = store.calibrated_on or count
+        elif limit is not None and count > TIMED_SAMPLES:
+            self._collect_statistics(_take_samples(data, TIMED_SAMPLES), progress=False)
+            spent = time.monotonic() - self.started
+            count = count_calibration_samples(limit, spent, self.seconds_per_sample)
+        store.calibrated_on = min(count, len(data))
+        if count >= len(data):
+            return data
+        text = f"ranges of the search from {count} of {len(data)} images: more would exceed the "
+        self.notes.append(
+            Note(f"{text}time limit", code="searched-on", room=count, images=len(data))
+        )
+        return _take_samples(data, count)
 
     def _record_preprocess(self) -> None:
         used = self.ranges_report["preprocess"]
@@ -362,6 +387,7 @@ class _TuningRun:
     def _collect_statistics(
         self, data: Dataset, progress: bool
     ) -> tuple[Mapping[str, TensorStatistics], Json]:
+        started = time.monotonic()
         statistics, report = collect_statistics(
             self.planner.model,
             data,
@@ -370,6 +396,9 @@ class _TuningRun:
             cluster=self.cluster,
             progress=progress,
         )
+        seconds = time.monotonic() - started
+        self.calibration_seconds += seconds
+        self.seconds_per_sample = seconds / len(data)
         if report["preprocess"] is not None:
             report["preprocess"]["origin"] = self.origin
         return statistics.tensors, report
@@ -392,8 +421,7 @@ class _TuningRun:
         )
 
     def _take_fp16_samples(self) -> Dataset:
-        data = self.sets.calibration
-        return Dataset(data.source, data.inputs, FP16_SAMPLES * data.batch)
+        return _take_samples(self.sets.calibration, FP16_SAMPLES)
 
     def make_search(
         self,
@@ -433,6 +461,29 @@ class _TuningRun:
         limit = self.options.search.time_limit
         return None if limit is None else self.started + fraction * limit
 
+    def create_timeout_error(self, title: str, seconds_per_run: float) -> QdqtoolError:
+        """Return the error for a time limit that ends before the first result.
+
+        Args:
+            title: Display name of the format of the Q/DQ pairs.
+            seconds_per_run: Seconds of one run on one sample; 0 if unknown.
+        """
+        seconds = estimate_shortest_limit(
+            time.monotonic() - self.started,
+            self.calibration_seconds,
+            seconds_per_run or self.seconds_per_sample,
+        )
+        self.store.save()
+        continued = ""
+        if self.store.rows and self.store.path is not None:
+            continued = f", or repeat this call, which continues from {self.store.path}"
+        return QdqtoolError(
+            f"`time_limit` ended before the model with every layer in {title} was measured; give "
+            f"at least {seconds} s{continued}",
+            code="timeout",
+            parameter="time_limit",
+        )
+
     def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
         """Choose the best placement, and return its model and its results on held-out images."""
         gpu, weights = self.gpu, self.options.placement.weights
@@ -441,7 +492,7 @@ class _TuningRun:
         search.judge_placements([placement])
         bought = search.judge_and_measure_benefits(placement, front)
         planner = self.planner
-        has_more_images = len(self.sets.complete) > len(self.sets.calibration)
+        has_more_images = len(self.sets.complete) > self.store.calibrated_on
         if has_more_images and placement.cost.int8:
             planner = self._choose_final_planner(search, placement, reached, progress)
         model, quantized = planner.build(planner.plan(placement.configuration), weights)
@@ -522,7 +573,7 @@ class _TuningRun:
         images = len(self.sets.complete)
         end = self.compute_deadline(1.0)
         # Evaluating the placement with the new ranges takes at most as long as collecting them.
-        if end is not None and time.monotonic() + 2 * self.ranges_seconds > end:
+        if end is not None and time.monotonic() + 2 * images * self.seconds_per_sample > end:
             count = self.searched_images
             text = f"ranges from {count} of {images} images: more would exceed the time limit"
             self.notes.append(Note(text, code="ranges-on", room=count, images=images))
@@ -569,33 +620,32 @@ class _TuningRun:
         self.notes.append(Note(text, code="measured-in-fp32", before=before, after=after))
 
 
-def _run_search(
-    search: PlacementSearch, time_limit: float | None, search_end: float | None, estimate: bool
-) -> None:
-    evaluator = search.evaluator
+def _take_samples(data: Dataset, count: int) -> Dataset:
+    return Dataset(data.source, data.inputs, count * data.batch)
+
+
+def _run_search(search: PlacementSearch, run: _TuningRun, estimate: bool) -> None:
+    evaluator, time_limit = search.evaluator, run.options.search.time_limit
+    sets, store = evaluator.sets, evaluator.store
+    seconds_per_run = 0.0
     try:
         _prepare_search(search)
-        seconds_per_run = 0.0
         if estimate or time_limit is not None:
             seconds_per_run = measure_run_seconds(search)
+            if not store.placements:  # the earlier run ended before its first result
+                seconds_per_run = seconds_per_run or store.seconds_per_run
             search.report(describe_work(search, seconds_per_run))
             if time_limit is not None:
                 fit_samples_to_time(search, time_limit, seconds_per_run)
-        _require_positive_metric(search, evaluator.sets.chosen_on)
-        _require_positive_metric(search, evaluator.sets.judged_on)
+        store.record_samples(sets.chosen_on, sets.judged_on, seconds_per_run)
+        _require_positive_metric(search, sets.chosen_on)
+        _require_positive_metric(search, sets.judged_on)
         search.measure([(search.start_name, search.start)])
     except OutOfTime:
         if not search.end_early():
-            raise QdqtoolError(
-                f"`time_limit` ended before the model with every layer in {search.format_title} "
-                "was measured; give more time or fewer images",
-                code="timeout",
-                parameter="time_limit",
-            ) from None
+            raise run.create_timeout_error(search.format_title, seconds_per_run) from None
     else:
-        chosen_on, judged_on = evaluator.sets.chosen_on, evaluator.sets.judged_on
-        evaluator.store.record_samples(chosen_on, judged_on, seconds_per_run)
-        evaluator.deadline = search_end
+        evaluator.deadline = run.compute_deadline(SEARCH_END)
         search.run()
     evaluator.deadline = None  # evaluating the result has a separate deadline
 

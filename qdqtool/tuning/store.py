@@ -49,6 +49,7 @@ class MeasurementStore:
         samples: Numbers of the samples that the last run used: samples of the search, and held-out
             samples. Both are empty before the first run.
         seconds_per_run: Seconds of one run on one sample; 0 if unknown.
+        calibrated_on: Number of samples from which the last run collected ranges; 0 if unknown.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
@@ -69,6 +70,7 @@ class MeasurementStore:
         self.placements: dict[str, tuple[str, Configuration]] = {}
         self.samples: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.seconds_per_run = 0.0
+        self.calibrated_on = 0
         self._saved = time.monotonic()
         self._changed = False
         if self.path is not None:
@@ -127,6 +129,7 @@ class MeasurementStore:
             "placements": placements,
             "samples": self.samples,
             "seconds_per_run": self.seconds_per_run,
+            "calibrated_on": self.calibrated_on,
         }
         with atomic_write(self.path) as file:
             text = json.dumps(state, separators=(",", ":"))
@@ -149,6 +152,7 @@ class MeasurementStore:
             chosen_on, judged_on = state.get("samples", ((), ()))
             self.samples = tuple(map(int, chosen_on)), tuple(map(int, judged_on))
             self.seconds_per_run = float(state.get("seconds_per_run", 0.0))
+            self.calibrated_on = int(state.get("calibrated_on", 0))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _state_error(path, f"is damaged; {_REMEDY}", "file-damaged") from None
 

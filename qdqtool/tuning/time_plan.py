@@ -1,5 +1,6 @@
 """Estimate the duration of a search, and reduce samples if a time limit is short."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -13,14 +14,18 @@ from qdqtool.util.text import format_count
 SEARCH_END = 0.7
 JUDGING_END = 0.8
 
+TIMED_SAMPLES = 2  # number of samples from which the time of a sample is estimated
 _COMBINATIONS = 30  # typical number of combinations that a search measures
-_TIMED_SAMPLES = 2
 _FEWEST_SAMPLES = 4  # minimum number of samples in a set, even if the time limit is short
 # Number of placements that are measured first: float, every layer in INT8, and the simple
 # placements of `PlacementSearch`.
 _SIMPLE_PLACEMENTS = 10
 _SIMPLE_TIME = 1 / 3  # maximum fraction of a time limit for measuring the simple placements
 _JUDGING_TIME = 0.1  # maximum fraction of a time limit for evaluating one placement
+_RANGES_TIME = 1 / 3  # maximum fraction of a time limit for collecting the ranges of the search
+# Runs before there is a result: the float model on two smallest sets, the INT8 model on one.
+_FEWEST_RUNS = 3 * _FEWEST_SAMPLES
+_MARGIN = 1.2  # factor of a suggested time limit, because the times of two runs differ
 
 
 def measure_run_seconds(search: PlacementSearch) -> float:
@@ -34,7 +39,7 @@ def measure_run_seconds(search: PlacementSearch) -> float:
     seconds_per_run = 0.0
     # The runs on the first sample also open the sessions, so the times of further samples replace
     # the time of the first.
-    for timed in (samples[:1], samples[1 : 1 + _TIMED_SAMPLES]):
+    for timed in (samples[:1], samples[1 : 1 + TIMED_SAMPLES]):
         runs, start = evaluator.runs, time.monotonic()
         evaluator.measure_metric(recipes, timed, "Duration of a run")
         if evaluator.runs > runs:
@@ -67,6 +72,33 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
         f"testing {format_count(choices, 'choice')} on {format_count(len(sets.swept_on), 'image')}"
         f"{unmeasured}, then combinations: {duration}"
     )
+
+
+def count_calibration_samples(limit: float, spent: float, seconds_per_sample: float) -> int:
+    """Return the number of samples for which there is time to collect ranges: at least 4.
+
+    Args:
+        limit: Time limit of the whole tuning in seconds.
+        spent: Seconds since the start of the tuning.
+        seconds_per_sample: Time of collecting ranges from one sample.
+    """
+    seconds = _RANGES_TIME * limit - spent
+    return max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_sample, 1e-9)))
+
+
+def estimate_shortest_limit(spent: float, calibration: float, seconds_per_run: float) -> int:
+    """Return a time limit in seconds that is long enough for a result, rounded up to 10 s.
+
+    Args:
+        spent: Seconds since the start of the tuning that ended without a result.
+        calibration: The part of them in which ranges were collected.
+        seconds_per_run: Seconds of one run on one sample, or an upper bound.
+    """
+    runs = _FEWEST_RUNS * seconds_per_run
+    # If the limit is longer, more samples fit: up to half of the limit is for ranges and for the
+    # first runs.
+    needed = max(spent + runs, 2 * (spent - calibration + runs))
+    return 10 * max(1, math.ceil(needed * _MARGIN / 10))
 
 
 def fit_samples_to_time(search: PlacementSearch, limit: float, seconds_per_run: float) -> None:

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 
 import qdqtool
+from qdqtool.errors import QdqtoolError
 from qdqtool.tuning import api
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.image_sets import open_sets
@@ -101,23 +103,44 @@ def test_accurate_int8_of_an_earlier_run_is_a_complete_result(tmp_path: Path) ->
     assert second.effort["stopped"] == "" and second.effort["runs"] == 0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "images_used", "code"), [(2.0, 16, "ranges-from-all"), (30.0, 8, "ranges-on")]
-)
-def test_ranges_are_collected_again_if_there_is_time(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float, images_used: int, code: str
-) -> None:
-    """Collecting ranges takes some seconds per sample, and everything else takes no time."""
+def collect_slowly(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the collection of ranges take some seconds per sample, and everything else no time."""
     collect_statistics = api.collect_statistics
 
-    def collect_slowly(model: Any, data: Any, *arguments: Any, **options: Any) -> Any:
+    def collect(model: Any, data: Any, *arguments: Any, **options: Any) -> Any:
         clock.now += seconds * len(data)
         return collect_statistics(model, data, *arguments, **options)
 
-    monkeypatch.setattr(api, "collect_statistics", collect_slowly)
+    monkeypatch.setattr(api, "collect_statistics", collect)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "images_used", "codes"),
+    [
+        (2.0, 16, {"ranges-from-all"}),
+        (20.0, 8, {"ranges-on"}),
+        (60.0, 4, {"searched-on", "ranges-on"}),
+    ],
+)
+def test_ranges_come_from_as_many_images_as_there_is_time_for(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float, images_used: int, codes: set[str]
+) -> None:
+    """The search collects ranges for at most a third of the time limit, or from 4 samples."""
+    collect_slowly(clock, monkeypatch, seconds)
     tuning = qdqtool.tune(branchy(), images(16, 16, 16), keep=0.9, method="mse", time_limit=600.0)
     assert tuning.images["calibration"] == images_used and clock.now <= 600.0
-    assert code in note_codes(tuning.notes)
+    assert codes <= set(note_codes(tuning.notes))
+
+
+def test_error_names_a_time_limit_that_is_long_enough(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect_slowly(clock, monkeypatch, seconds=30.0)
+    options: dict[str, Any] = {"keep": 0.9, "method": "mse"}
+    with pytest.raises(QdqtoolError, match=r"at least \d+ s") as raised:
+        qdqtool.tune(branchy(), images(16, 16, 16), time_limit=100.0, **options)
+    clock.now, limit = 0.0, float(re.findall(r"at least (\d+) s", str(raised.value))[0])
+    assert qdqtool.tune(branchy(), images(16, 16, 16), time_limit=limit, **options).reached
 
 
 @pytest.mark.slow
