@@ -60,8 +60,9 @@ def read_image(source: ImageFile) -> Image.Image:
         RGB image of Pillow.
 
     Raises:
-        DataError: The file cannot be read, is damaged, is not a regular file, or exceeds
-            :data:`qdqtool.util.limits.IMAGE_FILE` or :data:`qdqtool.util.limits.IMAGE_PIXELS`.
+        DataError: The file cannot be read, has another format, is damaged, is not a regular file,
+            or exceeds :data:`qdqtool.util.limits.IMAGE_FILE` or
+            :data:`qdqtool.util.limits.IMAGE_PIXELS`.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -223,7 +224,7 @@ def _crop_center(
 def _resize_image(
     image: Image.Image, height: int, width: int, interpolation: str
 ) -> npt.NDArray[np.uint8]:
-    """Resize an image like OpenCV's INTER_LINEAR (without antialiasing), or like Pillow."""
+    """Resize an image: ``linear`` like OpenCV (without antialiasing), other modes like Pillow."""
     if image.size == (width, height):
         return np.asarray(image)
     if interpolation != "linear":

@@ -148,9 +148,11 @@ class PlacementRules:
 
 @dataclass(frozen=True)
 class QuantizedInput:
-    """Node input that will read a dequantized tensor.
+    """Input of a node that will read a dequantized tensor.
 
     Attributes:
+        node: The node.
+        position: Index of the input.
         role: ``residual`` for inputs of an Add, else ``input``.
     """
 

@@ -357,7 +357,7 @@ def _find_modules_not_run(traced: NetworkTrace, network: nn.Module) -> list[str]
 
 
 def choose_sample(model: Any, sample: Any) -> Any:
-    """Return the sample. If the sample is None, return a black image of the training size.
+    """Return the sample. If it is None, return a black image of the training size, or 640 x 640.
 
     Raises:
         QdqtoolError: The sample is None, and the model is not Ultralytics' wrapper.
