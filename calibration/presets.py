@@ -195,6 +195,9 @@ def choose_preprocess(
     Args:
         metadata: Metadata of the model.
         value: Preprocessing given by the user; None if the user gives none.
+
+    Raises:
+        DataError: See :func:`find_preprocess`.
     """
     if value is not None:
         return PreprocessChoice(find_preprocess(value), "option")

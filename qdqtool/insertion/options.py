@@ -97,7 +97,7 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Workers that run the network.
+    """Workers that run the network for the calibration.
 
     Attributes:
         cluster: Address of a Dask scheduler, ``local:N``, or a Dask client. None: the network runs
@@ -190,7 +190,7 @@ class InsertOptions:
         cache: File that keeps the statistics.
         placement: Options for the tensors to quantize.
         network: Changes of the network in addition to the pairs.
-        cluster: Workers that run the network.
+        cluster: Workers that run the network for the calibration.
         calib_table: Table of ranges from TensorRT or another tool, to be used instead of
             calibration data.
         losses: Number of samples on which the output error is measured. None: the default number.

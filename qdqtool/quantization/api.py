@@ -132,8 +132,8 @@ def insert(
         data: Images, as for :func:`calibration.open_data`: folder, list file, list of paths, npz,
             npy or arrays. Not needed with `calib_table`.
         progress: Whether to report progress on stderr.
-        method: ``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how the range of an
-            activation is chosen.
+        method: How the range of an activation is chosen: ``focus``, ``mse``, ``percentile``,
+            ``entropy`` or ``max``.
         method_for: Pairs of a regular expression on tensor names and the method for these
             tensors.
         percentile: Percentage of the absolute values that the range covers, for the method
@@ -160,17 +160,17 @@ def insert(
         head: ``box`` leaves the layers float that compute boxes: DFL and box outputs of a
             YOLOv8-style head; boxes, reference points and sampling offsets of a DETR. ``float``
             also leaves every last convolution float, and the scores by which a DETR selects
-            queries. ``none`` leaves nothing float.
-        residual: ``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are
-            quantized.
+            queries. ``none`` leaves no part of the head float.
+        residual: Which inputs of a residual Add are quantized: ``auto``, ``skip``, ``both`` or
+            ``none``.
         attention: ``float`` leaves the products of attention (queries with keys, Softmax with
             values) float. ``int8`` and ``fp8`` quantize the inputs of the products. The range of
             the Softmax's result is then 0 to 1. ``auto``: with INT8, the same as ``float``; with
             FP8, attentions that TensorRT fuses are quantized. Users measured INT8 attention to be
             slower: 800 us instead of 200 us on an Orin with TensorRT 8.6 (NVIDIA/TensorRT issue
             3243), 111 ms instead of 43 ms for a UNet of Stable Diffusion on an A10 (issue 2905).
-            In both types, TensorRT-RTX 1.7 builds each attention of ViT-B/16 and Swin-T as one
-            kernel, and each attention of YOLO11 as several kernels.
+            Both with float and with INT8 products, TensorRT-RTX 1.7 builds each attention of
+            ViT-B/16 and Swin-T as one kernel, and each attention of YOLO11 as several kernels.
         unify: Whether tensors share one scale if Concat, Split, Slice, MaxPool, Resize or a similar
             operator connects them.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
@@ -190,8 +190,8 @@ def insert(
             the float model do not change.
         input_type: ``float`` leaves the network's inputs as they are. ``int8`` and ``uint8``: see
             :mod:`qdqtool.insertion.input_types`.
-        cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
-            N processes on this machine, or a ``distributed.Client``. Default: this process. Without
+        cluster: Workers that run the calibration: address of a Dask scheduler, ``local:N`` for N
+            processes on this machine, or a ``distributed.Client``. Default: this process. Without
             `mixed_cpus`, the result is the same with and without workers, bit for bit.
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
         calib_table: Table with the ranges, instead of `data`: a TensorRT calibration table, AIMET
