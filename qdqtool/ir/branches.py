@@ -193,13 +193,9 @@ def _unused_name(tensor: str, prefix: str, used: set[str]) -> str:
 def _inline_branch(
     proto: onnx.ModelProto, node: Node, branch: onnx.GraphProto, used: set[str]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes of a branch, and add its initializers to the main graph.
+    """Return the nodes of an If's branch, and add the branch's initializers to the main graph.
 
-    Args:
-        proto: The model.
-        node: The If.
-        branch: The branch that is executed.
-        used: Names in use. The names of the branch are added.
+    The names in the branch are added to ``used``, the names in use.
     """
     copy = deepcopy(branch)
     produced = {tensor for inner in copy.node for tensor in inner.output}

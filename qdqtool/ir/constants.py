@@ -158,11 +158,8 @@ class ConstantEvaluator:
     def _find_nodes(self, tensor: str, values: dict[str, _Array]) -> list[Node] | None:
         """Return the nodes to evaluate for a tensor, in topological order.
 
-        None if there are too many nodes or if the tensor is not constant.
-
-        Args:
-            tensor: Name of the tensor.
-            values: Known values by tensor, to which the constants that the nodes read are added.
+        None if there are too many nodes or if the tensor is not constant. The constants that the
+        nodes read are added to ``values``, the known values by tensor.
         """
         nodes: dict[int, Node] = {}
         stack = [tensor]
@@ -200,13 +197,9 @@ class ConstantEvaluator:
     ) -> dict[str, _Array] | None:
         """Return the outputs of one node by name.
 
-        None for an unsupported operator, for unknown or too large sizes, and for inputs that the
-        operator rejects.
-
-        Args:
-            node: The node.
-            values: Values of the node's inputs by name.
-            max_elements: Limit on the elements of all outputs together.
+        None for an unsupported operator, for unknown sizes, if all outputs together have more than
+        ``max_elements`` elements or take too many operations, and for inputs that the operator
+        rejects. ``values`` has the values of the inputs by name.
         """
         if not _is_evaluable(node):
             return None
@@ -366,12 +359,8 @@ def _is_evaluable(node: Node) -> bool:
 def _computes_constant(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:
     """Return whether a node's constant outputs are computed, not only moved or cast.
 
-    None if the outputs are not constants, or cannot be folded.
-
-    Args:
-        model: The model.
-        node: The node.
-        computed: Results of this function for earlier nodes, by output.
+    None if the outputs are not constants, or cannot be folded. ``computed`` has the results of this
+    function for earlier nodes, by output.
     """
     if node.op == "Constant" or node.op not in _LINEAR or node.captured:
         return None

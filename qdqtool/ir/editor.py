@@ -381,10 +381,8 @@ class Editor:
     ) -> set[int]:
         """Return the ids of the nodes whose outputs no other node needs.
 
-        Args:
-            nodes: All nodes.
-            ignored: Ids of nodes that are not examined.
-            required: Tensors that are needed without a consumer.
+        ``ignored`` has the ids of nodes that are not examined, ``required`` the tensors that are
+        needed without a consumer.
         """
         producers: dict[str, Node | onnx.NodeProto] = {}
         uses: Counter[str] = Counter()
@@ -419,9 +417,7 @@ class Editor:
     def _remove_unused_constants(self, consumed: set[str], captured: set[str]) -> None:
         """Drop initializers that lost their last consumer, and their entries among the inputs.
 
-        Args:
-            consumed: Tensors that had a consumer before the edits.
-            captured: Tensors that subgraphs read.
+        ``consumed`` has the tensors that had a consumer before the edits.
         """
         graph, model = self.proto.graph, self.model
         required = model.consumers_by_tensor.keys() | {v.name for v in graph.output} | captured

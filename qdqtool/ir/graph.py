@@ -333,9 +333,7 @@ class Model:
     ) -> list[Node]:
         """Replace the list of nodes and renumber the nodes; return the new and changed nodes.
 
-        Args:
-            nodes: The new list.
-            changed: Contains the ids of the nodes whose NodeProto was changed.
+        ``changed`` contains the ids of the nodes whose NodeProto was changed.
         """
         graph = self.proto.graph
         if len(nodes) != len(self.nodes) or any(map(operator.is_not, nodes, self.nodes)):

@@ -33,10 +33,6 @@ _OPSET_VERSIONS = range(1000)  # Real versions are far smaller, so a larger numb
 def _check_form(proto: onnx.ModelProto, path: str) -> None:
     """Check inputs, outputs, operator sets and references to a function's attributes.
 
-    Args:
-        proto: The model.
-        path: Name of the model in errors.
-
     Raises:
         ModelError: An input or output has no name, an input is declared twice, a version of an
             operator set is impossible, or a node outside a function refers to an attribute of a
@@ -346,12 +342,7 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
 
 
 def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Write a model as :func:`save` does, even if `path` is that of the original model.
-
-    Args:
-        proto: The model. It is not changed.
-        path: Output file.
-    """
+    """Write a model as :func:`save` does, even if ``path`` is that of the original model."""
     parts = external.serialize_in_parts(proto)
     if parts is None or sum(map(len, parts)) >= MAX_PROTO_BYTES:
         _split_weights(proto, Path(path))

@@ -238,11 +238,9 @@ def _count_ellipsis_axes(term: str, shape: Shape | None) -> int | None:
 def _expand_ellipses(terms: list[str], counts: list[int | None]) -> list[str] | None:
     """Return the terms with letters for the axes of ellipses, aligned at their last axis.
 
-    None if an ellipsis would stand for a negative number of axes or for 64 axes or more.
-
-    Args:
-        terms: Axes of both operands and of the result.
-        counts: Number of axes that the ellipsis of each operand stands for; None if unknown.
+    ``terms`` are the axes of both operands and of the result. ``counts`` has the number of axes
+    that the ellipsis of each operand stands for; None if unknown. The result is None if an ellipsis
+    would stand for a negative number of axes or for 64 axes or more.
     """
     known_counts = [count for count in counts if count is not None]
     if not all(0 <= count < _MAX_RANK for count in known_counts):

@@ -63,10 +63,7 @@ def external_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
     """Return the values of a tensor that is stored in the model, not in an external file.
 
-    Args:
-        tensor: The tensor.
-        model: Path of the model for messages.
-        name: Name for messages, if the tensor has no name.
+    Messages contain the path of the model (``model``), and ``name`` if the tensor has no name.
 
     Raises:
         ModelError: The type is unknown, or the number of values does not match the dimensions.
@@ -144,10 +141,8 @@ def read_location(tensor: onnx.TensorProto) -> str:
 def find_weight_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
     """Return the path of an external tensor's file; None if it is not a regular file.
 
-    Args:
-        tensor: External tensor.
-        base_dir: Folder of the model; if empty, None is returned.
-        model: Path of the model for messages.
+    None also if ``base_dir``, the folder of the model, is empty. ``model`` is the path of the model
+    for messages.
 
     Raises:
         ModelError: The file lies outside the model's folder, or the file name is not valid.
@@ -181,12 +176,7 @@ def find_weight_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Pat
 def check_external_weights(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     """Check the locations and sizes of all external weights, and record their files as inputs.
 
-    The weights themselves are not read.
-
-    Args:
-        proto: The model.
-        base_dir: Folder of the model.
-        model: Path of the model for messages.
+    The weights themselves are not read. ``model`` is the path of the model for messages.
 
     Raises:
         ModelError: A file lies outside the model's folder, an entry is damaged, or all weights

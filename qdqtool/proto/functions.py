@@ -42,10 +42,6 @@ def check_function_sizes(proto: onnx.ModelProto, path: str) -> None:
     For example, thirty functions that each call the next function twice result in a billion nodes.
     Shape inference and inlining visit all nodes, and copy constants for each call.
 
-    Args:
-        proto: The model.
-        path: Path of the model for messages.
-
     Raises:
         ModelError: A function calls itself; or the model would exceed FUNCTION_LEVELS levels of
             calls, FUNCTION_CALLS nodes, or FUNCTION_COPIES bytes of copies (see
@@ -160,11 +156,8 @@ def _callee_key(node: onnx.NodeProto) -> _Key:
 def inline_functions(proto: onnx.ModelProto, path: str) -> tuple[tuple[str, ...], dict[str, str]]:
     """Inline all calls of a model's own functions, in place.
 
-    The names of inlined nodes and tensors begin with the name of the call: ``layer1/Conv``.
-
-    Args:
-        proto: The model, which :func:`check_function_sizes` has accepted.
-        path: Path of the model for messages.
+    The names of inlined nodes and tensors begin with the name of the call: ``layer1/Conv``. Call
+    :func:`check_function_sizes` before.
 
     Returns:
         Names of the functions that were called, and the names that inlined nodes had in their
@@ -356,11 +349,8 @@ class _InliningScope:
     ) -> None:
         """Rename the tensors in copied nodes of a function, in place.
 
-        Args:
-            nodes: Copied nodes.
-            tensors: New names of the function's inputs and outputs. Other tensors are added, with
-                the prefix.
-            prefix: Prefix of new names.
+        ``tensors`` has the new names of the function's inputs and outputs. The new names of other
+        tensors, which begin with the prefix, are added.
         """
         graphs = list(nested_graphs(nodes))
         for tensor in _defined_tensors(nodes, graphs):

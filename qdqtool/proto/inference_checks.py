@@ -271,12 +271,8 @@ def _has_long_vectors(
     """Return whether onnx would compute very long vectors, element by element.
 
     The check uses upper bounds of the lengths. Tensors without a known length count as empty. A
-    tensor of unknown length that is reshaped to a vector counts as long as the largest input.
-
-    Args:
-        nodes: All nodes of the model.
-        lengths: Lengths of vectors by name, to which lengths of outputs are added.
-        largest_input: Number of elements of the largest input.
+    tensor of unknown length that is reshaped to a vector has the length ``largest_input``. Lengths
+    of outputs are added to ``lengths``, the lengths of vectors by name.
     """
     if max(lengths.values(), default=0) >= _LARGE_SIZE:
         return True

@@ -136,11 +136,8 @@ class Importer:
     ) -> Layer:
         """Add the layer that computes the only output of a node.
 
-        Args:
-            node: The node.
-            inputs: Inputs of the layer.
-            kind: Kind of the layer. Default: the kind of the node's operator.
-            operation: TensorRT's operation of an elementwise layer.
+        By default, the kind of the layer is that of the node's operator. ``operation`` is
+        TensorRT's operation of an elementwise layer.
         """
         kind = kind or operators.operator_of(node).kind
         name = self._unique_name(node)
@@ -158,12 +155,8 @@ class Importer:
     ) -> Tensor:
         """Add a layer that the parser gives no name, and return its output.
 
-        Args:
-            kind: Kind of the layer.
-            label: The kind as TensorRT writes it in the layer's name.
-            inputs: Inputs of the layer. The output has the type and shape of the first input.
-            owner: Node that the layer belongs to; None if the layer has no node.
-            operation: TensorRT's operation of an elementwise layer.
+        The output has the type and shape of the first input. ``label`` is the kind as TensorRT
+        writes it in the layer's name. ``owner`` is the node that the layer belongs to, if any.
         """
         name = self._default_layer_name(label)
         out = Tensor(f"{name}_output")

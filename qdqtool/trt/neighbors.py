@@ -102,16 +102,10 @@ def to_step(layer: Layer, part: int = -1) -> PathStep:
 
 
 def find_consumers(tensor: Tensor, *, through: bool = True) -> SharedTuple[TensorConsumer]:
-    """Return the consumers of a tensor.
+    """Return the consumers of a tensor, looking past the operators that a Q could pass.
 
-    Args:
-        tensor: The tensor.
-        through: Whether to look past the operators that a Q could pass. Otherwise only direct
-            consumers count.
-
-    Returns:
-        The consumers. If the list is not complete, its attribute ``more`` names the node or tensor
-        after which consumers are missing.
+    If ``through`` is False, return only direct consumers. If the list is not complete, its
+    attribute ``more`` names the node or tensor after which consumers are missing.
     """
     return _ConsumerSearch(tensor, through).run()
 
@@ -423,12 +417,7 @@ def _precedes_weighted(layer: Layer) -> bool:
 def explain_float_output(
     layer: Layer, pass_name: str
 ) -> OutputNotQuantized | OutputDifferentScales | OutputMixedConsumers:
-    """Return the reason why an INT8 layer writes float, from the consumers of its output.
-
-    Args:
-        layer: A layer that computes in INT8.
-        pass_name: Name of the calling pass.
-    """
+    """Return the reason why an INT8 layer writes float, from the consumers of its output."""
     consumers = find_consumers(layer.out)
     node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
     quantizers = [consumer for consumer in consumers if consumer.kind == ConsumerKind.Q]
@@ -461,11 +450,7 @@ def check_equal_scales(
 ) -> ScalesDiffer | None:
     """Return a reason if quantizers may differ in scale, zero point or type; else None.
 
-    Args:
-        pass_name: Name of the calling pass.
-        node: Node that the reason is about.
-        tensor: Tensor that the quantizers read or write.
-        quantizers: A DQ and the Q after it, or Qs that read one tensor.
+    ``quantizers`` are a DQ and the Q after it, or Qs that read one tensor.
     """
     keys = {None if q.quant is None else q.quant.key for q in quantizers}
     if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
@@ -540,13 +525,7 @@ def _find_converted_input(layer: Layer) -> str:
 
 
 def find_int8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason | None:
-    """Return the reason why a layer with weights cannot run in INT8 or FP8; None if it can.
-
-    Args:
-        layer: A convolution, deconvolution or matrix product.
-        pass_name: Name of the calling pass.
-        target: TensorRT version.
-    """
+    """Return the reason why a layer with weights cannot run in INT8 or FP8; None if it can."""
     position = weights_position(layer)
     data = dq_before(layer.data)
     weights = dq_before(layer.inputs[position]) if position is not None else None

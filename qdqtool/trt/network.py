@@ -150,11 +150,8 @@ class Network:
     ) -> Iterator[tuple[Layer, Layer]]:
         """Yield each layer of some kinds whose output has a single consumer, with the consumer.
 
-        The caller may fuse the consumer into the layer; removed layers are skipped.
-
-        Args:
-            kinds: Kinds of the layers.
-            consumer_kind: Kind that the consumer must have; None for any.
+        The caller may fuse the consumer into the layer; removed layers are skipped. The consumer
+        has any kind if ``consumer_kind`` is None.
         """
         consumer_kinds = () if consumer_kind is None else (consumer_kind,)
         if consumer_kind is not None and not self._by_kind[consumer_kind]:
@@ -263,12 +260,8 @@ class Network:
     def absorb_consumer(self, layer: Layer, consumer: Layer, name: str) -> None:
         """Fuse the single consumer of a layer's output into the layer.
 
-        The layer receives the outputs, ONNX nodes and cases of the consumer, and its other inputs.
-
-        Args:
-            layer: Layer that remains.
-            consumer: Layer that reads ``layer.out`` and is removed.
-            name: New name of ``layer``.
+        The layer receives the outputs, ONNX nodes and cases of the consumer, its other inputs, and
+        the new name. The consumer is removed.
         """
         between = layer.out
         is_scale = consumer.kind is _SCALE

@@ -383,12 +383,10 @@ class Outcome:
     def _describe_region(
         self, region: MyelinRegion, types: Mapping[str, Precision], squares: set[str]
     ) -> MyelinRegion:
-        """Describe a region of Myelin for the prediction.
+        """Return a region of Myelin with its counts.
 
-        Args:
-            region: The region.
-            types: Data type of each matrix product of the model, by node name.
-            squares: Name of the squaring node of each decomposed LayerNorm of the model.
+        ``types`` has the data type of each matrix product of the model, by node name. ``squares``
+        has the name of the squaring node of each decomposed LayerNorm.
         """
         names, quantizers = [], []
         indices: dict[str, int] = {}

@@ -210,10 +210,7 @@ class PipelineRun:
 def run(network: Network, target: Target, last: type[Pass] | None = None) -> PipelineRun:
     """Run the pipeline over a network.
 
-    Args:
-        network: The network, which the passes edit.
-        target: TensorRT version whose rules the passes follow.
-        last: Pass after which the run ends; None for all passes.
+    All passes run, or the passes up to ``last``.
 
     Raises:
         PassError: A pass failed.

@@ -89,10 +89,8 @@ def _choose_line(
 ) -> tuple[str, Case]:
     """Return the kind of the line that TensorRT logs for an input of a Concat, and the case.
 
-    Args:
-        tensor: The input.
-        retargeted: Tensors that their producers write directly into the output of a Concat.
-        external: First input of the Concat that comes from a network input or a constant, if any.
+    ``retargeted`` are the tensors that their producers write directly into the output of a Concat.
+    ``external`` is the first input that comes from a network input or a constant, if any.
     """
     if tensor.producer_of_kind(LayerKind.RESIZE):
         return COPY_STRIDING, RESIZE

@@ -118,9 +118,7 @@ def _scale_without_clone(q: Layer) -> Scale:
 
     This is the scale of the DQ that produces the input, or of another Q that reads the input. A Q
     of the model that was merged with the moved Q also counts. None if the input has no such scale.
-
-    Args:
-        q: Q between the input and the Concat, which moved up past the Concat.
+    ``q`` is the moved Q, between the input and the Concat.
     """
     dq = dq_before(q.data)
     if dq is not None:

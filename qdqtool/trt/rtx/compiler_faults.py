@@ -211,9 +211,7 @@ _TYPE_NAMES: dict[int, str] = {
 def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> Iterator[Reason]:
     """Yield a reason for each fault that makes a build fail.
 
-    Args:
-        states: States of the model's tensors.
-        capabilities: Compute capabilities to build for, such as 86 for SM86.
+    ``capabilities`` are the compute capabilities to build for, such as 86 for SM86.
     """
     model = states.model
     yield from _check_constants(model)

@@ -29,12 +29,9 @@ def find_fp8_obstacle(
 ) -> Reason | None:
     """Return the reason why an FP8 Conv runs in float; None if the Conv runs in FP8.
 
-    Args:
-        model: The model.
-        node: A Conv, or another multiplication, for which the result is always None.
-        dq: DQ of the node's data.
-        has_one_scale: Whether the weights have one scalar scale.
-        capabilities: Compute capabilities to build for, such as 89 for SM89.
+    None also for other nodes. ``dq`` is the DQ of the Conv's data. ``has_one_scale`` states whether
+    the weights have one scalar scale. ``capabilities`` are the compute capabilities to build for,
+    such as 89 for SM89.
     """
     weights = _weight_shape(model, node)
     if not weights:

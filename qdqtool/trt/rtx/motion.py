@@ -157,13 +157,9 @@ class ConsumerIndex:
         """Return whether the compiler can merge the factor of a node into the scale of a DQ.
 
         This requires that the tensor is not a network output, and that all its other consumers only
-        move integers, or have the same factor.
-
-        Args:
-            node: The Mul, Div or Reciprocal.
-            tensor: Data input of the node.
-            constant: Constant input of the node; empty for a Reciprocal.
-            transparent: Operators past which a copy of the DQ can move.
+        move integers, or have the same factor. The node is a Mul, Div or Reciprocal with the data
+        input ``tensor`` and the input ``constant``, which is empty for a Reciprocal.
+        ``transparent`` are the operators past which a copy of the DQ can move.
         """
         producer = self.model.producer(tensor)
         source: object = tensor
