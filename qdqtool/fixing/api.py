@@ -424,15 +424,11 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 
 def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
     """Try all fixes; yield after each attempt."""
-    for step in STEPS:
-        if codes := _choose_codes(session, step, requested):
-            yield from session.try_step(step, codes, separate=False)
-    model = session.model
-    for step in STEPS:
-        if session.is_deferred(step) or session.model is not model:
-            if codes := _choose_codes(session, step, requested):
-                yield from session.try_step(step, codes)
-    yield from session.retry_steps()
+    for separate in (False, True, False):
+        for step in STEPS:
+            codes = _choose_codes(session, step, requested)
+            if codes and session.needs_try(step):
+                yield from session.try_step(step, codes, separate=separate)
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
             not requested and session.is_tried_by_default(model_step)

@@ -17,8 +17,6 @@ from qdqtool.util.notes import Note
 
 NO_GAIN = Note("the prediction would not improve", code="no-better")
 """Objection to a change that makes the prediction neither better nor worse."""
-WORSE_CODES = ("fewer-int8", "fewer-int8-to-int8", "more-conversions")
-"""Codes of the objections to changes that make the prediction worse, but bring no errors."""
 _NO_NODE = -2  # group of the changes that edit no node
 _FAR = -1  # group of the nodes that are not connected to any change
 

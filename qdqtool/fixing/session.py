@@ -36,7 +36,7 @@ _MIN_TRIES = 24  # number of tries that are permitted in each step for a model o
 _MAX_NODES = 20_000  # further tries are permitted until this many nodes were predicted
 
 # Codes of the reasons that fixes of other kinds may remove.
-_OUTPUT_REFUSALS = ("distance-grows", "distance-of-part-grows", "not-separated-as")
+_OUTPUT_REFUSALS = ("distance-grows", "distance-of-part-grows")
 
 Place = tuple[str, str]  # code and node of a finding
 
@@ -107,12 +107,10 @@ class FixSession:
         self.refused: list[FixAttempt] = []
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
-        # Steps with places that were refused because of the outputs, and the model after the step.
-        self._refused_steps: list[tuple[FixStep, set[str], Model]] = []
         self._verdict_note: Note | None = None  # note of the current step on detections
-        # For each step that may be tried again: the model after the step, and the reason of the
-        # refusal if the outputs refused all places together.
-        self._deferred_steps: dict[FixStep, tuple[Model, Note | None]] = {}
+        # For each step that was tried: the model after the step, and the reason of the refusal if
+        # the outputs refused all places together and the places were not tried separately.
+        self._outcomes: dict[FixStep, tuple[Model, Note | None]] = {}
         # For the place of each finding, the place of the attempt that may remove the finding.
         self._attempt_places: dict[Place, Place] = {}
 
@@ -126,9 +124,13 @@ class FixSession:
             f.code in step.codes and not needs_request(f) for f in self.prediction.findings
         )
 
-    def is_deferred(self, step: FixStep) -> bool:
-        """Return whether places of a step remain that may be kept now."""
-        model, reason = self._deferred_steps.get(step, (self.model, None))
+    def needs_try(self, step: FixStep) -> bool:
+        """Return whether to try a step that was not tried yet, or whose result may change.
+
+        The result may change if other steps changed the model, or if the places of the step were
+        not tried separately.
+        """
+        model, reason = self._outcomes.get(step, (None, None))
         return reason is not None or model is not self.model
 
     def try_step(self, step: FixStep, codes: set[str], *, separate: bool = True) -> Iterator[None]:
@@ -139,9 +141,8 @@ class FixSession:
         of tries therefore grows little with the number of places.
 
         Fixes of other kinds change the prediction and the errors of the outputs. With `separate`
-        False, the step is therefore deferred if all its places together change the outputs too
-        much, unless the step removes errors of the model. It is also deferred if the prediction
-        gets worse near a place.
+        False, the places are therefore not tried in halves if all of them together change the
+        outputs too much, unless the step removes errors of the model.
 
         Yields after each try, so that the caller can show progress.
         """
@@ -152,8 +153,9 @@ class FixSession:
         reason: Note | None = None
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
-        model, known_reason = self._deferred_steps.pop(step, (None, None))
-        if known_reason is not None and model is self.model:
+        pending: Note | None = None
+        earlier_model, known_reason = self._outcomes.get(step, (None, None))
+        if known_reason is not None and earlier_model is self.model:
             # All places together were refused for this model already.
             reason = known_reason
             suspects = _list_places(self._find_open_sites(step, codes, refused, done))
@@ -174,7 +176,9 @@ class FixSession:
                     break
                 continue
             if not separate and selection is sites and self._can_defer(step, sites, reason):
-                self._deferred_steps[step] = self.model, reason
+                pending = reason
+                if earlier_model is not None:  # this is the last round
+                    refused.update((s.place, _make_attempt(s, reason)) for s in sites)
                 break
             culprits = self._choose_refused_sites(selection, reason, culprits)
             for number, why in culprits.items():
@@ -182,10 +186,7 @@ class FixSession:
             suspects = [] if culprits else _list_places(selection)
         earlier = [a for a in self.refused if (a.code, a.node) not in {*refused, *done}]
         self.refused = [*earlier, *refused.values()]
-        if any(map(_is_refused_by_outputs, refused.values())):
-            self._refused_steps.append((step, codes, self.model))
-        if not separate and any(map(_is_refused_by_prediction, refused.values())):
-            self._deferred_steps.setdefault(step, (self.model, None))
+        self._outcomes[step] = self.model, pending
 
     def _can_defer(self, step: FixStep, sites: Sequence[FixSite], reason: Note) -> bool:
         removes_errors = any(
@@ -193,25 +194,6 @@ class FixSession:
         )
         is_separable = len(_list_places(sites)) > 1
         return reason.code in _OUTPUT_REFUSALS and is_separable and not removes_errors
-
-    def retry_steps(self) -> Iterator[None]:
-        """Try again the places that were refused because of output errors, if the model changed.
-
-        Fixes of other kinds, which were kept later, change these errors. The places of a step are
-        only tried together. Yields after each try.
-        """
-        for step, codes, model in self._refused_steps:
-            refused = {(a.code, a.node) for a in self.refused if _is_refused_by_outputs(a)}
-            sites = step.find_possible_sites(View(self.model), self.target, self.prediction, codes)
-            sites = [site for site in sites if site.place in refused]
-            if self.model is model or not sites:
-                continue
-            self._start_step()
-            reason, _ = self._try_sites(sites, step)
-            yield
-            if reason is None:
-                kept = {site.place for site in sites}
-                self.refused = [a for a in self.refused if (a.code, a.node) not in kept]
 
     def _find_open_sites(
         self, step: FixStep, codes: set[str], refused: dict[Place, FixAttempt], done: set[Place]
@@ -441,14 +423,6 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
 
 def _list_places(sites: Sequence[FixSite]) -> list[Place]:
     return list(dict.fromkeys(site.place for site in sites))
-
-
-def _is_refused_by_outputs(attempt: FixAttempt) -> bool:
-    return isinstance(attempt.why_not, Note) and attempt.why_not.code in _OUTPUT_REFUSALS
-
-
-def _is_refused_by_prediction(attempt: FixAttempt) -> bool:
-    return isinstance(attempt.why_not, Note) and attempt.why_not.code in gains.WORSE_CODES
 
 
 def _describe_try_limit(tries: int, reason: Note | None, codes: int) -> Note:
