@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
-Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def _make_completer(list_words: Callable[[], Iterable[str]]) -> Completer:
@@ -16,6 +19,8 @@ def _make_completer(list_words: Callable[[], Iterable[str]]) -> Completer:
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         start = incomplete.lower()
         return [CompletionItem(word) for word in list_words() if word.lower().startswith(start)]
 

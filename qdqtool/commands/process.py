@@ -13,7 +13,6 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
 from qdqtool.util.text import escape_hidden, escape_unencodable
 
-OBJECTS_BETWEEN_COLLECTIONS = 500_000  # garbage collection of so many objects takes about 0.1 s
 _MIN_ADDRESS_SPACE = 128 << 20  # number of bytes of address space that Python, numpy and onnx need
 MESSAGE_PREFIX = "qdqtool: "
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
@@ -49,7 +48,6 @@ def set_up_process() -> None:
         MemoryError: ``ulimit -v`` leaves less address space than the libraries need.
     """
     _require_address_space()
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports create many objects, but no garbage
     # Idle threads of OpenBLAS would use processor time.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in ("SIGTERM", "SIGHUP"):

@@ -229,12 +229,14 @@ _PARAMETERS = """
     resize save_calibration scale says shapes size sm smooth state std strongly_typed target
     time_limit timeout tuning unify way weights workers
 """.split()
-_PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
+_PARAMETER = rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`"
 
 
 def as_options(text: str) -> str:
     """Write parameters in backticks as options: ``--exclude`` instead of `exclude`."""
-    return _PARAMETER.sub(lambda match: _format_option(match[1], match[2] or ""), text)
+    if "`" not in text:
+        return text
+    return re.sub(_PARAMETER, lambda match: _format_option(match[1], match[2] or ""), text)
 
 
 def _format_option(name: str, value: str) -> str:

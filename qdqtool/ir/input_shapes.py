@@ -17,7 +17,7 @@ from qdqtool.util.json_text import Json
 _DEFAULT_SIZE = (640, 640)
 _SIZE = "qdqtool.size"  # metadata key: height and width that the user gave to `insert` or `tune`
 _SIZE_KEYS = (_SIZE, "imgsz")  # Ultralytics writes the second key.
-_IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
+_IMAGE_SIZE = r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})"
 _MAX_SIDE = 1 << 16
 
 
@@ -28,7 +28,7 @@ def metadata_size(model: Model) -> tuple[int, int] | None:
 
 
 def _read_size(model: Model, key: str) -> tuple[int, int] | None:
-    match = _IMAGE_SIZE.fullmatch(model.metadata.get(key, "").strip())
+    match = re.fullmatch(_IMAGE_SIZE, model.metadata.get(key, "").strip())
     if match is None:
         return None
     height, width = int(match[1] or match[3]), int(match[2] or match[3])
