@@ -147,7 +147,8 @@ class CalibrationProgress:
     """State of a finished or interrupted calibration.
 
     Attributes:
-        model: Text that identifies the model and the :class:`Focus`, but not the tensors.
+        model: Text that identifies the model and the :class:`calibration.focus.Focus`, but not the
+            tensors.
         statistics: Statistics over the finished samples.
         done: Numbers of the finished samples.
         total: Number of all samples; None unless the calibration is finished.

@@ -23,8 +23,8 @@ _HELP = "give `fn`, a function that returns the network's input for a batch"
 def as_batches(data: Iterable[Any], plan: Plan) -> Iterable[Any]:
     """Return data as an iterable of batches.
 
-    A tensor with as many dimensions as the sample given to :func:`prepare` is a single batch. A
-    tensor with one more dimension is a stack of batches.
+    A tensor with as many dimensions as the sample given to :func:`qdqtool.qat.prepare` is a single
+    batch. A tensor with one more dimension is a stack of batches.
 
     Raises:
         DataError: The data is a tensor with another number of dimensions.
@@ -74,7 +74,7 @@ def convert_batch(
 
     * A tensor or an array is the only argument.
     * From a tuple or list, the first elements are the arguments, as many as the sample given to
-      :func:`prepare` had. Further elements, such as labels, are ignored.
+      :func:`qdqtool.qat.prepare` had. Further elements, such as labels, are ignored.
     * From a dict, the entries with the names of the sample's keyword arguments are used. If a name
       is missing, or if the sample had no keyword arguments, all entries are used if all keys are
       parameters of ``forward``. Otherwise, only the images (``img``, ``image`` ...) are used.

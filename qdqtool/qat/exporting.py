@@ -121,7 +121,8 @@ def export(
             arguments. For the check, random values from 0 to 1 replace constant tensors. None is
             allowed for Ultralytics' wrapper: the sample is then an image of the training size.
         opset: ONNX opset, 13 or newer.
-        target: TensorRT version of the prediction. Default: the version given to :func:`prepare`.
+        target: TensorRT version of the prediction. Default: the version given to
+            :func:`qdqtool.qat.prepare`.
         precision: ``int8`` or ``fp8``. For ``fp8``, the model is first checked in INT8, the format
             of the training. Then its pairs are converted to FP8 pairs with the same ranges. The
             pairs of nodes that cannot be FP8 (:mod:`qdqtool.insertion.placement`) are removed. The
