@@ -336,8 +336,9 @@ def import_function(name: str) -> MetricFunction:
             function = getattr(function, part)
     except (Exception, SystemExit) as error:  # importing runs the user's module
         raise QdqtoolError(
-            f"`metric` {name} cannot be imported: {type(error).__name__}: "
-            f"{_shorten_reason(error)}. Give a name such as package.module:function",
+            f"`metric` {name} cannot be imported ({type(error).__name__}: "
+            f"{_shorten_reason(error)}). Correct the module, or give another name such as "
+            "package.module:function",
             code="import-failed",
             parameter="metric",
         ) from error

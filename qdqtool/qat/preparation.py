@@ -270,7 +270,7 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
             network is also allowed.
 
     Returns:
-        The plan of the checkpoint.
+        The plan of the checkpoint; for a state dict, the plan of `model`.
 
     Raises:
         QdqtoolError: The checkpoint is damaged, or is from another network or plan (the message
