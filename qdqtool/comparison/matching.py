@@ -1,8 +1,8 @@
 """Match the nodes of two ONNX graphs by structure and name.
 
 If an exporter numbers its nodes, one name may belong to different nodes of two exports. Structure
-therefore decides first. Names decide between nodes of equal structure, but only if most nodes that
-structure alone pairs have equal names.
+therefore decides first. Names decide between nodes of equal structure, but only if most of the
+nodes that are paired by structure alone have equal names.
 
 Q and DQ are skipped, so that a float model, its Q/DQ versions, and the output of an exporter or a
 simplifier have the same structure. Nodes with weights are the anchors. Each anchor has a color. The

@@ -130,7 +130,7 @@ class OutputError:
         return f"{self.output}{channels}" + (f" ({self.tensor})" if self.tensor else "")
 
     def as_json(self) -> dict[str, object]:
-        """Return the error as JSON object."""
+        """Return the error as a JSON object."""
         return {
             "output": self.output,
             "tensor": self.tensor,

@@ -58,7 +58,7 @@ class FixAttempt:
     why_not: str = ""
 
     def as_json(self) -> Json:
-        """Return the attempt as JSON object."""
+        """Return the attempt as a JSON object."""
         return {"code": self.code, "node": self.node, "what": self.what, "why_not": self.why_not}
 
 

@@ -23,9 +23,10 @@ _MAX_ROWS = 12  # maximum number of rows of a list if --all is not given
 
 
 def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPage:
-    """Return the text of ``log`` for the result of ``summarize``.
+    """Return the text of ``log``.
 
-    If `everything` is set, all conversions, reformats and merged layers are listed.
+    `facts` is the result of :func:`qdqtool.findings.errors.explain_messages`. If `everything` is
+    set, all conversions, reformats and merged layers are listed.
     """
     page = TextPage(width, everything)
     _add_log_summary(page, facts)
