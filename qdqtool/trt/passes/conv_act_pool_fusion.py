@@ -12,7 +12,7 @@ from qdqtool.trt.passes._infra import (
 
 STEM = seen(
     "stem-7x7",
-    "The 7x7 stem of an image network fuses the 3x3 MaxPool after it, INT8 in and out.",
+    "The 7x7 stem of an image network fuses the 3x3 MaxPool after it, and reads and writes INT8.",
     "resnet18-qat-rtx2000-trt8510:2804",
     "resnet18-a100-qat-residual",
     "resnet18-a100-qat-residual-qgap",

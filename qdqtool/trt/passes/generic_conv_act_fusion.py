@@ -40,7 +40,7 @@ DECONVOLUTION = assumed(
 WITH_ADD = documented(
     "joined-with-add",
     "If the activation after a convolution was already fused with a residual Add, the convolution "
-    "does not fuse it and writes float.",
+    "does not fuse the activation, and writes float.",
     "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float",
     about=("Add",),
 )

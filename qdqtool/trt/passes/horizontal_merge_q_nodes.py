@@ -56,8 +56,8 @@ APART = seen(
 )
 APART_ELSEWHERE = assumed(
     "beside-float-elsewhere",
-    "Also on 10.0 to 10.13 and on 11, equal Qs are not merged if another layer reads the tensor "
-    "as float.",
+    "Also on TensorRT 10.0 to 10.13 and 11, equal Qs are not merged if another layer reads the "
+    "tensor as float.",
     "no build of these versions shows such Qs; the measured times of five YOLO11n engines on 10.3 "
     "fit both merged and separate Qs",
 )

@@ -22,8 +22,8 @@ from qdqtool.trt.result import MyelinRegion
 
 PRODUCT = seen(
     "product",
-    "Matrix products, Softmax and normalizations run in Myelin on 10, with the pointwise layers "
-    "and shuffles between them.",
+    "Matrix products, Softmax and normalizations run in Myelin on TensorRT 10, with the pointwise "
+    "layers and shuffles between them.",
     "gemm-mlp-trt10",
     "linear-orinnano-trt103",
 )
@@ -63,8 +63,8 @@ SIDE_BY_SIDE = seen(
 )
 FP8_ATTENTION = documented(
     "fp8-attention",
-    "From 10.6 on, an attention with head size 9 to 64 and at most 3,072 keys is one kernel if "
-    "both products have FP8 Q/DQ on all inputs and a Q is after the second product.",
+    "From TensorRT 10.6 on, an attention with head size 9 to 64 and at most 3,072 keys is one "
+    "kernel if both products have FP8 Q/DQ on all inputs and a Q is after the second product.",
     "release notes of 10.6 (compute capability 8.9); it is assumed for other GPUs. TensorRT-RTX "
     "1.7.1 builds one kernel for heads of 32, 64 and 80",
     about=("MatMul",),

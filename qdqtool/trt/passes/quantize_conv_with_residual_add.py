@@ -34,7 +34,7 @@ from qdqtool.trt.passes._infra import (
 
 QUANTIZED = seen(
     "quantized-residual",
-    "A convolution fuses the Add after it, INT8, INT8 -> INT8, if the residual comes from a DQ "
+    "A convolution fuses the Add after it (INT8, INT8 -> INT8) if the residual comes from a DQ "
     "and a Q is the single consumer of the sum.",
     "resnet18-qat-rtx2000-trt8510:2619",
     "bevfusion-camera-orin-trt8502:328",

@@ -38,8 +38,8 @@ DECONVOLUTION = documented(
 )
 DECONVOLUTION_3D = documented(
     "deconvolution-3d",
-    "A ConvTranspose of three spatial dimensions runs in INT8 on 8.x if an activation and a Q "
-    "follow, else in float. On 10 and later, it always runs in float.",
+    "A ConvTranspose of three spatial dimensions runs in INT8 on TensorRT 8.x if an activation and "
+    "a Q follow, else in float. On TensorRT 10 and later, it always runs in float.",
     "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such "
     "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing of 10 with such a layer in INT8 would "
     "refute it",

@@ -20,7 +20,7 @@ from qdqtool.trt.targets import Target
 
 SINGLE = seen(
     "single-reader",
-    "A Q moves up past an operator of TensorRT's list if no other layer reads the operator's "
+    "A Q moves up past an operator that it can pass if no other layer reads the operator's "
     "output; the operator then runs in INT8.",
     "yolo-resnet18-orin-trt8502:5229",
     "resnet18-qat-rtx2000-trt8510:2539",

@@ -53,8 +53,8 @@ REQUANTIZED = seen(
 )
 REQUANTIZED_ELSEWHERE = assumed(
     "requantized-elsewhere",
-    "Also on 10.0 to 10.13 and on 11, a DQ that has moved past an operator is copied for each of "
-    "several Qs after it.",
+    "Also on TensorRT 10.0 to 10.13 and 11, a DQ that has moved past an operator is copied for "
+    "each of several Qs after it.",
     "no build of these versions shows several Qs after such an operator",
 )
 SEVERAL = assumed(
