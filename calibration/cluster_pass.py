@@ -56,7 +56,7 @@ class CountingPayload:
 
 @dataclass
 class SamplePortion:
-    """Samples whose activation values one worker counts in histograms in one task.
+    """Samples whose activation values a worker counts in one task.
 
     Attributes:
         numbers: Numbers of the samples.

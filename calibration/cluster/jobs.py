@@ -80,8 +80,8 @@ class ClusterJob:
         Each result is yielded once.
 
         Raises:
-            ClusterError: The scheduler or all workers are lost, or an item made several workers
-                die.
+            ClusterError: The scheduler or all workers are lost, or several workers died while they
+                worked on one item.
             QdqtoolError: The function failed on an item.
         """
         source = iter(items)
@@ -89,8 +89,8 @@ class ClusterJob:
         finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
         try:
             while True:
-                room = max(0, AHEAD * max(self.slots, 1) - len(waiting))
-                for item in itertools.islice(source, room):
+                free = max(0, AHEAD * max(self.slots, 1) - len(waiting))
+                for item in itertools.islice(source, free):
                     future = self._submit(item)
                     waiting[future.key] = future, item
                     future.add_done_callback(finished.put)
@@ -146,7 +146,7 @@ class ClusterJob:
         except KilledWorker as error:
             worker = error.last_worker.address if error.last_worker else "a worker"
             raise cluster_error(
-                f"{worker} and other workers before it died while working on {item}; give the "
+                f"several workers, {worker} last, died while they worked on {item}; give the "
                 "workers more memory, or check their logs",
                 "crashed",
             ) from None
@@ -154,8 +154,8 @@ class ClusterJob:
             raise _lost_connection(format_reason(error)) from None
         except Exception as error:  # a worker with a broken installation may raise any class
             raise cluster_error(
-                f"a cluster worker failed on {item}: {type(error).__name__}: "
-                f"{format_reason(error, 300)}",
+                f"a cluster worker failed on {item} ({type(error).__name__}: "
+                f"{format_reason(error, 300)}); check the installation and the logs of the workers",
                 "worker-failed",
             ) from error
 

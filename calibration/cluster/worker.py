@@ -1,4 +1,4 @@
-"""Code that runs on a worker: its jobs, and a check of versions and computed numbers.
+"""Code that runs on a worker: jobs, and a check of versions and computed numbers.
 
 If the package versions and the outputs of a test network are equal on two machines, both compute
 equal statistics, bit for bit.
@@ -163,7 +163,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
         self.stopped, self._lock, self._state = threading.Event(), threading.Lock(), None
 
     def teardown(self, worker: Any) -> None:
-        """Set the event that ends running items. Called by Dask."""
+        """End running items early. Called by Dask."""
         self.stopped.set()
 
     def state(self) -> Any:

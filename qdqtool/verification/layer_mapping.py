@@ -110,7 +110,7 @@ class NodeMapper:
     def layer_nodes(self, layer: BuiltLayer) -> list[Node]:
         """Return the ONNX nodes of a layer, in the order in which its name lists them.
 
-        Empty if :attr:`layers` does not contain the layer.
+        Empty if the layer is not one of `layers`.
         """
         return self._nodes.get(id(layer), [])
 
