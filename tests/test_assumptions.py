@@ -148,10 +148,9 @@ def test_verify_assumption_hides_no_mismatch(tmp_path: Path) -> None:
 
 def test_assumption_changes_nothing_if_both_inputs_are_quantized() -> None:
     model = load(residual("own", conv_side=True, activation=True))
-    target = target_named("trt8.5")
     fused, apart = (
         simulate_without_alternatives(
-            model, apply_assumptions(target, {"silu-add": value})
+            model, apply_assumptions(target_named("trt8.5"), {"silu-add": value})
         ).summary()
         for value in ("fused", "apart")
     )

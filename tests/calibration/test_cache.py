@@ -322,41 +322,32 @@ def test_statistics_may_take_the_limit(good: Path) -> None:
 # TensorRT's calibration table
 
 
+TABLE = b"TRT-8601-MinMaxCalibration\ny: 3f800000\n"
+
+
 @pytest.mark.parametrize(
-    ("line", "code", "values"),
+    ("content", "code", "values"),
     [
-        ("nocolon", "invalid-line", []),
-        ("x: 3f8000001", "invalid-line", []),
-        ("x: 3f80000000", "invalid-line", []),
-        ("x: 3g800000", "invalid-line", []),
-        (": 3f800000", "invalid-scale", ["1", "''"]),
-        ("x: 7f800000", "invalid-scale", ["inf", "'x'"]),
-        ("x: 7fc00000", "invalid-scale", ["nan", "'x'"]),
-        ("x: 80000001", "invalid-scale", ["-1.4013e-45", "'x'"]),
+        (b"", "wrong-format", []),
+        (b"\nTRT-1\n", "wrong-format", []),
+        (b" TRT-1\n", "wrong-format", []),
+        (b"TRT-1\n\xff: 0\n", "wrong-encoding", []),
+        (TABLE + b"nocolon\n", "invalid-line", ["line 3"]),
+        (TABLE + b"x: 3f8000001\n", "invalid-line", ["line 3"]),
+        (TABLE + b"x: 3f80000000\n", "invalid-line", ["line 3"]),
+        (TABLE + b"x: 3g800000\n", "invalid-line", ["line 3"]),
+        (TABLE + b": 3f800000\n", "invalid-scale", ["line 3", "1", "''"]),
+        (TABLE + b"x: 7f800000\n", "invalid-scale", ["line 3", "inf", "'x'"]),
+        (TABLE + b"x: 7fc00000\n", "invalid-scale", ["line 3", "nan", "'x'"]),
+        (TABLE + b"x: 80000001\n", "invalid-scale", ["line 3", "-1.4013e-45", "'x'"]),
     ],
 )
-def test_table_with_other_lines_is_rejected(
-    tmp_path: Path, line: str, code: str, values: list[str]
+def test_file_that_is_no_table_is_rejected(
+    tmp_path: Path, content: bytes, code: str, values: list[str]
 ) -> None:
     path = tmp_path / "t.cache"
-    path.write_text(f"TRT-8601-MinMaxCalibration\ny: 3f800000\n{line}\n")
-    with pytest.raises(DataError, check=has(code, "line 3", *values, path=str(path))):
-        read_range_table(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (b"", "wrong-format"),
-        (b"\nTRT-1\n", "wrong-format"),
-        (b" TRT-1\n", "wrong-format"),
-        (b"TRT-1\n\xff: 0\n", "wrong-encoding"),
-    ],
-)
-def test_other_files_are_no_tables(tmp_path: Path, content: bytes, code: str) -> None:
-    path = tmp_path / "t.cache"
     path.write_bytes(content)
-    with pytest.raises(DataError, check=has(code, path=str(path))):
+    with pytest.raises(DataError, check=has(code, *values, path=str(path))):
         read_range_table(path)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from calibration import Statistics, amax_of, collect, load_statistics
 from calibration.statistics import (
@@ -139,7 +138,11 @@ def test_focus_on_a_part_separates_the_counts(partly: list[float], merged: bool)
 # Which values are counted
 
 
-@hypothesis.given(st.integers(1, 400), st.integers(1, 60), st.booleans())
+@hypothesis.given(
+    hypothesis.strategies.integers(1, 400),
+    hypothesis.strategies.integers(1, 60),
+    hypothesis.strategies.booleans(),
+)
 def test_sampled_values_stand_for_their_neighbors(size: int, every: int, looked_at: bool) -> None:
     values = np.random.default_rng(size).normal(0.1, 1, size).astype(np.float32)
     stats = TensorStatistics(64)
@@ -230,13 +233,15 @@ def test_statistics_that_cannot_be_merged(parts: list[TensorStatistics], check: 
 
 
 @hypothesis.given(
-    st.lists(
-        st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12),
+    hypothesis.strategies.lists(
+        hypothesis.strategies.lists(
+            hypothesis.strategies.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12
+        ),
         min_size=1,
         max_size=6,
     ),
-    st.randoms(use_true_random=False),
-    st.booleans(),
+    hypothesis.strategies.randoms(use_true_random=False),
+    hypothesis.strategies.booleans(),
 )
 def test_merging_is_exact_in_any_order(
     lists: list[list[float]], random: Any, focused: bool

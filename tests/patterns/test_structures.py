@@ -387,8 +387,7 @@ def test_nodes_that_share_a_scale_share_its_values(zeros: bool) -> None:
     assert len({id(q.scales) for q in quantizers}) == 1
     assert quantizers[0].key == quantizers[2].key
     for q in quantizers:
-        assert q.scale.tolist() == [0.5, 0.25]
-        assert q.zero_point.tolist() == [0, 0]
+        assert (q.scale.tolist(), q.zero_point.tolist()) == ([0.5, 0.25], [0, 0])
     assert quantizers[0].scales.summary is quantizers[0].scales.summary
 
 

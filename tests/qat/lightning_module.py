@@ -3,7 +3,6 @@ from typing import Any
 
 import lightning
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
 from qdqtool.qat.lightning import QATCallback
@@ -18,7 +17,9 @@ DATA = TensorDataset(torch.randn(32, 16, 8, 8) * SIZES, torch.randn(32, 16, 8, 8
 class Module(lightning.LightningModule):
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__()
-        self.net = nn.Sequential(nets.conv(), nn.BatchNorm2d(16), nn.ReLU(), nets.conv())
+        self.net = torch.nn.Sequential(
+            nets.conv(), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), nets.conv()
+        )
         self.learned: list[bool] = []
         self.folder = folder
 

@@ -375,34 +375,37 @@ def clean_up_and_compare(
     return list(result.graph.node)
 
 
-def test_fold_constants_leaves_pairs() -> None:
-    model = parse(
-        f"""c = Constant <value = float {{0.0}}> ()
-        z = Cast <to = 3> (c)
-        w2 = Identity (w)
-        wt = Transpose <perm = [1, 0]> (w2)
-        {pair("x", "x")}
-        y = MatMul (x_dq, wt)""",
-        "y",
-        w=WEIGHT,
-        s=SCALE["s"],
-    )
-    ops = [n.op_type for n in clean_up_and_compare(model, fold_constants)]
-    assert ops == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
-
-
-def test_transpose_weights_before_quantization() -> None:
-    model = parse(
-        f"""{pair("w", "w", "ws, wz", "<axis = 0>")}
-        wt = Transpose <perm = [1, 0]> (w_dq)
-        y = MatMul (x, wt)""",
-        "y",
-        w=WEIGHT,
-        ws=(np.abs(WEIGHT).max(1) / 127).astype(np.float32),
-        wz=np.zeros(3, np.int8),
-    )
-    ops = [n.op_type for n in clean_up_and_compare(model, transpose_weights)]
-    assert ops == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
+@pytest.mark.parametrize(
+    ("clean_up", "text", "constants"),
+    [
+        (
+            fold_constants,
+            f"""c = Constant <value = float {{0.0}}> ()
+            z = Cast <to = 3> (c)
+            w2 = Identity (w)
+            wt = Transpose <perm = [1, 0]> (w2)
+            {pair("x", "x")}
+            y = MatMul (x_dq, wt)""",
+            {"w": WEIGHT, "s": SCALE["s"]},
+        ),
+        (
+            transpose_weights,
+            f"""{pair("w", "w", "ws, wz", "<axis = 0>")}
+            wt = Transpose <perm = [1, 0]> (w_dq)
+            y = MatMul (x, wt)""",
+            {
+                "w": WEIGHT,
+                "ws": (np.abs(WEIGHT).max(1) / 127).astype(np.float32),
+                "wz": np.zeros(3, np.int8),
+            },
+        ),
+    ],
+)
+def test_nodes_before_weights_are_folded_and_pairs_stay(
+    clean_up: Any, text: str, constants: dict[str, np.ndarray]
+) -> None:
+    nodes = clean_up_and_compare(parse(text, "y", **constants), clean_up)
+    assert [n.op_type for n in nodes] == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
 
 
 def test_merge_pairs_keeps_dq_of_outputs() -> None:

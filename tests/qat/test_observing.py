@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from calibration import METHODS, TensorStatistics, amax_of, squared_error
 from qdqtool import qat
@@ -122,9 +121,9 @@ GENERATOR = torch.Generator().manual_seed(3)
 BATCHES = [torch.randn(2, 16, 16, 16, generator=GENERATOR) * scale for scale in (1.0, 3.0, 0.5)]
 
 
-def prepared(backend: str = "pytorch-quantization") -> nn.Module:
+def prepared(backend: str = "pytorch-quantization") -> torch.nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv())
+    model = torch.nn.Sequential(nets.conv(), torch.nn.ReLU(), nets.conv())
     return nets.prepared(model, BATCHES[0], backend=backend)
 
 

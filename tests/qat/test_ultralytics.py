@@ -20,7 +20,6 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from torch import nn
 
 import qdqtool
 from qdqtool import qat
@@ -124,7 +123,7 @@ def trained(training: Any, folder: Path) -> Path:
                 yield images
 
     def count(trainer: Any) -> None:
-        norms = [m for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        norms = [m for m in trainer.model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
         counts.update(model=count_quantizers(trainer.model))
         counts.update(
             ema=count_quantizers(trainer.ema.ema), learning=sum(m.training for m in norms)
@@ -142,7 +141,7 @@ def trained(training: Any, folder: Path) -> Path:
     return folder / "runs" / "first" / "weights"
 
 
-def count_quantizers(model: nn.Module) -> int:
+def count_quantizers(model: torch.nn.Module) -> int:
     return len(list(find_quantizers(model)))
 
 
@@ -369,7 +368,9 @@ def test_branches_are_merged_before_quantization() -> None:
     from ultralytics.nn.modules.block import RepVGGDW
 
     model = nets.randomise(
-        nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1))
+        torch.nn.Sequential(
+            torch.nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), torch.nn.Conv2d(32, 32, 1)
+        )
     )
     x = torch.rand(1, 3, 24, 24)
     before, merged = nets.evaluate(model, x), copy.deepcopy(model)

@@ -24,7 +24,6 @@ from tests.trt.builder import Graph
 from tests.trt.passes.test_myelin_regions import fp8_attention
 
 I8, HALF, FULL = Precision.INT8, Precision.FP16, Precision.FP32
-SHAPE = (1, 64, 20, 20)
 
 
 def layer(kind: str, reads: str, writes: str, name: str = "") -> EngineLayer:
@@ -43,7 +42,7 @@ def conv(low: Precision, high: Precision, channels: float = 64.0) -> LayerWork:
 def layout_changes(
     *pairs: tuple[EngineLayer, LayerWork],
     outputs: tuple[str, ...] = (),
-    shape: tuple[int, ...] | None = SHAPE,
+    shape: tuple[int, ...] | None = (1, 64, 20, 20),
 ) -> list[tuple[str, str, str]]:
     reformats = find_layout_changes(pairs, lambda _: shape, ["x"], outputs)
     return [(r.tensor, str(r.source), str(r.target)) for r in reformats]

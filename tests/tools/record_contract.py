@@ -13,16 +13,14 @@ from qdqtool.commands import COMMANDS
 from tests import contract
 from tests.contract import Description
 
-# Modules whose classes are results: users read their attributes and do not construct them.
-RESULTS = ("qdqtool", "qdqtool.fixing.api", "qdqtool.qat")
-
 
 def record() -> Description:
     with tempfile.TemporaryDirectory() as folder:
         contract.prepare(Path(folder))
         runs = contract.run_all(Path(folder))
     modules = {name: contract.describe_module(name) for name in contract.MODULES}
-    for module in RESULTS:
+    # The classes of these modules are results: users read their attributes and construct none.
+    for module in ("qdqtool", "qdqtool.fixing.api", "qdqtool.qat"):
         for value in modules[module].values():
             if value["kind"] == "class":
                 del value["parameters"]

@@ -192,8 +192,7 @@ def test_partition_parts_compute_what_the_whole_computes(
     build: Callable[[], onnx.ModelProto],
 ) -> None:
     proto = build()
-    channels = proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value
-    data = images(2, channels, 16)
+    data = images(2, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value, 16)
     planner = planner_of(proto, data)
     model = planner.model
     parts = NetworkPartition(model, model.outputs).build_parts(len(model.ordered))

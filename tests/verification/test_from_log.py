@@ -171,8 +171,7 @@ def test_verify_with_trtexec_compares_layers_and_passes(
         "trtexec", "built", "8.5.2", build=build_of(log_of(predict(path, "trt8.5")))
     )
     result = api.verify_with_builder(path, "trtexec")
-    assert result.prediction.target == "trt8.5"
-    assert result.mismatches == []
+    assert (result.prediction.target, result.mismatches) == ("trt8.5", [])
     assert result.convolutions.agree == result.convolutions.total == 1
     assert result.trace.built == result.trace.predicted > 0
     assert "license" not in capsys.readouterr().err

@@ -5,9 +5,11 @@ from qdqtool.prediction import predict
 from tests.trt.builder import Graph
 
 
-@pytest.mark.parametrize(("op", "is_int8"), [("Identity", True), ("Plugin", False)])
+@pytest.mark.parametrize(
+    ("op", "is_int8"),
+    [("Identity", True), ("Plugin", False)],  # the shape of a plugin's output is unknown
+)
 def test_pads_from_the_shape_of_a_constant(g: Graph, op: str, is_int8: bool) -> None:
-    """The shape of a plugin's output is unknown."""
     table = g.const("table", np.zeros((0, 0, 1, 1, 0, 0, 1, 1), np.float32))
     domain = "plugins" if op == "Plugin" else ""
     pads = g.op("Shape", g.op(op, table, "copy", domain=domain), "pads")
