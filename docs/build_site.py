@@ -46,7 +46,7 @@ MADE = {
     "Builds": "builds.md",
     "Findings": "findings/index.md",
     "Targets": "targets/index.md",
-    "Ways to build": "ways.md",
+    "Build methods": "ways.md",
 }
 SOURCES = "https://github.com/OWNER/qdqtool/blob/main"  # where your copy of the repository lives
 LINES = 60  # of an answer, on its page
@@ -346,8 +346,9 @@ def python_pages(folder: Path) -> dict[str, str]:
             rows.append((f"[`{module}`{suffix.replace('-', ', ')}]({name}{suffix}.md)", about))
     index = _page(
         "# Python",
-        "Every command is a function. A model is a path, bytes, an `onnx.ModelProto` or an onnx-graphsurgeon graph. "
-        "Bad input raises a `qdqtool.errors.QdqtoolError` with the message of the command line.",
+        "The functions of this table do the same as the commands. A model is a path, bytes, an `onnx.ModelProto` or an "
+        "onnx-graphsurgeon graph. Bad input raises a `qdqtool.errors.QdqtoolError` with the message that the command "
+        "would print.",
         _table(("name", "purpose"), rows),
     )
     return {"python/index.md": index, **pages}
@@ -389,10 +390,11 @@ def command_pages(folder: Path) -> dict[str, str]:
         rows.append((f"[{command}]({command}.md)", about))
     index = _page(
         "# Commands",
-        "Exit codes of every command: 0 done (and, for `verify`, everything agrees); 1 a check failed (a mismatch, a "
-        "`--require` or `--fail-on` not met); 2 bad input or usage, with one line on stderr.",
+        "Exit codes of every command: 0 done (for `verify`: everything agrees); 1 a check failed (a mismatch, or a "
+        "condition of `--require` or `--fail-on` that is not met); 2 bad input or usage, with one line on stderr.",
         _table(("command", "purpose"), rows),
-        f"The outputs are those of this version on the demo's model: YOLOv8n's layers with random weights, "
+        "The outputs on these pages are those of this version for the model of `qdqtool demo`: YOLOv8n with random "
+        "weights, "
         f"{readme.SIZE} x {readme.SIZE} pixels, {readme.IMAGES} generated images. Long outputs are shortened.",
     )
     return {"commands/index.md": index, **pages}
@@ -408,8 +410,8 @@ def _example(example: Mapping[str, str], folder: Path) -> str:
         raise RuntimeError(f"{example['run']}: {text}")
     lines = text.rstrip().splitlines()
     if len(lines) > LINES:
-        lines = [*lines[:LINES], f"... and {len(lines) - LINES} lines more"]
-    ended = f"\n\nIt ends with exit code {code}." if code else ""
+        lines = [*lines[:LINES], f"... and {len(lines) - LINES} more lines"]
+    ended = f"\n\nThe command ends with exit code {code}." if code else ""
     shown = "\n".join(lines)
     return f"{head}\n\nprints\n\n{_fence(shown)}{ended}" if lines else f"{head}{ended}"
 
@@ -450,7 +452,9 @@ def _finding(code: FindingCodeEntry) -> str:
     )
     if code.code in PROMISED_CODES:
         command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
-        parts.append(f"`qdqtool fix` changes the places that need no new data:\n\n{command}")
+        parts.append(
+            f"`qdqtool fix` repairs the places of this finding that need no new data:\n\n{command}"
+        )
     rows = [
         (
             ", ".join(f"[{t}](../targets/{t}.md)" for t in h.targets),
@@ -461,10 +465,10 @@ def _finding(code: FindingCodeEntry) -> str:
         for h in code.holds
     ]
     entries = [known for known in KNOWN_ERRORS if code.code in known.codes]
-    parts += ["## Where it holds", _table(("targets", "evidence", "severity", "source"), rows)]
+    parts += ["## Affected targets", _table(("targets", "evidence", "severity", "source"), rows)]
     if entries:
         links = "\n".join(f"* [{_escaped(k.title)}](../errors/{k.id}.md)" for k in entries)
-        parts += ["## TensorRT's own words for it", links]
+        parts += ["## Messages of TensorRT", links]
     return _page(*parts)
 
 
@@ -492,13 +496,15 @@ def _error(known: KnownError) -> str:
         ("Cause", known.cause),
         ("What to do", known.fix),
         ("Versions", known.versions),
-        ("Mended by NVIDIA", known.fixed),
-        ("Not known", known.unknown),
+        ("Fixed by NVIDIA", known.fixed),
+        ("Unknown", known.unknown),
         ("Source", known.source),
     )
     if known.codes:
         links = ", ".join(f"[{c}](../findings/{c}.md)" for c in known.codes)
-        parts.append(f"`qdqtool predict` reports it before the build: {links}")
+        parts.append(
+            f"`qdqtool predict` reports the cause of this message before the build: {links}"
+        )
     return _page(*parts)
 
 
@@ -506,8 +512,8 @@ def target_pages() -> dict[str, str]:
     """For each target what is seen on it."""
     index = _page(
         "# Targets",
-        "This table shows the evidence of the rules for each version of TensorRT. Any version is a target "
-        "(`--target 10.3`); it uses the rules of the last target in this table that is not newer.",
+        "This table shows the evidence of the rules for each version of TensorRT. `--target` accepts any version "
+        "from 8.0 on, such as 10.3. A version without a row has the rules of the latest earlier version in this table.",
         _table(
             ("target", "evidence", ""),
             [(f"[{t.name}]({t.name}.md)", t.evidence, _cell(t.proof)) for t in TARGETS.values()],
@@ -543,19 +549,22 @@ def _target(target: Target) -> str:
         parts.append(_table(("build", "TensorRT", "GPU", "network", "available"), rows))
     elif target.is_rtx:
         parts.append(
-            "TensorRT-RTX builds without a GPU, so that its rules come from experiments; random networks are "
-            "built and compared with it (`make fuzz`)."
+            "The rules come from experiments with TensorRT-RTX, which builds engines without a GPU. `make fuzz` builds "
+            "random networks, and compares the engines with the predictions."
         )
     else:
-        parts.append("None is known by name.")
+        parts.append("No published build of this version is known.")
     differing = list(_differences(target))
     parts += (
-        ["## How it differs", _table(("property", "here", "elsewhere by default"), differing)]
+        [
+            "## Differences from other targets",
+            _table(("property", "this target", "default"), differing),
+        ]
         if differing
         else []
     )
     parts += (
-        ["## Rules seen on it", _table(("rule", "what TensorRT does", "builds"), seen)]
+        ["## Rules seen in these builds", _table(("rule", "what TensorRT does", "builds"), seen)]
         if seen
         else []
     )
@@ -565,7 +574,7 @@ def _target(target: Target) -> str:
         for c, h in holding
         if h is not None
     ]
-    parts += ["## Findings that hold on it", _table(("code", "evidence", ""), rows)]
+    parts += ["## Findings for this target", _table(("code", "evidence", ""), rows)]
     return _page(*parts)
 
 
@@ -622,9 +631,9 @@ def builds_page() -> str:
     return _page(
         "# Builds and the rules that they support",
         "The rules are the cases of passes (`qdqtool/trt/passes`) and operators (`qdqtool/ir/operators.py`). Each line "
-        "of a simulated trace comes from exactly one case. The JSON of a prediction names the cases of each "
-        'convolution, and `qdqtool explain "<a line of a log>"` names the case of a line. Numbers after a build are '
-        "lines of its log.",
+        "that `predict --trace` prints comes from exactly one case. The JSON of a prediction names the cases of each "
+        'convolution, and `qdqtool explain "<a line of a log>"` names the case of a line. Numbers after the name of a '
+        "build are line numbers of its log.",
         "## Builds",
         _table(
             (
@@ -636,12 +645,13 @@ def builds_page() -> str:
                 "parts",
                 "source",
                 "graph in the tests",
-                "rules made from it",
+                "used to derive rules",
             ),
             builds,
         ),
         "## Rules seen in builds",
-        "Rules that were seen in a single build are marked **one**, because another build may refute them.",
+        "The last column counts the builds that show the rule. A rule that only **one** build shows may be refuted by "
+        "another build.",
         _table(("rule", "effect in TensorRT", "builds", ""), rules[Evidence.SEEN]),
         "## Rules that are documented",
         _table(inferred, rules[Evidence.DOCUMENTED]),
@@ -654,7 +664,7 @@ def ways_page() -> str:
     """How to build, in the words of each builder."""
     parts = [
         "# Build methods: qdqtool predict --for",
-        "`predict --for NAME` and `explain --for NAME` print the flags of a build method for your target.",
+        "`predict --for NAME` and `explain --for NAME` print the flags of the build method NAME for your target.",
     ]
     for way in BUILD_METHODS.values():
         rows = (
