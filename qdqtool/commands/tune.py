@@ -78,7 +78,8 @@ from qdqtool.commands.usage import UsageError
     default=32,
     show_default=True,
     metavar="N",
-    help="Maximum number of images to choose the layers on.",
+    help="Maximum number of images to choose the layers on. This option and the next two count "
+    "batches if the model has a fixed batch size.",
 )
 @click.option(
     "--judged-on",
