@@ -82,7 +82,6 @@ def test_percentile_is_within_a_bin(name: str, percentile: float) -> None:
 
 
 def test_percentile_of_zeros_and_of_the_lowest_bin() -> None:
-    """50 of 100 values are zero."""
     half = TensorStatistics.of(np.repeat(np.array([0.0, 0.5, 0.75], np.float32), (50, 25, 25)))
     assert amax_of(half, "percentile", 50.0) == 0.75
     assert amax_of(half, "percentile", 51.0) == pytest.approx(0.5, rel=0.001)

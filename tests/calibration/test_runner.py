@@ -255,7 +255,6 @@ def test_progress_of_an_iterator_has_no_total(watch_progress: WatchProgress) -> 
 def test_cache_is_saved_whenever_five_seconds_have_passed(
     cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, saves: int
 ) -> None:
-    """Each reading of the clock advances it by some seconds."""
     clock = itertools.count(0.0, seconds)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     totals: list[int | None] = []

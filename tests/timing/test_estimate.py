@@ -426,7 +426,6 @@ def test_stem_of_a_recorded_build_with_fused_pooling_writes_int8(case: str) -> N
 
 
 def test_shapes_are_inferred_without_large_weights(g: Graph) -> None:
-    """The bounds of the Slice are computed."""
     x = g.input(1, 64, 32, 32)
     two, zero, axis = (
         g.const("two", np.int64(2)),

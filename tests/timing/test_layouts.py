@@ -199,7 +199,6 @@ def test_number_of_reformats_is_near_that_of_published_engines(case: str, built:
 def test_silu_after_an_int8_convolution_with_float_output_is_a_kernel(
     g: Graph, target: str
 ) -> None:
-    """The output of convolution ``b`` is float, that of ``a`` is INT8."""
     a = g.silu(g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32), "sa")
     b = g.silu(g.conv(g.pair(a, "aq"), "b", 32), "sb")
     extras = model_workload(g.model(g.op("Softmax", b, "s")), target).extras

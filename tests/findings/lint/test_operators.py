@@ -576,7 +576,6 @@ def test_fix_writes_no_layer_normalization_before_trt8_6() -> None:
     "form", ["as it is", "no bias", "nothing behind", "two axes", "one number as scale"]
 )
 def test_layer_norm_of_the_pieces_computes_the_same(form: str) -> None:
-    """The expected values come from numpy."""
     rng = np.random.default_rng(1)
     axes = [-2, -1] if form == "two axes" else [-1]
     sizes = (6, 8) if form == "two axes" else (8,)
