@@ -66,7 +66,7 @@ def test_constant_subgraph_has_no_layer(target: str) -> None:
     )
     x = net.conv(net.qdq(net.input((1, 8, 16, 16))), 8, name="c")
     prediction = predict(net.model(net.op("Add", x, table)), target)
-    assert [c.name for c in prediction.convolutions] == ["c"]
+    assert [(c.name, c.weights) for c in prediction.convolutions] == [("c", "constant")]
     assert not prediction.float_products and prediction.summary()["matrix_products"] == 0
     assert all("table" not in (f.node, *f.convolutions) for f in prediction.findings)
 

@@ -479,16 +479,21 @@ def test_learned_scales_are_not_reported(placed: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize(
+    ("factors", "cause"),
+    [((1, 1, 1, 1), None), ((0.05, 0.15, 0.1, 0.2), WeightScalesCause.TENSOR)],
+    ids=["learned", "too small"],
+)
 def test_one_scale_for_the_tensor_is_compared_with_learned_scales(
-    g: Graph, shape: tuple[int, ...]
+    g: Graph, shape: tuple[int, ...], factors: tuple[float, ...], cause: WeightScalesCause | None
 ) -> None:
     x = g.input(1, 16, 8, 8)
-    for number in range(4):
+    for number, factor in enumerate(factors):
         weights = np.random.default_rng(number).normal(0, 0.1, (16, 16, 1, 1)).astype(np.float32)
-        scale = np.full(shape, 2 * np.abs(weights).mean() / np.sqrt(127), np.float32)
+        scale = np.full(shape, factor * 2 * np.abs(weights).mean() / np.sqrt(127), np.float32)
         w = g.pair(g.const(f"w{number}", weights), f"q{number}", scale)
         x = g.op("Conv", [g.pair(x, f"x{number}", 0.05), w], f"c{number}", kernel_shape=[1, 1])
-    assert weight_scales_of(g.model(x)) is None
+    assert getattr(weight_scales_of(g.model(x)), "cause", None) == cause
 
 
 def test_scales_of_other_tensors_are_reported(placed: onnx.ModelProto) -> None:
