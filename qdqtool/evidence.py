@@ -21,7 +21,7 @@ class Evidence(StrEnum):
 _EVIDENCE = tuple(Evidence)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Case:
     """Behavior of TensorRT, with the builds or documents that show it.
 
@@ -44,6 +44,9 @@ class Case:
     builds: tuple[str, ...] = ()
     source: str = ""
     about: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Case {self.name}>"
 
     def build_names(self) -> tuple[str, ...]:
         """Return the names of the builds that show the case, without duplicates."""

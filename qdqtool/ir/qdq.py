@@ -97,7 +97,7 @@ class PerChannel:
     greatest: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ParameterValues:
     """Flat values of a scale or zero-point tensor, shared by all nodes that read it."""
 
@@ -135,7 +135,7 @@ class ParameterValues:
         return PerChannel(values.size, self.digest, float(values.min()), float(values.max()))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class QuantParams:
     """Scale and zero point of a Q or DQ node.
 

@@ -78,7 +78,7 @@ class QuantizerForm(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FakeQuantizer:
     """Nodes with the effect of a Q/DQ pair, or of a DQ alone, in another form.
 

@@ -58,7 +58,7 @@ class NodeChain:
         return self._length
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class WeightSource:
     """Source of the second input of a Conv, ConvTranspose, Gemm or MatMul.
 

@@ -191,7 +191,7 @@ class EngineLayer:
         return fields | {"layouts": [dict(x) for x in self.layouts]} if self.layouts else fields
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class ConvOutcome:
     """Predicted outcome of one convolution or matrix product.
 

@@ -41,7 +41,7 @@ _FUSED_11 = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Target:
     """One TensorRT version, or a range of versions that behave alike.
 
@@ -144,6 +144,9 @@ class Target:
     typed_for_fp8: bool = False
     largest_fp8_head: int = 64
     buildable: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Target {self.name}>"
 
     @property
     def has_seen_merges(self) -> bool:

@@ -1,6 +1,5 @@
 """Unpack files compressed with gzip, xz or zstd, block by block up to a limit."""
 
-import gzip
 import importlib
 import zlib
 from collections.abc import Callable, Iterator
@@ -93,10 +92,13 @@ def _open_stream(
     magic: bytes, source: _PrefixedStream, name: str, error: type[QdqtoolError]
 ) -> tuple[Any, tuple[type[Exception], ...]]:
     file = cast(IO[bytes], source)
+    # Imports are delayed, because most files are not compressed.
     if magic == GZIP:
+        import gzip
+
         return gzip.GzipFile(fileobj=file), (gzip.BadGzipFile, zlib.error)
     if magic == XZ:
-        import lzma  # imported only if needed, because most files are not compressed
+        import lzma
 
         return lzma.LZMAFile(file, format=lzma.FORMAT_XZ), (lzma.LZMAError,)
     zstd = _import_zstd()

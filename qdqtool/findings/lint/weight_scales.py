@@ -70,7 +70,7 @@ _MAX_LAYER_RATIO = 1.5  # maximum ratio of the median of a layer to that of all 
 _MAX_LAYER_SPREAD = 8.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _ChannelRatios:
     """Ratios of weights to their scales. Layers with shared weights have the same object.
 
