@@ -334,8 +334,7 @@ def test_iterators_are_read_once() -> None:
     source = MemorySource(iter([{"x": ROWS[0]}]), [PAIR])
     assert (source.count(), source.repeatable, source.random_access) == (None, False, False)
     source.restart()
-    assert source.load(0)["x"].tolist() == [[0, 1]]
-    assert source.digest(0) == b""
+    assert (source.load(0)["x"].tolist(), source.digest(0)) == ([[0, 1]], b"")
     with pytest.raises(EndOfSamples):
         source.load(1)
     with pytest.raises(DataError, check=has("read-once", parameter="data")):

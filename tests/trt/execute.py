@@ -106,9 +106,8 @@ class Exporter:
         if node.op == "Gemm" and len(layer.inputs) == 2 and len(copy.input) == 3:
             del copy.input[2]
         if node.op == "Split":
-            split = self._parts[layer.id]
             copy.output[:] = [
-                outputs[0] if i == split else f"{outputs[0]}:unused{i}"
+                outputs[0] if i == self._parts[layer.id] else f"{outputs[0]}:unused{i}"
                 for i in range(len(copy.output))
             ]
         else:

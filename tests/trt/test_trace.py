@@ -16,8 +16,7 @@ def read(lines: Iterable[str]) -> list[Event | None]:
 @pytest.mark.parametrize("row", rows("logs/trace.tsv"), ids=lambda row: row[0])
 def test_line_parses_to_event_and_renders_back(row: list[str]) -> None:
     line, event = row[0], Event(*row[1:])
-    assert trace.parse(line) == event
-    assert trace.render(event) == line
+    assert (trace.parse(line), trace.render(event)) == (event, line)
 
 
 @pytest.mark.parametrize(
