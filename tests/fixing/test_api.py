@@ -85,10 +85,9 @@ def test_fix_applies_residual_fixes():
 
 def test_fix_removes_the_second_pair_of_an_add():
     fixed = qdqtool.fix(residual("own", conv_side=True), "trt8.5")
-    assert [c.code for c in fixed.applied] == ["ADD-BOTH"]
+    assert [c.code for c in fixed.applied] == ["ADD-BOTH"] and "ADD-BOTH" not in codes(fixed.after)
     names = {n.name for n in fixed.proto.graph.node}
-    assert "side.Q" not in names and "side.DQ" not in names and "res.Q" in names
-    assert "ADD-BOTH" not in codes(fixed.after)
+    assert names & {"side.Q", "side.DQ", "res.Q"} == {"res.Q"}
 
 
 @pytest.mark.parametrize(
@@ -164,8 +163,7 @@ def scale_of_shape_1(g):
 def test_exact_fix_keeps_outputs(g, make, target, code):
     proto = make(g)
     fixed = qdqtool.fix(proto, target, [code])
-    assert code in codes(fixed.before) and code not in codes(fixed.after)
-    assert {c.code for c in fixed.applied} == {code}
+    assert codes(fixed.before) - codes(fixed.after) >= {c.code for c in fixed.applied} == {code}
     assert_equal_outputs(proto, fixed.proto)
 
 
@@ -226,8 +224,8 @@ def test_added_relu_takes_no_time_in_the_float_network():
 def test_fix_quantizes_weights_for_each_channel(g):
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", k=1))
     fixed = qdqtool.fix(proto, "trt8.5")
-    assert [c.code for c in fixed.applied] == ["W-NO-DQ"]
-    assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
+    counts = [p.summary()["int8"] for p in (fixed.before, fixed.after)]
+    assert [c.code for c in fixed.applied] == ["W-NO-DQ"] and counts == [0, 1]
     weights = Model(proto).constant("c.weight")
     x = image(1, 16, 8, 8)
     scale = (np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127).astype(np.float32)
@@ -258,8 +256,11 @@ def test_pair_inside_silu_is_moved_or_removed(g, behind, dedicated):
         x = g.pair(c0, "inner2", 0.3)
     m = g.op("Mul", [x, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
     fixed = qdqtool.fix(g.model(g.conv(m, "c1", 16, scale=0.3 if behind else None)), "trt8.5")
-    assert {c.code for c in fixed.applied} == {"SILU-INNER-Q"}
-    assert "SILU-INNER-Q" not in codes(fixed.after)
+    assert (
+        {c.code for c in fixed.applied}
+        == {"SILU-INNER-Q"}
+        <= codes(fixed.before) - codes(fixed.after)
+    )
     model = Model(fixed.proto)
     assert {n.op for n in model.consumers(model.node("c0").output)} == {"Sigmoid", "Mul"}
     assert fixed.after.convolution("c0").int8_in_int8_out
@@ -288,8 +289,11 @@ def test_float_layers_become_fp16_by_default_if_some_are_not_quantized(g, float_
 
 def test_float_layers_become_fp16_for_strongly_typed_targets():
     fixed = qdqtool.fix(residual("own"), "trt11", ["FLOAT-FP32"])
-    assert [c.code for c in fixed.applied] == ["FLOAT-FP32"]
-    assert "FLOAT-FP32" not in codes(fixed.after)
+    assert (
+        {c.code for c in fixed.applied}
+        == {"FLOAT-FP32"}
+        <= codes(fixed.before) - codes(fixed.after)
+    )
     types = {t.data_type for t in fixed.proto.graph.initializer if t.name.endswith(".scale")}
     assert types == {onnx.TensorProto.FLOAT16}
 

@@ -219,8 +219,8 @@ def test_range_from_zero_is_a_relu_of_the_float_network(zero: int, integer: type
     actual, expected = (runner.run(p, x)["d:0"] for p in (proto, chain(quantized=False)))
     error = np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2))
     fixed = fix(proto, "trt10", inputs=x)
-    assert fixed.applied and fixed.noise_before == pytest.approx(error, rel=1e-4)
-    assert error < 0.1 and "weak-comparison" not in {n.code for n in fixed.notes}
+    assert fixed.applied and fixed.noise_before == pytest.approx(error, rel=1e-4) and error < 0.1
+    assert "weak-comparison" not in {n.code for n in fixed.notes}
 
 
 def test_factor_limits_all_changes_of_a_step_together() -> None:
@@ -250,8 +250,8 @@ def test_places_of_hidden_findings_count_by_their_changes() -> None:
             zeros = onnx.numpy_helper.to_array(tensor)
             tensor.CopyFrom(onnx.numpy_helper.from_array(zeros + np.int8(3), tensor.name))
     fixed = fix(proto, "trt8.5")
-    before, applied = ({f.code for f in fixed.before.findings}, [c.code for c in fixed.applied])
-    assert "ADD-BOTH" not in before and applied.count("ADD-BOTH") == 1
+    assert "ADD-BOTH" not in {f.code for f in fixed.before.findings}
+    assert [c.code for c in fixed.applied].count("ADD-BOTH") == 1
     assert fixed.fixed_places()["ADD-BOTH"] == 1
 
 
