@@ -183,6 +183,19 @@ def test_feeds_weighted(g: Graph, downstream: Callable[[Graph, str], str], feeds
     assert (reader.node, reader.feeds_weighted) == ("reader", feeds)
 
 
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_product_of_computed_weights_gains_if_they_are_quantized(
+    g: Graph, is_quantized: bool
+) -> None:
+    weights = g.input(16, 16, name="w")
+    inputs = [
+        g.op("Exp", g.input(4, 16), "e"),
+        g.pair(weights, "wq") if is_quantized else weights,
+    ]
+    network = network_of(g, g.gemm(g.op("MatMul", inputs, "m"), "fc", 16))
+    assert [c.gains for c in find_consumers(layer(network, "e").out)] == [is_quantized]
+
+
 def test_equal_parameters_of_batchnorm_are_shared(g: Graph) -> None:
     # Exporters write equal weights once: without training, bias and mean of a BatchNormalization
     # are one tensor.
