@@ -492,7 +492,8 @@ class _WorkloadBuilder:
         sizes = []
         for edge in layer.inputs:
             size = self._count_elements(edge.tensor)
-            if size is not None and not self.model.is_constant(edge.tensor):
+            is_moved = layer.type == "Reformat" or not self.model.is_constant(edge.tensor)
+            if size is not None and is_moved:  # a Concat copies constants, too
                 sizes.append(size)
         if sizes:
             return sum(sizes), max(sizes)

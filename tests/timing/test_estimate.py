@@ -53,6 +53,11 @@ def test_work_of_a_convolution_chain() -> None:
     assert not engine.unknown
 
 
+def test_copy_of_a_constant_into_a_concat_has_a_known_shape(g: Graph) -> None:
+    inputs = [g.const("k", np.ones((1, 8, 8, 8), np.float32)), g.conv(g.input(1, 16, 8, 8), "a")]
+    assert not model_workload(g.model(g.concat(inputs, "cat"))).unknown
+
+
 def test_total_time_is_the_sum_of_kernels_and_gaps() -> None:
     """There is a gap between kernels unless a CUDA graph is used."""
     (_, time), (_, graph) = (
