@@ -315,10 +315,14 @@ def _estimate_formats(
     if result.choice is not None or not target.has_fp8:
         return None
     from qdqtool.timing.gpus import choose_gpu
+    from qdqtool.trt.targets import weakly_typed
 
     if options.gpu is None or not choose_gpu(options.gpu).has_fp8:
         return None
-    return _estimate_time(model, options, target)
+    # As in predict of the FP8 model: INT8 and FP16 need no strongly typed build.
+    return _estimate_time(
+        model, options, weakly_typed(target) if result.precision == "fp8" else target
+    )
 
 
 def _suggest_next(

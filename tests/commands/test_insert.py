@@ -310,12 +310,16 @@ def test_insert_names_the_part_that_causes_the_output_error(
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8", "auto"])
+@pytest.mark.parametrize("precision", ["int8", "fp8", "fp8 --strongly-typed", "auto"])
 def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precision: str) -> None:
-    quick = ("--losses", "0", "--method", "max", "--max-images", "1")
-    arguments = ("--calib", "images", "--precision", precision, "--gpu", "L4", *quick)
-    data = cli.json("insert", "m.onnx", *arguments)
-    times: dict[str, set[float]] = {"int8": set(), "fp8": set(), "fp16": set()}
+    quick = ("--losses", "0", "--method", "max", "--max-images", "1", "--gpu", "L4")
+    data = cli.json(*f"insert m.onnx --calib images --precision {precision}".split(), *quick)
+    later = cli.json("predict", data["output"], "--gpu", "L4")["time"]
+    times = {
+        "int8": {later["best"]["total_ms"]},
+        "fp8": set(),
+        "fp16": {later["float"]["total_ms"]},
+    }
     own, formats = data["time"], data.get("formats_time")
     if data["precision"] in ("int8", "fp8"):
         times[data["precision"]].add(own["total_ms"])
