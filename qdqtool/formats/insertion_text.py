@@ -227,8 +227,8 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     page.add_row(
         "Output error",
         f"of the {part}: {error:.1%} of the outputs' standard deviation on "
-        f"{format_count(samples, 'image')} ({rating}). It compares raw values: even a small error "
-        "can change detections or labels, which 'qdqtool compare --calib' measures.",
+        f"{format_count(samples, 'image')} ({rating}). It compares raw values, not detections or "
+        "labels: these are measured by 'qdqtool compare --calib'.",
     )
     if page.everything and is_measured:
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")

@@ -14,7 +14,7 @@ from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.insertion.number_formats import FP8, INT8, MIN_GAIN, NumberFormat, is_worthwhile
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.util.json_text import Json
-from qdqtool.util.text import format_count
+from qdqtool.util.text import format_count, round_significant
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
@@ -228,7 +228,9 @@ def _format_error(error: float) -> str:
 
 
 def _describe_times(ms: Mapping[str, float], gpu: str) -> str:
-    times = [f"{value:.3g} ms in {name.upper()}" for name, value in ms.items()]
+    # They are rounded as in JSON first, for the same digits as in the table of times.
+    rounded = {name.upper(): round_significant(value) for name, value in ms.items()}
+    times = [f"{value:.3g} ms in {title}" for title, value in rounded.items()]
     return f"estimated {', '.join(times[:-1])} and {times[-1]} on {gpu}"
 
 

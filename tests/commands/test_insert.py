@@ -306,7 +306,7 @@ def test_insert_names_the_part_that_causes_the_output_error(
 ) -> None:
     text = cli("insert", "m.onnx", "--calib", "images", "--precision", precision, "-o", "q.onnx")
     assert f"of the {precision.upper()} activations (weights in float): " in text
-    assert "'qdqtool compare --calib' measures" in " ".join(text.split())
+    assert "measured by 'qdqtool compare --calib'" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 
 
