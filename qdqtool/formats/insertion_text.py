@@ -121,7 +121,11 @@ def _format_title(insertion: Insertion) -> str:
 
 def _add_quantization_counts(page: TextPage, insertion: Insertion) -> None:
     activations, weights = insertion.activations, insertion.weights
-    layers = format_count(len(weights), "layer")
+    products = 0  # products of two activations, as in attention, have no weights
+    if insertion.prediction is not None:
+        outcomes = insertion.prediction.convolutions
+        products = sum(c.weights == "computed" and c.is_quantized for c in outcomes)
+    layers = format_count(len(weights) + products, "layer")
     target = (insertion.requested_target or target_named(insertion.target)).title
     page.fill(f"Quantized {layers} to {_format_title(insertion)} for {target}", style=Style.BOLD)
     page.add_gap()
@@ -274,24 +278,22 @@ def _describe_activation_loss(loss: TensorLoss) -> str:
 
 
 def _describe_cost(loss: TensorLoss, title: str) -> str:
+    """Describe what changes if the input of a layer is float, such as ``; 1 fewer INT8 layer``."""
     if loss.convolutions is None:
         return ""
-    price = f"; costs {format_count(loss.convolutions, f'{title} layer')}"
-    if loss.conversions is not None:
-        price += f", {_format_conversions(loss.conversions)}"
+    changes = [format_count(loss.convolutions, f"fewer {title} layer")]
+    if loss.conversions:
+        word = "more" if loss.conversions > 0 else "fewer"
+        changes.append(format_count(abs(loss.conversions), f"{word} Q/DQ layer"))
     if loss.ms is not None:
-        price += f", {'-' if loss.ms < 0 else '+'}{format_ms(abs(loss.ms))}"
-    return price
+        changes.append(f"{format_ms(abs(loss.ms))} {'less' if loss.ms < 0 else 'more'}")
+    return f"; {', '.join(changes)}"
 
 
 def _exclude_pattern(loss: TensorLoss) -> str:
     names = [re.escape(name).replace(r"\-", "-") for name in loss.readers]
     pattern = f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
     return shlex.quote(pattern)
-
-
-def _format_conversions(change: int) -> str:
-    return f"{change:+d} conversion" if abs(change) == 1 else f"{change:+d} conversions"
 
 
 def _add_remarks(page: TextPage, notes: Iterable[str], warnings: Iterable[str]) -> None:

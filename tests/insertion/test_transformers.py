@@ -1,5 +1,6 @@
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import qdqtool
 from qdqtool.builders.compiler_process import is_installed
+from qdqtool.formats import insertion_text
 from qdqtool.formats.predict_text import render
 from qdqtool.formats.verdicts import verdict
 from qdqtool.insertion.placement import PlacementRules, compute_placement
@@ -194,6 +196,10 @@ def test_int8_attention_quantizes_inputs_of_products() -> None:
     for i in (0, 1):
         soft = added[f"b{i}.attn.soft.out"]
         assert soft.scale == float(np.float32(1 / 127)) and soft.method == "fixed"
+    products = 2 * 2  # two attentions, which have no weights
+    assert f"Quantized {len(result.weights) + products} layers " in str(
+        insertion_text.render(replace(result, prediction=predict(result.model)))
+    )
     assert not result.skipped
 
 
