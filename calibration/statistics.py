@@ -583,9 +583,10 @@ class TensorStatistics:
             self.focus.counter = self.counter.merge(MagnitudeCounter(self.counter.bits))
 
     def add_spots(self, array: npt.NDArray[Any], number: int) -> None:
-        """Record spots of an activation [n, c, h, w], if the activation has any.
+        """Record the values of an activation at a few positions (see :func:`find_spots`).
 
-        The caller adds the values with :meth:`add` as well.
+        Activations for which :func:`find_spots` returns None are skipped. The caller adds all
+        values with :meth:`add` as well.
 
         Args:
             array: Activation of one sample.

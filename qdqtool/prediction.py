@@ -102,7 +102,7 @@ def check_activations(
     max_images: int = 64,
     progress: bool = False,
 ) -> None:
-    """Run a Q/DQ model on data, and add findings on activation scales that do not match the data.
+    """Run a Q/DQ model on data, and add findings on scales that do not fit the activations.
 
     The model runs without its quantizers. A quantizer that clips large values therefore does not
     change the values at later quantizers. A Relu replaces a quantizer whose range starts at 0. The

@@ -221,9 +221,10 @@ def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
 
 
 def _match_names(names: list[str], name: str) -> list[str]:
-    """Return the names equal to `name`, else equal without case, else those that begin with it.
+    """Return the names that match `name`.
 
-    Beginnings are compared without case too.
+    These are the names equal to `name`, else those that differ only in case, else those that begin
+    with `name` in upper or lower case.
     """
     lower = name.lower()
     if name in names:

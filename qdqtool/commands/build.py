@@ -1,4 +1,4 @@
-"""`qdqtool build`: build a model with a TensorRT on this machine."""
+"""``qdqtool build``: build a model with the TensorRT installed on this machine."""
 
 from __future__ import annotations
 

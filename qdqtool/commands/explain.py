@@ -27,10 +27,10 @@ def command(
 ) -> int:
     """Explain a finding code, a TensorRT error, or a line of the optimizer's log.
 
-    WHAT is a code such as SKIP-FLOAT, an error message, or a line of a log. For a finding code or
-    an error, print the cause, the behavior of TensorRT, the trace in a log, the fix and the
-    versions. For a line of a log, a pass or one of its cases, print the meaning, the builds that
-    show it, the rule and its test.
+    WHAT is a finding code such as SKIP-FLOAT, an error message, a line of a log, or the name of an
+    optimizer pass. For a code or an error, print the cause, the effect in TensorRT, the log lines
+    that show it, the fix and the versions. For a line or a pass, print the meaning, the builds that
+    show it, and the source file and test file of its rule.
     """
     from qdqtool.findings import codes
     from qdqtool.findings.build_methods import find_build_method

@@ -332,9 +332,10 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
-    """Yield a model with one value in each large weight tensor, then models with one such tensor.
+    """Yield models in which all elements of large weight tensors have one value.
 
-    The value of a tensor is its element with the largest magnitude.
+    The value is the element with the largest magnitude. If there are several such tensors, the
+    first model changes all of them, and each later model changes one.
     """
     graph = proto.graph
     large = [i for i, t in enumerate(graph.initializer) if _can_be_flattened(t, find_constant)]

@@ -26,7 +26,7 @@ _TOLERANCE = 1e-4  # relative tolerance of the largest value: rounding keeps the
 
 
 def find_restorable_constants(view: View) -> tuple[list[FixSite], Note | None]:
-    """Return sites that restore rounded anchors and strides of a YOLO head, and a note on them.
+    """Return sites that restore rounded anchors and strides of a YOLO head, and a note.
 
     The anchors are the centers of the cells of the head's feature maps, and the strides are the
     sizes of these cells in pixels. A constant is restored only if it has one value for each cell,
@@ -62,9 +62,9 @@ def _is_stored_vector(view: View, dq: Node) -> bool:
 
 
 def _find_feature_maps(model: Model) -> list[tuple[int, int]]:
-    """Return height and width of the feature maps from which the head reads boxes, largest first.
+    """Return height and width of the feature maps from which the head reads boxes.
 
-    Empty if a shape is unknown.
+    The largest map is first. Empty if a shape is unknown.
     """
     head = find_head(model)
     sizes = {_find_image_size(model, model.nodes[i].output) for i in head.boxes or head.finals}

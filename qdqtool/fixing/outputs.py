@@ -356,7 +356,7 @@ class ErrorSums:
 
     @property
     def is_lost(self) -> bool:
-        """Whether all actual values are equal, but the expected values are not."""
+        """Whether the actual values are all the same value, but the expected values are not."""
         return len(self._actual_values) == 1 < len(self._expected_values)
 
 

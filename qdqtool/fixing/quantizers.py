@@ -159,9 +159,10 @@ def _new_scale_site(
     description: str,
     apply_first: Callable[[Editor], None] = lambda editor: None,
 ) -> FixSite:
-    """Return a site that sets new scales and int8 zero points of 0, named after the first node.
+    """Return a site that sets new scales and int8 zero points of 0.
 
-    `apply_first` is a further change, which is made before the scales are set.
+    The site has the name of the first node. `apply_first` is a further change, which is made before
+    the scales are set.
     """
 
     def apply(editor: Editor) -> None:

@@ -126,7 +126,7 @@ def _list_refused_places(fixed: Fixed) -> set[tuple[str, str]]:
 
 
 def _add_manual_fixes(page: TextPage, fixed: Fixed) -> None:
-    """Add what to do at places without an automatic fix, for codes that ``fix`` fixes elsewhere."""
+    """Add advice for places without an automatic fix, if ``fix`` handles the code elsewhere."""
     refused = _list_refused_places(fixed)
     fixes: dict[FindingCode, list[str]] = {}
     for f in fixed.after.findings:

@@ -87,7 +87,7 @@ def restrict_to_fp8(target: Target) -> Target:
 
 
 def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
-    """Return a list with a warning if the target may not compute quantized convolutions in FP8."""
+    """Return a warning (in a list) if the target may not compute convolutions in FP8."""
     nodes = (consumer.node for entries in placement.inputs.values() for consumer in entries)
     if placement.number_format != FP8 or not any(node.op == "Conv" for node in nodes):
         return []

@@ -568,7 +568,7 @@ def _find_constant_operands(model: Model, node: Node) -> list[int]:
 
 
 def _find_factor(model: Model, node: Node) -> int | None:
-    """Return the input position of a Mul's constant factor or a Div's constant divisor, if any."""
+    """Return the input position of the constant factor of a Mul or divisor of a Div, if any."""
     constant = _find_constant_operands(model, node)
     if constant and (node.op == "Mul" or (node.op == "Div" and constant == [1])):
         return constant[0]

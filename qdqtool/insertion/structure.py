@@ -57,10 +57,11 @@ def _upstream_nodes(model: Model, tensor: str) -> set[int]:
 def has_only_quantized_consumers(
     model: Model, tensor: str, quantized_consumers: Callable[[str], set[int]]
 ) -> bool:
-    """Return whether every consumer of a tensor reads it dequantized. False for a network output.
+    """Return whether every consumer of a tensor reads it dequantized.
 
-    If a consumer is the activation or only moves values, its output is checked in the same way.
-    `quantized_consumers` returns the indices of the nodes that will read a tensor dequantized.
+    False for a network output. If a consumer is the activation or only moves values, its output is
+    checked in the same way. `quantized_consumers` returns the indices of the nodes that will read a
+    tensor dequantized.
     """
     visited: set[str] = set()
     stack = [tensor]

@@ -209,7 +209,7 @@ def _is_part_of_activation(model: Model, node: Node) -> bool:
 
 
 def convolutions_upstream(model: Model, tensor: str) -> set[int]:
-    """Return the nodes with weights that produce the channels of a tensor, by node index.
+    """Return the indices of the nodes with weights that produce the channels of a tensor.
 
     Only operators that move values may be between these nodes and the tensor.
     """

@@ -57,7 +57,7 @@ class DecomposedLayerNorm(NamedTuple):
     """A layer or RMS normalization that is written in several nodes.
 
     Attributes:
-        input: The normalized tensor, before Casts.
+        input: The tensor to normalize, before Casts.
         nodes: Nodes of the normalization with the Casts between them. The last node produces the
             result.
         fp32_nodes: Nodes to compute in FP32: those that subtract the mean, square, average, take
@@ -403,9 +403,10 @@ def _is_broadcastable(name: str, value: _Array | None, sizes: list[int]) -> bool
 
 
 def _find_input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> str | None:
-    """Return the normalized tensor in the type of the result: before or after a Cast.
+    """Return the input of a normalization, before or after its Cast, that has a given type.
 
-    None if neither tensor has this type.
+    None if neither tensor has the type. If `elem_type` is 0 (unknown), the tensor after the Cast is
+    returned.
     """
     for tensor in (norm.nodes[0].input(0), norm.input):
         if elem_type in (0, model.elem_type(tensor)):

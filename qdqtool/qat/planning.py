@@ -357,7 +357,9 @@ def _find_modules_not_run(traced: NetworkTrace, network: nn.Module) -> list[str]
 
 
 def choose_sample(model: Any, sample: Any) -> Any:
-    """Return the sample. If it is None, return a black image of the training size, or 640 x 640.
+    """Return the sample, or a black image if the sample is None.
+
+    The image has the size of the training images, or 640 x 640 pixels if that size is unknown.
 
     Raises:
         QdqtoolError: The sample is None, and the model is not Ultralytics' wrapper.

@@ -305,7 +305,7 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
 
 
 def _merge_and_check_modules(model: nn.Module, plan: Plan) -> None:
-    """Merge the branches that a plan merges, in place, and check that the plan's modules exist.
+    """Merge the branches of a plan, in place, and check that the modules of the plan exist.
 
     Raises:
         QdqtoolError: The network does not have a module of the plan, or merges other branches.

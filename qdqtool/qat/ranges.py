@@ -161,7 +161,7 @@ def _collect_statistics(
     calls: Iterable[NetworkCall],
     members: dict[tuple[int, str], QuantizerReference],
 ) -> DataStatistics:
-    """Run a network with quantizers disabled, and collect statistics of the quantizers' inputs.
+    """Run a network with disabled quantizers, and collect statistics of their inputs.
 
     Args:
         model: Prepared network.

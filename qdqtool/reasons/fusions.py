@@ -1,4 +1,4 @@
-"""Reasons about fusions: activations, BatchNormalizations, Pads and pools of convolutions."""
+"""Reasons why activations, BatchNormalizations, Pads and poolings are not fused."""
 
 from qdqtool.reasons.finding import (
     Cause,
@@ -45,7 +45,7 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
 
 
 class PointwiseReadsOtherTensors(Reason, key="activation-joined"):
-    """A convolution cannot fuse the pointwise kernel after it: the kernel reads other tensors too.
+    """A convolution cannot fuse a pointwise kernel that reads other tensors as well.
 
     Attributes:
         pointwise: Nodes of the kernel.

@@ -92,7 +92,7 @@ class ResidualBothQuantized(Reason, key="residual-both-quantized"):
 
 
 class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
-    """A residual Add that writes float: its residual is quantized, but no Q alone reads the sum."""
+    """A residual Add writes float: its residual is quantized, but not only a Q reads the sum."""
 
     rules = (attempted_rule("ADD-OUT-FLOAT"),)
 

@@ -44,7 +44,7 @@ def format_scale(scale: Scale) -> str:
 
 
 def list_names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
-    """Return the first names without duplicates, and the number of others: ``a, b and 4 more``.
+    """Return the first distinct names, and the number of others: ``a, b and 4 more``.
 
     ``more`` is the number of names that are not among the items.
     """

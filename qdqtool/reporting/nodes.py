@@ -666,7 +666,7 @@ def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
 
 
 def choose_gpu(build: Build | None, options: GpuOptions) -> Gpu | None:
-    """Return the GPU of the options, else the GPU of the build; None if neither names a known one.
+    """Return the GPU of the options, else the GPU of the build; None if neither is known.
 
     Raises:
         QdqtoolError: The GPU of the options is unknown, or `clock` is set without a known GPU.

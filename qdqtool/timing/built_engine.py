@@ -232,7 +232,7 @@ def _parse_mhz(text: str) -> float | None:
 
 
 def built_layer_work(cost: LayerCost) -> LayerWork | None:
-    """Return the work of a built layer; None if its shapes or multiply-accumulates are unknown."""
+    """Return the work of a built layer; None if its shapes or multiplications are unknown."""
     layer = cost.layer
     kind = _work_kind(layer)
     if kind == work.NOTHING:

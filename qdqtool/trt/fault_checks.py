@@ -2,9 +2,10 @@
 
 A check returns a reason (a record of `qdqtool.reasons`) if the fault is present, else None.
 
-The checks of the model, the passes, the prediction for TensorRT-RTX and the insertion of Q/DQ call
-these functions. ``pass_name`` is the name of the calling pass or check, ``node`` the node that the
-reason is about. If a fault depends on the target, an argument states what the target accepts.
+These functions are called by the checks of the model, by the passes, by the prediction for
+TensorRT-RTX, and by the insertion of Q/DQ. ``pass_name`` is the name of the calling pass or check,
+``node`` the node that the reason is about. If a fault depends on the target, an argument states
+what the target accepts.
 """
 
 import itertools

@@ -58,7 +58,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {SILU_ADD: tuple(SiluAdd)}
 
 
 def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:
-    """Predict the engine of a model for a target other than TensorRT-RTX; findings are not added.
+    """Predict the engine of a model for a target other than TensorRT-RTX, without findings.
 
     Reports differ on whether TensorRT fuses Conv + activation + Add. If the model has such nodes,
     both choices are simulated. If their results differ, ``assumptions`` of the prediction has the

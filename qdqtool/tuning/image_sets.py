@@ -167,7 +167,7 @@ def _make_sets(
     to_judge: list[int],
     swept_on: int | None,
 ) -> ImageSets:
-    """Create the sets from indices of images in `dataset`; drop images that do not fill a batch."""
+    """Create the sets from indices of images in `dataset`; drop incomplete batches."""
     batch = dataset.batch
     to_choose = to_choose[: len(to_choose) // batch * batch]
     to_judge = to_judge[: len(to_judge) // batch * batch]
@@ -215,7 +215,7 @@ def _split_in_three(
 def _split_in_halves(
     indices: Sequence[int], batch: int, search_count: int, evaluation_count: int
 ) -> tuple[list[int], list[int]]:
-    """Divide indices of images: the first half of each block is for the search."""
+    """Select images for the search and for the evaluation, from the two halves of each block."""
     search: list[int] = []
     evaluation: list[int] = []
     blocks = _split_blocks(indices)

@@ -67,7 +67,7 @@ class TuningGoal:
 
     @property
     def required_part(self) -> float | None:
-        """Fraction of the float model's metric to keep; None with a budget."""
+        """Fraction of the float model's metric to keep; None if the goal is a time budget."""
         return KEEP if self.keep is None and self.budget_ms is None else self.keep
 
     def choose_metric_timeout(self, seconds: float | None) -> float:

@@ -78,7 +78,7 @@ class PlacementSearch:
     Attributes:
         planner: Plans configurations.
         evaluator: Measures configurations.
-        keep: Fraction of the float model's metric to keep; None with a budget.
+        keep: Fraction of the float model's metric to keep; None if the goal is a time budget.
         budget: Maximum predicted milliseconds; None without a budget.
         whole_front: Whether to measure the Pareto front even if the model with every layer in INT8
             is accurate enough.
@@ -730,14 +730,17 @@ class PlacementSearch:
         return self.evaluator.value(recipe, samples)
 
     def is_goal_reached_with(self, metric: float) -> bool:
-        """Return whether a metric on held-out samples reaches the goal; True with a budget."""
+        """Return whether a metric on held-out samples reaches the goal.
+
+        Always True if the goal is a time budget.
+        """
         return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
 
     def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:
         """Return the cheapest evaluated placement whose 95 % interval reaches the goal.
 
         Returns:
-            None with a budget, or if no such placement is cheaper than `placement`.
+            None if the goal is a time budget, or if no such placement is cheaper than `placement`.
         """
         if self.keep is None:
             return None

@@ -481,7 +481,7 @@ def verify_with_builder(
     sm: str | None = None,
     target: str | Target | None = None,
 ) -> Verification:
-    """Build a model with a TensorRT of this machine and compare the prediction with the build.
+    """Build a model with a local TensorRT, and compare the prediction with the build.
 
     Args:
         model: The Q/DQ model.

@@ -226,7 +226,7 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
 def _compare_parsed_node(
     node: Node, printed: ParsedNode, shape: tuple[int, ...]
 ) -> NameConflict | None:
-    """Return a conflict if the parse section shows another operator or weight shape, else None."""
+    """Return a conflict if the parse section has another operator or weight shape, else None."""
     if printed.op != node.op:
         return NameConflict(node.name, node.op, printed.op)
     tensor = printed.inputs[1] if len(printed.inputs) > 1 else None
