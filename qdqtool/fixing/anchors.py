@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,33 +31,39 @@ def find_restorable_constants(view: View) -> tuple[list[FixSite], Note | None]:
     sizes of these cells in pixels. A constant is restored only if it has one value for each cell,
     each value is within half a step of the exact value, and the largest values are equal.
     """
-    constants = [dq for dq in view.quantizers if qdq.is_dq(dq) and _is_stored_vector(view, dq)]
-    if not constants:
-        return [], None
-    sizes = _find_feature_maps(view.model)
+    constants = {
+        dq.index: shape
+        for dq in filter(qdq.is_dq, view.quantizers)
+        if (shape := view.model.constant_shape(dq.input(0))) and view.params(dq).precision in BYTES
+    }
+    sizes = _find_feature_maps(view.model) if constants else []
     names: list[str] = []
     steps: list[float] = []
     sites: list[FixSite] = []
-    for dq in constants:
-        dequantize = make_dequantizer(view, dq)
-        scale = view.params(dq).scale
-        if dequantize is None or scale is None or scale.size != 1:
-            continue
-        rounded, step = dequantize(), float(scale[0])
-        for exact in _compute_exact_values(view.model, sizes, rounded.shape):
-            if _is_rounding_of(rounded, exact, step) and not np.array_equal(rounded, exact):
-                values = exact.astype(rounded.dtype)
-                site = make_float_constant_site(view, dq, "exact values restored", values)
-                if site is not None:
-                    sites.append(site)
-                    names.append(dq.input(0))
-                    steps.append(step)
+    for index, shape in constants.items():
+        dq, exact = view.model.nodes[index], _compute_exact_values(view.model, sizes, shape)
+        site = None if exact is None else _restoration_site(view, dq, exact)
+        if site is not None:
+            sites.append(site)
+            names.append(dq.input(0))
+            steps.append(_read_step(view, dq))
     return sites, _describe_restored(names, steps, sizes) if sites else None
 
 
-def _is_stored_vector(view: View, dq: Node) -> bool:
-    shape = view.model.constant_shape(dq.input(0))
-    return shape is not None and math.prod(shape) > 1 and view.params(dq).precision in BYTES
+def _restoration_site(view: View, dq: Node, exact: FloatArray) -> FixSite | None:
+    dequantize = make_dequantizer(view, dq)
+    if dequantize is None:
+        return None
+    rounded = dequantize()
+    if np.array_equal(rounded, exact) or not _is_rounding_of(rounded, exact, _read_step(view, dq)):
+        return None
+    return make_float_constant_site(view, dq, "exact values restored", exact.astype(rounded.dtype))
+
+
+def _read_step(view: View, dq: Node) -> float:
+    """Return the scale of a DQ; NaN if it is unknown or not a single value."""
+    scale = view.params(dq).scale
+    return float(scale[0]) if scale is not None and scale.size == 1 else math.nan
 
 
 def _find_feature_maps(model: Model) -> list[tuple[int, int]]:
@@ -83,19 +88,21 @@ def _find_image_size(model: Model, tensor: str) -> tuple[int, int] | None:
 
 def _compute_exact_values(
     model: Model, sizes: list[tuple[int, int]], shape: tuple[int, ...]
-) -> Iterator[FloatArray]:
-    """Yield anchors or strides for the feature maps, if a constant has the shape of either."""
+) -> FloatArray | None:
+    """Return the anchors or strides of feature maps; None if a constant has another shape."""
     cells = sum(map(math.prod, sizes))
     if not cells or shape[-1] != cells:
-        return
+        return None
     if math.prod(shape) == cells:
         strides = _compute_strides(model, sizes)
-        if strides:
-            counts = [math.prod(size) for size in sizes]
-            yield np.repeat(np.asarray(strides, np.float64), counts).reshape(shape)
-    elif shape[-2] == _COORDINATES and math.prod(shape) == _COORDINATES * cells:
-        grids = [np.indices(size)[::-1].reshape(_COORDINATES, -1) for size in sizes]
-        yield (np.concatenate(grids, axis=1).astype(np.float64) + 0.5).reshape(shape)
+        counts = [math.prod(size) for size in sizes]
+        return (
+            np.repeat(np.asarray(strides, np.float64), counts).reshape(shape) if strides else None
+        )
+    if math.prod(shape) != _COORDINATES * cells or shape[-2] != _COORDINATES:
+        return None
+    grids = [np.indices(size)[::-1].reshape(_COORDINATES, -1) for size in sizes]
+    return (np.concatenate(grids, axis=1).astype(np.float64) + 0.5).reshape(shape)
 
 
 def _compute_strides(model: Model, sizes: list[tuple[int, int]]) -> list[int]:
