@@ -433,9 +433,9 @@ def finding_pages() -> dict[str, str]:
     ]
     index = _page(
         "# Findings",
-        "This table lists the findings of `qdqtool predict`, errors first. *fix* marks the findings that `qdqtool fix` "
-        "can repair.",
-        _table(("code", "severity", "", "fix"), rows),
+        "This table lists the findings of `qdqtool predict`, errors first. The column *fix* marks the findings that "
+        "`qdqtool fix` can repair.",
+        _table(("code", "severity", "meaning", "fix"), rows),
     )
     return {"findings/index.md": index} | {
         f"findings/{c.code}.md": _finding(c) for c in CODES.values()
@@ -476,8 +476,8 @@ def error_pages() -> dict[str, str]:
     """A page for each text of TensorRT."""
     index = _page(
         "# TensorRT's errors and warnings",
-        'This table explains errors and warnings for a Q/DQ model. `qdqtool explain "the text"` finds the entry, also '
-        "for other forms of a text.",
+        'This table explains errors and warnings for a Q/DQ model. `qdqtool explain "the text"` finds the entry of '
+        "a text, even if TensorRT prints the text in another form.",
         _table(
             ("meaning", "severity"),
             [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN_ERRORS],
@@ -515,7 +515,7 @@ def target_pages() -> dict[str, str]:
         "This table shows the evidence of the rules for each version of TensorRT. `--target` accepts any version "
         "from 8.0 on, such as 10.3. A version without a row has the rules of the latest earlier version in this table.",
         _table(
-            ("target", "evidence", ""),
+            ("target", "evidence", "basis"),
             [(f"[{t.name}]({t.name}.md)", t.evidence, _cell(t.proof)) for t in TARGETS.values()],
         ),
     )
@@ -574,7 +574,7 @@ def _target(target: Target) -> str:
         for c, h in holding
         if h is not None
     ]
-    parts += ["## Findings for this target", _table(("code", "evidence", ""), rows)]
+    parts += ["## Findings for this target", _table(("code", "evidence", "meaning"), rows)]
     return _page(*parts)
 
 
@@ -652,7 +652,7 @@ def builds_page() -> str:
         "## Rules seen in builds",
         "The last column counts the builds that show the rule. A rule that only **one** build shows may be refuted by "
         "another build.",
-        _table(("rule", "effect in TensorRT", "builds", ""), rules[Evidence.SEEN]),
+        _table(("rule", "effect in TensorRT", "builds", "number of builds"), rules[Evidence.SEEN]),
         "## Rules that are documented",
         _table(inferred, rules[Evidence.DOCUMENTED]),
         "## Rules that are assumed",
