@@ -24,9 +24,8 @@ from qdqtool.util.files import find_reading_problem, record_input
 from qdqtool.util.text import format_reason
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
-OTHER_IMAGE_SUFFIXES = tuple(
-    ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # messages have this order
-)
+# Messages list the formats in this order.
+OTHER_IMAGE_SUFFIXES = tuple(".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split())
 # Only these decoders of Pillow are used, whatever the suffix of a file. Other decoders are unsafe:
 # the decoder for EPS starts Ghostscript.
 _FORMATS = (

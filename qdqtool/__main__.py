@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-_OBJECTS_BETWEEN_COLLECTIONS = 500_000  # garbage collection of so many objects takes about 0.1 s
+_OBJECTS_BETWEEN_COLLECTIONS = 500_000  # garbage collection of this many takes about 0.1 s
 
 
 def main() -> None:

@@ -115,9 +115,9 @@ class _PairWriter:
         self.format = number_format
         self.editor = Editor(model)
         self.quantized: list[QuantizedTensor] = []
-        # Output of the Q, scale and zero point of each quantized tensor.
+        # Names of the Q's output, the scale and the zero point, by quantized tensor.
         self._pairs: dict[str, list[str]] = {}
-        # Output of each DQ, by tensor and consumer index. The index is None for a shared DQ.
+        # Name of each DQ's output, by tensor and consumer index. The index is None for a shared DQ.
         self._dq_outputs: dict[tuple[str, int | None], str] = {}
 
     def quantize_input(self, tensor: str, consumer: QuantizedInput, scale: ActivationScale) -> None:

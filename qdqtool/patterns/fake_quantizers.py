@@ -30,10 +30,10 @@ from qdqtool.proto.subgraphs import DOMAINS, remove_unused_opsets
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
 _MAX_STEPS = 8  # maximum number of nodes before and after a Round
-# Maximum difference between 1 and the product of the factors before and after a Round
-_TOLERANCE = 1e-4  # in float32
-_EXACT_TOLERANCE = 1e-12  # if the nodes divide by the scale, without a rounded inverse
-# in other element types
+# Maximum difference between 1 and the product of the factors before and after a Round, in float32.
+_TOLERANCE = 1e-4
+_EXACT_TOLERANCE = 1e-12  # the same if the nodes divide by the scale, without a rounded inverse
+# Tolerances in place of `_TOLERANCE` for other element types.
 _TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProto.BFLOAT16: 1.6e-2}
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")

@@ -362,7 +362,7 @@ class Int8Mixin:
         if getattr(module, "_disabled", False):
             return x
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of constant scales
+            warnings.simplefilter("ignore")  # torch warns that the scale becomes a constant
             array = np.array(compute_scale(module, x).detach().cpu().numpy())
             return fake_quantize(x, torch.from_numpy(array).to(x.device), self.qdq_axis)
 

@@ -134,7 +134,7 @@ def _constant_rows(part: Any) -> Any:
             continue
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of constant bounds
+                warnings.simplefilter("ignore")  # torch warns that the bounds become constants
                 first = part.storage_offset() // int(part.stride(0))
                 return whole[first : first + int(part.shape[0])]
     return part

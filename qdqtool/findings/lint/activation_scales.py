@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 _INT8_MAX = 127.0
-# Entropy calibration intentionally clips up to a twelfth of the values. They have up to half of the
-# power (sum of squares).
+# Entropy calibration intentionally clips up to a twelfth of the values. The clipped values have up
+# to half of the power (sum of squares).
 _MAX_CLIPPED_SHARE = 0.1  # maximum fraction of the values that exceed the range
 _MAX_LOST_POWER = 0.6  # maximum fraction of the power that is lost by clipping
 _MIN_USED_STEPS = 0.25  # minimum fraction of the integer steps in use; with less, two bits are lost
