@@ -83,7 +83,8 @@ class StackedArray:
         header = read_array_header(self.file, size, self.label)
         if header.fortran and len(header.shape) > 1:
             raise self._make_error(
-                "is in Fortran order; save it with numpy.ascontiguousarray", "fortran-order"
+                "is in Fortran order; convert it with numpy.ascontiguousarray, and save it again",
+                "fortran-order",
             )
         self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
         self.row_bytes = header.nbytes // max(len(self), 1)

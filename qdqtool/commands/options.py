@@ -211,7 +211,7 @@ def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
         value = value.strip().lower()
         if assumptions.setdefault(name.strip().lower(), value) != value:
             raise QdqtoolError(
-                f"--assume {name.strip()} is given twice with different values",
+                f"--assume {name.strip()} is given twice with different values; give it once",
                 code="option-conflict",
                 parameter="assume",
             )

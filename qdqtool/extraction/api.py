@@ -384,10 +384,11 @@ class ExtractionJob:
 
     def _note_early_end(self, shrinker: ModelShrinker, limit: int) -> None:
         tries = shrinker.tried
+        count = "1 try" if tries == 1 else f"{tries} tries"
         if self.is_interrupted:
             self.notes.append(
                 Note(
-                    f"interrupted after {tries} tries; more tries may make the part smaller",
+                    f"interrupted after {count}; more tries may make the part smaller",
                     code="interrupted",
                     tries=tries,
                 )
@@ -395,7 +396,7 @@ class ExtractionJob:
         if shrinker.exhausted and tries >= limit:
             self.notes.append(
                 Note(
-                    f"stopped after {tries} tries; a higher `limit` may make the part smaller",
+                    f"stopped after {count}; a higher `limit` may make the part smaller",
                     code="stopped",
                     tries=tries,
                 )
@@ -403,8 +404,8 @@ class ExtractionJob:
         elif shrinker.exhausted:
             self.notes.append(
                 Note(
-                    f"stopped after {tries} tries, because the model is large; set `limit` to "
-                    "allow more tries",
+                    f"stopped after {count}, because the model is large; set `limit` to allow "
+                    "more tries",
                     code="stopped-early",
                     tries=tries,
                 )

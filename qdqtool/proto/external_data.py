@@ -21,7 +21,7 @@ from qdqtool.errors import ModelError
 from qdqtool.proto.slim import copy_without_initializers
 from qdqtool.proto.subgraphs import attribute_graphs
 from qdqtool.util import limits
-from qdqtool.util.files import INVALID_NAME, record_input
+from qdqtool.util.files import record_input
 
 _LARGE_ELEMENTS = 1 << 14
 _MAX_ELEMENTS = 1 << 63  # limit of 64-bit sizes
@@ -152,7 +152,8 @@ def find_weight_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Pat
     location = read_location(tensor)
     if "\0" in location:
         raise ModelError(
-            f"weight file {location!r} of tensor '{tensor.name}': {INVALID_NAME}",
+            f"weight file {location!r} of tensor '{tensor.name}' has NUL in its name; export the "
+            "model again",
             model,
             code="invalid-path",
             node=tensor.name,

@@ -20,7 +20,7 @@ from qdqtool.util.text import escape_hidden, format_list
 
 StrPath = str | os.PathLike[str]
 FileKey = tuple[int | str, ...]
-INVALID_NAME = "a file name cannot contain a NUL or an incomplete character"
+INVALID_NAME = "the name contains NUL or an unpaired surrogate; give another name"
 
 
 class InputFiles:
