@@ -525,7 +525,7 @@ def _wilson_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def count_references(metric: Metric, evidence: Sequence[Evidence]) -> int:
-    """Return the number of reference detections of a detection metric, else that of samples."""
+    """Return the number of reference detections; for other metrics, the number of samples."""
     if isinstance(metric, DetectionAgreementMetric):
         return sum(len(row["truth"]) for rows in evidence for row in rows)
     return len(evidence)

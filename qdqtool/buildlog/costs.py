@@ -391,7 +391,7 @@ def layer_title(row: LayerCost) -> str:
 
 
 def main_node(row: LayerCost) -> str:
-    """Return the name of a layer's ONNX node that is called a convolution or matrix product.
+    """Return the name of the ONNX node in a layer that is named like a convolution or product.
 
     Without such a node, return the last node of the layer, or else the layer's name.
     """

@@ -106,8 +106,8 @@ def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparis
     """Pair the layers of two engines.
 
     Layers are paired by the names of their nodes if this gives enough pairs. The remaining layers
-    are paired by shapes, in the order of the engines. Finally, convolutions are paired whose kernel
-    and shapes are unique in both engines.
+    are paired by shapes, in the order of the engines. Finally, convolutions are paired if their
+    kernel and shapes are unique in both engines.
     """
     partners = _pair_by_names(first, second)
     if len(partners) < _MIN_SHARE_BY_NAME * min(len(first.rows), len(second.rows)):

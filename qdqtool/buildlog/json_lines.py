@@ -28,7 +28,7 @@ def unwrap_records(lines: list[bytes]) -> list[bytes]:
 
 
 def _read_record(line: bytes) -> list[bytes] | None:
-    """Return the lines of a JSON record's message, with its level; None for another object."""
+    """Return the lines of a JSON record's message, with its level; None for any other line."""
     if not line.lstrip().startswith(b"{"):
         return None
     try:

@@ -353,7 +353,11 @@ _UNMISTAKABLE = (
 
 
 def is_uninformative(text: str) -> bool:
-    """Return whether a line is known to hold no information, or is a comment or translation."""
+    """Return whether a line holds no information.
+
+    True for known lines of TensorRT, and for lines in a script other than Latin, which a user
+    added as comments or translations.
+    """
     if text.startswith(_BY_LETTERS.get(text[:_SHORTEST], ())) or text.endswith(" to plan file."):
         return True
     # TensorRT prints only ASCII. So an unknown line in another script is a translation or comment.

@@ -30,7 +30,10 @@ _OUT_OF_MEMORY_TEXTS = ("start new thread", "Arena alloc failed", "bad_alloc")
 
 
 class _WrappedInterrupt(BaseException):
-    """Exception in place of a KeyboardInterrupt (its cause), which click would catch."""
+    """Exception that replaces a KeyboardInterrupt, because click would catch the latter.
+
+    The KeyboardInterrupt is the cause of the exception.
+    """
 
 
 # Commands by the names that other tools use for them.

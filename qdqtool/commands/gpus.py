@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--sources", is_flag=True, help="Show the source and the evidence of each figure.")
 @options.output_options
 def command(name: str | None, sources: bool, answer: options.AnswerWriter) -> int:
-    """List the GPUs for which times can be estimated, or the GPUs that share NAME.
+    """List the GPUs for which times can be estimated, or the GPUs that NAME may mean.
 
     Exit codes: 0 done, 2 unknown GPU.
     """

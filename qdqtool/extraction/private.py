@@ -272,7 +272,7 @@ _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
 
 @dataclass(frozen=True)
 class PublicWords:
-    """Words of ONNX, TensorRT and known programs, by purpose. They reveal nothing of a model."""
+    """Words of ONNX, TensorRT and known programs, by purpose. They are not private."""
 
     attributes: tuple[str, ...]
     values: tuple[str, ...]

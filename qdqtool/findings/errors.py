@@ -385,7 +385,11 @@ def parse_node_name(name: str) -> NamedNode:
 
 
 def _choose_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
-    """Return the given kind that is first in the table; without kinds, plugin or other."""
+    """Return the kind of ``kinds`` that is first in the table.
+
+    If ``kinds`` is empty, return the kind ``plugin`` if a word is a plugin's name, else the kind of
+    all other nodes.
+    """
     for kind in NODE_KINDS.values():
         if kind.id in kinds:
             return kind

@@ -114,7 +114,7 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
 
 
 def _note_reason(fixed: Fixed, code: FindingCode) -> str:
-    """Return why ``fix`` left all places of a code; empty if the reasons differ."""
+    """Return why the remaining places of a code are not fixed; empty without a common reason."""
     if code not in ATTEMPTED_CODES:
         return ", no automatic fix"
     places = {(f.code, f.node) for f in fixed.after.findings if f.code == code}

@@ -278,7 +278,7 @@ def _describe_activation_loss(loss: TensorLoss) -> str:
 
 
 def _describe_cost(loss: TensorLoss, title: str) -> str:
-    """Describe what changes if the input of a layer is float, such as ``; 1 fewer INT8 layer``."""
+    """Describe the effect of a float input of a layer, such as ``; 1 fewer INT8 layer``."""
     if loss.convolutions is None:
         return ""
     changes = [format_count(loss.convolutions, f"fewer {title} layer")]

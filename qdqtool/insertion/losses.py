@@ -242,8 +242,8 @@ def _rank_losses(
 ) -> list[TensorLoss]:
     """Return the losses of candidates with a positive gain, largest gain first.
 
-    The largest gains are confirmed on samples outside the trial. If all samples are in the trial,
-    they are confirmed on these.
+    The largest gains are confirmed on samples outside the trial, or on the samples of the trial if
+    there are no others.
 
     Args:
         measurement: Runs the network on the samples.

@@ -346,7 +346,7 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
     """Yield an output of each node with an attribute of the element type ``kind``.
 
-    The attribute states the type, such as the type to which a Cast casts, or is a tensor of it.
+    The attribute names the type (such as ``to`` of a Cast), or is a tensor of the type.
     """
     for node in (n for n in nodes if n.attribute):
         for attribute in node.attribute:

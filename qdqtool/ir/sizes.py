@@ -195,7 +195,7 @@ class Contraction(NamedTuple):
 def find_contraction(model: Model, node: Node) -> Contraction | None:
     """Return the matrix product that an Einsum of two operands computes.
 
-    None for another node and for an Einsum that computes anything else.
+    None for any other node, and for an Einsum that computes anything else.
     """
     if node.op != "Einsum" or node.domain not in DOMAINS or len(node.inputs) != 2:
         return None

@@ -225,7 +225,7 @@ class _QuantizerFinder:
     def _read_clip(self, clip: Node) -> FakeQuantizer | None:
         """Return the quantizer of a Clip between a Q or stored integers and a DQ.
 
-        None for another Clip, or if a bound, scale or zero point is not constant.
+        None for any other Clip, or if a bound, scale or zero point is not constant.
         """
         source = clip.input(0)
         consumers, producer = self.model.consumers(clip.output), self.model.producer(source)
@@ -452,8 +452,8 @@ class _QuantizerFinder:
     def _read_pt2e(self, node: Node) -> FakeQuantizer:
         """Return the quantizer that a quantize node of PyTorch's PT2E forms with its consumer.
 
-        The result has a `problem` unless a dequantize node is the only consumer, and for torchao's
-        affine nodes.
+        The result has a `problem` if the node is an affine quantizer of torchao, or if its only
+        consumer is not a dequantize node.
         """
         consumers = self.model.consumers(node.output)
         form, source = QuantizerForm.PT2E, node.input(0)

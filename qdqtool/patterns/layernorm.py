@@ -617,7 +617,7 @@ def _factors_with_constant(model: Model, tensor: str) -> list[str]:
 
 
 def _find_subtracted_mean(model: Model, difference: Node | None) -> Node | None:
-    """Return the ReduceMean node in ``x - ReduceMean(x)``; None for another difference."""
+    """Return the ReduceMean node in ``x - ReduceMean(x)``; None for any other difference."""
     if difference is None:
         return None
     mean = _find_producer(model, difference.input(1), "ReduceMean")
@@ -694,8 +694,8 @@ def _is_reciprocal(model: Model, node: Node) -> bool:
 def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
     """Return the only consumer of a node, and the constant that this consumer applies.
 
-    ``op`` is the operator of the consumer. ``(None, "")`` for another operator, for several
-    consumers, or if the other operand is not constant.
+    Return ``(None, "")`` if the consumer has an operator other than ``op``, if there are several
+    consumers, or if the consumer's other operand is not constant.
     """
     consumers = _find_consumers(model, node)
     if len(consumers) != 1 or not _has_op(consumers[0], op):

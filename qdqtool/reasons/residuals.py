@@ -92,7 +92,10 @@ class ResidualBothQuantized(Reason, key="residual-both-quantized"):
 
 
 class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
-    """A residual Add writes float: its residual is quantized, but not only a Q reads the sum."""
+    """A residual Add with a quantized residual writes float.
+
+    The sum is a network output, or has consumers other than a single Q.
+    """
 
     rules = (attempted_rule("ADD-OUT-FLOAT"),)
 

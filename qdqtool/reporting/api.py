@@ -197,7 +197,7 @@ def _collect_model(collector: ModelCollector) -> data.ModelContents:
 
 
 def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
-    """Raise an error if two models are not versions of one network; ``compare`` does too.
+    """Raise an error, as ``compare`` does, unless two models are versions of one network.
 
     Raises:
         DataError: The networks differ.

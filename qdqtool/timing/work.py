@@ -37,9 +37,9 @@ class LayerWork:
         rows: Output positions of a convolution (batch x height x width, before a fused
             pooling), input positions of a deconvolution, rows of a matrix product; 0 for other
             layers.
-        columns: Output channels of one group; for a deconvolution, x kernel positions.
+        columns: Output channels of one group; for a deconvolution, times kernel positions.
         depth: Products per output value: input channels of one group; for a convolution,
-            x kernel positions.
+            times kernel positions.
         channels: Input channels of one group; for a conversion, channels of the tensor.
         groups: Groups of the convolution.
         read: Bytes read, without the weights.

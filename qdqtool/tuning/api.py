@@ -356,8 +356,9 @@ class _TuningRun:
     def _choose_calibration_samples(self) -> Dataset:
         """Return the samples for the ranges of the search.
 
-        With a time limit, these are fewer samples if all of them would take too long, or as many as
-        in an earlier run, because its measurements depend on the ranges.
+        With a time limit, some samples are left out if all of them would take too long. If the
+        store has measurements of an earlier run, the number of samples is that of the earlier run,
+        because the measurements depend on the ranges.
         """
         data, limit, store = self.sets.calibration, self.options.search.time_limit, self.store
         count = len(data)
@@ -651,9 +652,10 @@ def _run_search(search: PlacementSearch, run: _TuningRun, estimate: bool) -> Non
 
 
 def _prepare_search(search: PlacementSearch) -> None:
-    """Prepare a search; without a deadline if earlier runs measured placements.
+    """Prepare a search: predict costs, and select the choices to measure.
 
-    The preparation only predicts costs. The earlier measurements cannot be used without it.
+    If earlier runs measured placements, the preparation ignores the deadline, because these
+    measurements cannot be used without the preparation.
     """
     evaluator = search.evaluator
     deadline = evaluator.deadline

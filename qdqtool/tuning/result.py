@@ -204,7 +204,7 @@ class Tuning:
         prediction: Prediction for the model.
         reached: Whether the goal is reached: the metric on held-out images or, with a budget, the
             predicted time.
-        keep: Fraction of the float model's metric to keep; None with a budget.
+        keep: Fraction of the float model's metric to keep; None if the goal is a time budget.
         budget_ms: Maximum predicted milliseconds; None without a budget.
         chosen: The chosen placement.
         bought: Effects of at most six choices of the chosen placement. These choices removed most

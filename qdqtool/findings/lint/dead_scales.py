@@ -17,8 +17,8 @@ MAX_PARTS = 8  # maximum number of parts of a quantizer's input that a finding l
 def run(view: View, report: FindingReport) -> None:
     """Add a finding for each Q that maps its whole input, or a part of a Concat, to one value.
 
-    A Q with an error HEAD-CONCAT, because boxes and scores of a detector share its scale, is left
-    out if only a part of its input becomes one value.
+    A Q is left out if only a part of its input becomes one value, and if the Q has an error
+    HEAD-CONCAT. This error already reports that boxes and scores of a detector share the scale.
     """
     reported_heads = {
         f.node for f in report.findings if f.code == "HEAD-CONCAT" and f.severity == Severity.ERROR

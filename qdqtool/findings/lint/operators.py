@@ -223,7 +223,7 @@ def _is_unknown(node: Node) -> bool:
 
 
 def _needs_no_check(node: Node) -> bool:
-    """Return whether a node needs no check, except that of convolutions."""
+    """Return whether no check of this module applies to a node, except those of convolutions."""
     return (
         operator_of(node).name != ""
         and node.op != "Einsum"

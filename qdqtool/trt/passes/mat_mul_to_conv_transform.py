@@ -91,8 +91,8 @@ def _is_plain_gemm(layer: Layer) -> bool:
 def _weights_transpose(layer: Layer) -> Layer | None:
     """Return the Transpose between the DQ of the weights and a MatMul.
 
-    PyTorch exports linear layers in this form. None for another form, or if another layer reads the
-    Transpose too.
+    PyTorch exports linear layers in this form. None for any other form, or if another layer reads
+    the Transpose too.
     """
     if layer.op != "MatMul":
         return None

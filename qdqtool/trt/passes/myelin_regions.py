@@ -207,8 +207,9 @@ class MyelinRegions(Pass):
 def _find_attention(scores: Layer) -> list[Layer]:
     """Return the layers of an FP8 attention after its first product, up to the second product.
 
-    Empty for another structure. In an FP8 attention, the single consumer of each of these layers is
-    the next one, one Softmax and one Q are between the products, and the second product writes FP8.
+    In an FP8 attention, the single consumer of each of these layers is the next one, one Softmax
+    and one Q are between the products, and the second product writes FP8. Empty for any other
+    structure.
     """
     chain: list[Layer] = []
     layer = scores.out.single_consumer()
