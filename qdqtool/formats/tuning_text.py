@@ -256,18 +256,26 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
         price = f"{change['int8']:+d} {_format_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
         price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
         page.fill(
-            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; {site.choice}",
+            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; "
+            f"chosen: {_format_choice(tuning, site.choice)}",
             4,
             "  - ",
         )
     if page.everything:
         for site in tuning.sites:
             if site.loss is None:
-                text = f"{site.site} ({_format_kind(site)}): {site.choice}; {site.why}"
+                choice = _format_choice(tuning, site.choice)
+                text = f"{site.site} ({_format_kind(site)}): {choice}; {site.why}"
                 page.fill(text, 4, "  - ")
     elif tuning.effort["never_measured"]:
         skipped = format_count(tuning.effort["never_measured"], "choice")
         page.fill(f"{skipped} not measured (--all gives the reasons)", 4, "    ")
+
+
+def _format_choice(tuning: Tuning, choice: str) -> str:
+    """Return the type of a choice as in the other texts; other choices are names of methods."""
+    types = {"float": _float_type(tuning), "int8": _format_title(tuning)}
+    return types.get(choice, choice)
 
 
 def _format_kind(site: SiteResult) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
+from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.insertion.number_formats import FP8
 from qdqtool.tuning.recipe import Recipe
 from tests.errors import has
@@ -41,6 +42,7 @@ def test_tuned_model_is_that_of_insert() -> None:
 def test_high_goal_leaves_layers_float() -> None:
     tuning = qdqtool.tune(network(), samples(), keep=0.9999, **OPTIONS)
     assert tuning.prediction.summary()["fp8"] < 3
+    assert "chosen: FP8" in str(render_tuning(tuning, 500))
 
 
 def test_recipes_of_both_formats_differ() -> None:
