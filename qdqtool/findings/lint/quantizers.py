@@ -195,7 +195,8 @@ def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | Non
 def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iterator[Reason | None]:
     name = node.name
     kind = _find_type(view, node, params)
-    if not _is_supported(params) or kind in _UNSUPPORTED_FP8:
+    is_unknown = kind == onnx.TensorProto.UNDEFINED
+    if not (is_unknown or params.precision in _SUPPORTED) or kind in _UNSUPPORTED_FP8:
         type_name = onnx.TensorProto.DataType.Name(kind).lower()
         yield UnsupportedQuantizedType(MODEL_CHECK, name, _UNSUPPORTED_FP8.get(kind, type_name))
         return
@@ -222,11 +223,6 @@ def _has_type_of_q(view: View, node: Node) -> bool:
     if not qdq.is_dq(node) or node.input(2):
         return False
     return qdq.is_q(view.model.producer(node.input(0)))
-
-
-def _is_supported(params: QuantParams) -> bool:
-    is_unknown = params.precision == Precision.UNKNOWN and not params.has_zero_point
-    return params.precision in _SUPPORTED or is_unknown
 
 
 def _find_type(view: View, node: Node, params: QuantParams) -> int:

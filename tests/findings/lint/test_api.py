@@ -112,15 +112,20 @@ def test_missing_zero_point_is_reported_before_trt10() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "attributes", "nodes"),
-    [("Cast", {"to": onnx.TensorProto.INT32}, ["dq"]), ("Plugin", {"domain": "plugins"}, [])],
-    ids=["int32", "unknown"],
+    ("op", "inputs", "attributes", "nodes"),
+    [
+        ("Cast", 1, {"to": onnx.TensorProto.INT32}, ["dq"]),
+        ("QuantizeLinear", 2, {"output_dtype": onnx.TensorProto.INT16}, ["source"]),
+        ("Plugin", 1, {"domain": "plugins"}, []),
+    ],
+    ids=["int32", "int16", "unknown"],
 )
-def test_unsupported_type_of_a_dq_without_zero_point_is_reported(
-    g: Graph, op: str, attributes: dict[str, Any], nodes: list[str]
+def test_unsupported_type_without_zero_point_is_reported(
+    g: Graph, op: str, inputs: int, attributes: dict[str, Any], nodes: list[str]
 ) -> None:
-    quantized = g.op(op, g.input(1, 16, 8, 8), "source", **attributes)
-    x = g.op("DequantizeLinear", [quantized, g.const("scale", np.float32(0.1))], "dq")
+    scale = g.const("scale", np.float32(0.1))
+    quantized = g.op(op, [g.input(1, 16, 8, 8), scale][:inputs], "source", **attributes)
+    x = g.op("DequantizeLinear", [quantized, scale], "dq")
     findings = check(Model(g.model(g.conv(x, "c", 16, scale=None))), "trt10")
     assert [f.node for f in findings if f.code == "QTYPE"] == nodes
 
