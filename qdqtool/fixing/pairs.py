@@ -316,7 +316,8 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
 
     Pairs between the last convolutions and the Concat are removed too, because one integer step of
     their box coordinates is several pixels. The pair before the convolution of a DFL remains,
-    because it quantizes the input of this convolution.
+    because it quantizes the input of this convolution. Pairs of constants, such as anchors, are
+    removed as well.
     """
     sites: list[FixSite] = []
     visited: set[int] = set()
@@ -328,7 +329,7 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
             continue
         tail = _find_unweighted_nodes(view, start, dfl)
         visited |= tail
-        inside = (q for q in view.activation_qs if q.index in tail)
+        inside = (q for q in view.quantizers if qdq.is_q(q) and q.index in tail)
         pairs = [
             q for q in inside if _consuming_dqs(view, q) and not _has_weighted_consumer(view, q)
         ]
