@@ -288,8 +288,8 @@ def read_histograms(
         The histograms in graph order, and a sentence with the numbers of tensors and images.
 
     Raises:
-        DataError: The cache is missing or damaged, or belongs to another model: the model lacks
-            most tensors of the cache, or quantizes none of these tensors.
+        DataError: The cache is missing or damaged, the model lacks most of its tensors, or none of
+            them is quantized in the model.
     """
     from calibration.cache import load_statistics
 
@@ -301,13 +301,20 @@ def read_histograms(
         quantizers.setdefault(q.input(0), q)
     calibrated = [tensor for tensor in quantizers if tensor in statistics]
     common = len({*view.model.producers, *view.model.inputs}.intersection(statistics))
-    if not calibrated or 2 * common < len(statistics):
+    if 2 * common < len(statistics):
         raise DataError(
             f"belongs to another model: only {common} of the cache's {len(statistics)} tensors are "
-            f"in this model, and {len(calibrated)} of these are quantized. Write a cache of this "
-            "model with 'qdqtool insert --calib-cache'",
+            "in this model. Write a cache of this model with 'qdqtool insert --calib-cache'",
             os.fspath(path),
             code="different-models",
+            parameter="calib_cache",
+        )
+    if not calibrated:
+        raise DataError(
+            f"none of the cache's {len(statistics)} tensors is quantized in the model. Give the "
+            "Q/DQ model that 'qdqtool insert' wrote with this cache",
+            os.fspath(path),
+            code="not-quantized",
             parameter="calib_cache",
         )
     histograms = []

@@ -232,6 +232,23 @@ def test_histograms_are_those_of_the_cache(files: NetworkFiles) -> None:
     assert page.histograms[0].chosen == pytest.approx(127 * scale[0], rel=1e-4)
 
 
+def test_cache_of_other_model_and_cache_of_float_model_are_errors(
+    files: NetworkFiles, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError,
+        check=has("not-quantized", path=str(files.cache), parameter="calib_cache"),
+    ):
+        collect(files.float, calib_cache=files.cache)
+    other = tmp_path / "other.onnx"
+    onnx.save(yolov8n(size=64), other)
+    with pytest.raises(
+        DataError,
+        check=has("different-models", path=str(files.cache), parameter="calib_cache"),
+    ):
+        collect(other, calib_cache=files.cache)
+
+
 def test_embedded_data_is_the_page(files: NetworkFiles) -> None:
     page = collect(files.model, calib_cache=files.cache)
     assert json.loads(zlib.decompress(base64.b64decode(encode_contents(page)))) == json.loads(
