@@ -177,7 +177,8 @@ def collect_printed_names(build: Build) -> set[str]:
 def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:
     """Return the number of convolutions that the build names, and the model's total.
 
-    Convolutions include matrix products with weights. If the model has neither, all nodes count.
+    Every Gemm and MatMul counts as a convolution. If the model has none of these nodes, all nodes
+    count.
     """
     names = [trt_name(n) for n in model.nodes if n.op in WEIGHTED]
     names = names or [trt_name(n) for n in model.nodes]
