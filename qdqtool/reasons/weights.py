@@ -313,7 +313,7 @@ class WeightsPerTensor(Reason):
         )
         text += (
             f". In {format_count(self.lossy, 'layer')}, at least a quarter of the channels lose "
-            "so much."
+            "two bits or more."
             if self.lossy
             else "."
         )
