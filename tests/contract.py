@@ -110,7 +110,7 @@ def is_constructed_by_users(cls: type) -> bool:
 
 
 def attributes(cls: type) -> Description:
-    """Return the parameters of each public method, and `value` for each other public attribute.
+    """Return the parameters of each public method, and `value` for other public attributes.
 
     Attributes that a library defines are left out.
     """

@@ -1,4 +1,4 @@
-"""Findings about a float result name the missed optimization that the simulator recorded for it.
+"""Findings about a float result name the reason that the simulator recorded for it.
 
 The rules are checked on random graphs in which quantizers of equal and of different scales consume one result through
 operators that a Q moves past (Pad, poolings, Slice, Split, Dropout, Transpose, Resize, Concat).
@@ -126,7 +126,10 @@ def false_claims(prediction: Prediction, model: onnx.ModelProto) -> list[str]:
             consumers.setdefault(tensor, []).append(node.name)
 
     def is_int8(name: str) -> bool:
-        """Whether a node's layer reads only INT8; without a layer (a Dropout), whether all its consumers do."""
+        """Return whether the layer of a node reads only INT8.
+
+        A node without a layer, such as a Dropout, counts as INT8 if all its consumers do.
+        """
         layer = home.get(name)
         if layer is not None:
             return reads_int8(layer)

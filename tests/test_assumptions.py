@@ -1,4 +1,7 @@
-"""Fusions on which reports differ: both outcomes are shown, one is counted, the user or a build settles it."""
+"""Fusions on which reports differ.
+
+Both outcomes are shown, and one is counted. The user or a build decides which one.
+"""
 
 from pathlib import Path
 from typing import Any

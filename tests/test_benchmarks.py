@@ -1,4 +1,7 @@
-"""`make bench` runs what can run here: `run.py` lists scripts that need arguments or optional packages."""
+"""`make bench` runs every script that needs no arguments and no missing package.
+
+`run.py` lists the other scripts.
+"""
 
 import ast
 import runpy

@@ -1,4 +1,4 @@
-"""API, command line, exit codes and JSON fields keep what the releases promised: they grow and never change.
+"""API, command line, exit codes and JSON fields of releases grow and never change.
 
 What 0.2 promises is recorded before its release; `python -m tests.tools.record_contract` writes the record.
 """

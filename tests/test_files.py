@@ -1,4 +1,7 @@
-"""Files: outputs are complete or absent, inputs are never overwritten, other kinds of files are refused."""
+"""Input and output files of commands.
+
+Outputs are complete or absent, inputs are never overwritten, and other kinds of files are refused.
+"""
 
 import ast
 import os
@@ -215,7 +218,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state(*folders: Path) -> dict[str, tuple[int, ...]]:
-    """Return what changes if a file is made, written to or replaced, without reading the files."""
+    """Return values that change if a file is created, written or replaced, without reading it."""
     paths = (
         os.path.join(home, name)
         for folder in folders
@@ -364,7 +367,7 @@ def test_only_regular_files_are_read_and_written(
     capsys: pytest.CaptureFixture[str],
     rest: bool,
 ) -> None:
-    """Other kinds are refused at once and in one line; reading a pipe without a writer would block.
+    """Other kinds of files are refused at once and in one line.
 
     Each option gets a pipe and a third of the other kinds, the next option the next third.
     """

@@ -1,4 +1,4 @@
-"""Recorded builds, which are outside the repository: in QDQTOOL_SHARED or next to the checkout."""
+"""Recorded builds outside of the repository, in QDQTOOL_SHARED or next to the checkout."""
 
 import os
 from pathlib import Path

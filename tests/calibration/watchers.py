@@ -26,7 +26,7 @@ WatchProgress = Callable[..., ProgressStream]
 
 
 def stop_after(count: int) -> Callable[[int], None]:
-    """Return an `on_sample` that raises KeyboardInterrupt, as Ctrl-C does, after so many samples."""
+    """Return an `on_sample` that raises KeyboardInterrupt, as Ctrl-C does, at a sample number."""
 
     def on_sample(number: int) -> None:
         if number == count:
@@ -36,7 +36,7 @@ def stop_after(count: int) -> Callable[[int], None]:
 
 
 class Waits:
-    """Reports when a thread waits for a condition or sleeps, so that tests need not measure time."""
+    """Reports that a thread waits for a condition or sleeps, so that tests measure no time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._listeners: dict[int, Callable[[], object]] = {}

@@ -125,7 +125,10 @@ def test_predict_estimates_for_the_given_size(folder: Path, cli: Cli) -> None:
 
 
 def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
-    """A builder would use 1 for each dynamic dimension. `predict` finds the size in the metadata."""
+    """A builder would use 1 for each dynamic dimension.
+
+    `predict` finds the size in the metadata.
+    """
     name = write_dynamic_model()
     text = cli("insert", "open.onnx", "--calib", "images", "--size", "64", *QUICK)
     assert f" --shapes={name}:1x3x64x64 " in text

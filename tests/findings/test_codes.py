@@ -129,7 +129,11 @@ def test_recorded_builds_are_explained(case: str) -> None:
 
 
 def test_findings_of_recorded_yolo() -> None:
-    """The log has 8 Adds with a float residual, a MaxPool with two consumers, 3 unfolded BatchNormalizations."""
+    """The log has all faults.
+
+    It has 8 Adds with a float residual, a MaxPool with two consumers, and 3 unfolded
+    BatchNormalizations.
+    """
     prediction = advised("yolo-resnet18-orin-trt8502", "trt8.5")
     counts = prediction.findings_by_code()
     assert (counts["SKIP-FLOAT"], counts["POOL-MIXED"], counts["BN-UNFOLDED"]) == (8, 1, 3)

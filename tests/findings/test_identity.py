@@ -1,4 +1,4 @@
-"""Findings have equal keys if their causes are equal, apart from sizes and nodes that a cut removes."""
+"""Findings have equal keys if their causes differ only in sizes and removed nodes."""
 
 import contextlib
 import dataclasses

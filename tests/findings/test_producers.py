@@ -1,4 +1,7 @@
-"""Checks and passes record reasons. The class of a reason declares the code of its finding."""
+"""Checks and passes record reasons.
+
+The class of a reason declares the code of its finding.
+"""
 
 import ast
 import functools
@@ -54,7 +57,10 @@ def last_name(node: ast.AST | None) -> str:
 
 
 def test_no_call_gives_a_finding_its_code() -> None:
-    """Code reports reasons. The class of a reason declares the possible codes, its values choose one."""
+    """The class of a reason declares the possible codes, and its values choose one.
+
+    Code that finds a fault only reports the reason.
+    """
     texts = {
         p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8")
         for p in PACKAGE.rglob("*.py")
@@ -90,7 +96,10 @@ IN_SEVERAL_MODULES = {
 
 
 def test_reason_is_made_in_one_module() -> None:
-    """Checks, passes, TensorRT-RTX and placements call one function. A second function could find other faults."""
+    """Checks, passes, TensorRT-RTX and placements call one function.
+
+    A second function could find other faults.
+    """
     places = defaultdict(set)
     names = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in REPORTED)})\b")
     for path in (p for p in PACKAGE.rglob("*.py") if names.search(p.read_text(encoding="utf-8"))):
@@ -295,7 +304,7 @@ def test_fault_of_a_quantizer_is_reported_once(
 
 
 def on_a_wrong_axis(code: str) -> onnx.ModelProto:
-    """Return weights [8, 16, 3, 3] quantized along axis 1, with another fault that checks find first."""
+    """Return weights quantized along axis 1, with another fault that checks find first."""
     g = Graph(opset=12 if code == "OPSET-AXIS" else 21)
     stored = code == "WEIGHT-INDIRECT"
     w = g.const("w0", np.ones((8, 16, 3, 3), np.int8 if stored else np.float64))

@@ -22,7 +22,10 @@ def test_compiler_fault_of_each_form_has_words(form: UnsupportedForm) -> None:
 
 
 def test_private_part_renames_nodes_but_no_words() -> None:
-    """A node can have the name of a word of the message. Only in texts of a compiler is the word replaced."""
+    """The name of a node can be a word of a message.
+
+    The word is replaced only in texts of a compiler.
+    """
     model = residual()
     for node in model.graph.node:
         if node.name == "b0.c1":

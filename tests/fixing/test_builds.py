@@ -1,4 +1,4 @@
-"""A real compiler refuses models, and builds them in INT8 after fixing (TensorRT-RTX, no GPU)."""
+"""Builds with TensorRT-RTX (no GPU): models that it rejects are built in INT8 after `fix`."""
 
 import numpy as np
 import onnx

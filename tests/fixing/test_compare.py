@@ -256,7 +256,10 @@ def test_places_of_hidden_findings_count_by_their_changes() -> None:
 
 
 def chain_of_silus(blocks: int, scales: tuple[float, float] = (0.05, 0.06)) -> onnx.ModelProto:
-    """Return a network with a Q/DQ pair before and in each SiLU; two convolutions read the last."""
+    """Return a network with a Q/DQ pair before and in each SiLU.
+
+    Two convolutions read the last SiLU.
+    """
     g = Graph()
     x = g.input(1, 16, 16, 16)
     for block in range(blocks):

@@ -413,7 +413,10 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
 def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
     make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run the call that `predict` prints. `fix` then gives the inputs of each Concat one scale."""
+    """Run the call that `predict` prints.
+
+    `fix` then gives the inputs of each Concat one scale.
+    """
     floats = make()
     onnx.save(quantize(floats, tmp_path), tmp_path / "quantized.onnx")
     assert run_command(["predict", str(tmp_path / "quantized.onnx")]) == 0

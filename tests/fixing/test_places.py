@@ -95,7 +95,10 @@ def reported_in(prediction: Prediction, step: FixStep) -> list[Reason]:
     ),
 )
 def test_step_finds_only_reported_places(target: str, steps: int) -> None:
-    """Each reason alone gives its places. Two copies of a network have the places of each copy."""
+    """Each reason alone gives its places.
+
+    Two copies of a network have the places of each copy.
+    """
     chosen = target_named(target)
     acted: dict[int, tuple[onnx.ModelProto, set[str]]] = {}
     for view, prediction in zip(

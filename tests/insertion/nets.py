@@ -213,7 +213,10 @@ def check(model: onnx.ModelProto) -> None:
 
 
 def store_as_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.ModelProto:
-    """Return a float16 copy. Inputs and outputs are float16 too, initializers in ``keep`` are not."""
+    """Return a float16 copy.
+
+    Inputs and outputs are float16 too, initializers in ``keep`` are not.
+    """
     result = copy_model(model)
     for tensor in result.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT and tensor.name not in keep:

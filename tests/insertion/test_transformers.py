@@ -184,7 +184,10 @@ def test_int8_attention_changes_outputs_little() -> None:
 
 
 def test_int8_attention_quantizes_inputs_of_products() -> None:
-    """The Softmax has the scale 1/127 for any data. INT8 attention does not change other scales."""
+    """The Softmax has the scale 1/127 for any data.
+
+    INT8 attention does not change other scales.
+    """
     result = quantize(attention="int8")
     added, before = ({q.tensor: q for q in r.activations} for r in (result, quantize()))
     assert {t: q.scale for t, q in added.items() if t in before} == {

@@ -114,7 +114,10 @@ def test_bounds_of_tensor(
 def test_constant_value_is_what_onnxruntime_computes(
     scale: float, zero: int, integer: type, value: float | None, g: Graph
 ) -> None:
-    """Scores become 0 for scales from 2 on, because 0.5 rounds to even. A zero point at the end saturates."""
+    """Scores become 0 for scales from 2 on, because 0.5 rounds to even.
+
+    A zero point at the end saturates.
+    """
     x = g.input(1, 1, 1, 101)
     proto = g.model(
         g.pair(

@@ -182,7 +182,7 @@ def test_edit_that_makes_a_cycle_or_a_second_producer_is_an_error() -> None:
 
 
 def model_with_branches() -> tuple[Model, str]:
-    """Replace a DQ by an If whose branches read the input of its Q; return that tensor as well."""
+    """Replace a DQ by an If whose branches read the input of its Q; return this input too."""
     model = Model(two_pairs())
     editor, dq, source = Editor(model), model.node("a.DQ"), model.node("a.Q").input(0)
     ends = [onnx.ValueInfoProto(name="in")]

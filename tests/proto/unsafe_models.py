@@ -1,4 +1,4 @@
-"""Small models on which onnx's shape inference crashes or takes all memory, and ordinary models."""
+"""Small models on which onnx's shape inference crashes or takes all memory, and others."""
 
 from typing import Any
 

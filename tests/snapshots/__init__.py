@@ -1,4 +1,4 @@
-"""Snapshots of everything that users read: help, answers and errors of each command, findings and notes.
+"""Snapshots of all texts for users: help, answers, errors, findings and notes.
 
 Each file `tests/snapshots/<name>.txt` holds cases: a heading, its text as printed at 80 columns, and a line between
 cases. `tests/snapshots/test_snapshots.py` compares the files with the present. After rewording something:

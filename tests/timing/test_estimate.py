@@ -410,7 +410,10 @@ def test_input_bytes_of_a_bias_and_of_a_residual(g: Graph, is_shared: bool) -> N
 
 
 def test_stem_of_a_recorded_build_writes_fp32() -> None:
-    """Convolution and pooling of resnet18-a100-qat write FP32. A reformat converts that to FP16."""
+    """Convolution and pooling of resnet18-a100-qat write FP32.
+
+    A reformat converts that to FP16.
+    """
     engine = model_workload(evidence.graph("resnet18-a100-qat"))
     stem, pool = (next(w for w in engine.layers if w.kind == k) for k in (work.CONV, work.POOL))
     assert (stem.channels, stem.precision, stem.written_as) == (3, Precision.INT8, Precision.FP32)

@@ -122,7 +122,11 @@ class Graph:
     def weights(
         self, name: str, shape: Sequence[int], form: str, axis: int = 0, parameter: str = "weight"
     ) -> str:
-        """Add weights: ``float``, ``qdq`` (scale per channel), ``tensor`` (one scale) or ``int8`` (DQ only)."""
+        """Add weights of a kind.
+
+        The kinds are ``float``, ``qdq`` (scale per channel), ``tensor`` (one scale) and ``int8`` (DQ
+        only).
+        """
         scales = self.random.uniform(0.01, 0.02, shape[axis])
         if form == "int8":
             integers = self.random.integers(-127, 128, tuple(shape))
@@ -153,7 +157,10 @@ class Graph:
         op: str = "Conv",
         **attributes: Any,
     ) -> str:
-        """Add a convolution of padding k // 2, with a pair of ``scale`` on its input unless ``scale`` is None."""
+        """Add a convolution with padding k // 2.
+
+        Its input has a pair of scale ``scale``, unless ``scale`` is None.
+        """
         data = x if scale is None else self.pair(x, f"{name}.in", scale)
         from_, to = self.channels.get(x, 1), channels // groups
         shape = (channels, from_ // groups, k, k) if op == "Conv" else (from_, to, k, k)

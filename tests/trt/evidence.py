@@ -1,4 +1,7 @@
-"""Published builds that the simulator is compared with: graphs and truth tables of tests/data/evidence."""
+"""Published builds for comparison with the simulator.
+
+Their graphs and truth tables are in tests/data/evidence.
+"""
 
 import functools
 import gzip

@@ -18,7 +18,10 @@ _INTEGERS = {Precision.INT8: np.int8, Precision.UINT8: np.uint8}
 
 
 class Exporter:
-    """Exports a network after passes that move, copy and remove Q and DQ. Create the exporter before they run."""
+    """Exports a network after passes that move, copy and remove Q and DQ.
+
+    Create the exporter before the passes run.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -1,4 +1,7 @@
-"""Random Q/DQ graphs for property tests: every operator of the passes, with pairs in usual and unusual places."""
+"""Random Q/DQ graphs for property tests.
+
+The graphs have every operator of the passes, with pairs in usual and unusual places.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

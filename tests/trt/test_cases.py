@@ -1,4 +1,4 @@
-"""Every case of every pass and operator fires, on a published build or on a graph of a few nodes."""
+"""Every case of every pass and operator fires, on a published build or a small graph."""
 
 import functools
 import importlib

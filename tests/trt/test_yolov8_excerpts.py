@@ -1,4 +1,4 @@
-"""A YOLOv8-style network against the lines of a published TensorRT 8.4.12 build of a similar network.
+"""A YOLOv8-style network, compared with log lines of a similar network on TensorRT 8.4.12.
 
 These properties of model.onnx.gz follow from the lines: every name; ReLU; BatchNormalization, folded in float layers
 only; C2f with two Slices; an Add with Q/DQ on both inputs; the heads of each scale, quantized or float as in the

@@ -121,7 +121,10 @@ def test_convolution_and_its_layer(
 def test_convolution_in_a_merged_layer(
     place: int, outputs: str, expected: tuple[object, ...]
 ) -> None:
-    """A merged layer has an output per convolution. Its second input is not a residual. Fused names do not count."""
+    """A merged layer has an output per convolution.
+
+    Its second input is not a residual. Fused names do not count.
+    """
     name = " || ".join(["a + pool", "a + pool"][:place] + ["b + pool"] + ["a"][place:])
     assert difference(PLAIN, layer(name, inputs="INT8 FP16", outputs=outputs)) == expected
 
@@ -205,7 +208,10 @@ def test_kernel_with_the_operators_between_two_products() -> None:
 def test_convolution_and_its_pass_lines(
     events: list[LogEvent], ended: bool, outcome: ConvOutcome, agree: int, wrong: int
 ) -> None:
-    """One line shows INT8 inputs, an earlier line an INT8 output. Without lines, it is float if the passes ended."""
+    """One line shows INT8 inputs, an earlier line an INT8 output.
+
+    Without lines, the convolution is float if the passes ended.
+    """
     result = compared(
         outcome, Build(trace=events, headings=EPILOGUE if ended else [("another heading", 3)])
     )

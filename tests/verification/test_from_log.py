@@ -1,4 +1,7 @@
-"""Verify a log without its model. Results that depend on scales, which logs do not contain, are unknown."""
+"""Verify a log without its model.
+
+Results that depend on scales, which logs do not contain, are unknown.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +41,10 @@ def proto(case: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("equal", "output"), [(True, "INT8"), (False, "FLOAT")])
 def test_output_of_the_stem_depends_on_scales(equal: bool, output: str) -> None:
-    """Two Qs consume the MaxPool of this ResNet-18. INT8 reaches the stem only if their scales are equal."""
+    """Two Qs consume the MaxPool of this ResNet-18.
+
+    INT8 reaches the stem only if their scales are equal.
+    """
     model = Model(api.copy_with_artificial_scales(proto("resnet18-qat-rtx2000-trt8510"), equal))
     assert predict(model, advice=False).convolution("Conv_9").output == output
 

@@ -156,7 +156,7 @@ def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
 
 
 def test_mapper_splits_the_name_of_a_layer_once() -> None:
-    """Many convolutions can be in one layer, and mapping each of them needs all nodes of the layer."""
+    """One layer can have many convolutions, and mapping each one needs all nodes of the layer."""
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
     assert mapper.layer_nodes(mapper.layers[0]) == [FIRST, SECOND]
     assert count_calls(mapper.layer_nodes, mapper.layers[0]) < 5

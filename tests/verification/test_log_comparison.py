@@ -531,7 +531,10 @@ def test_verify_from_log_rejects_a_parse_section_with_holes(
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_missing_layer_is_found_from_the_inputs_of_the_model(complete: bool) -> None:
-    """A listing without bindings seems complete. A gap that is already known is not reported again."""
+    """A listing without bindings seems complete.
+
+    A gap that is already known is not reported again.
+    """
     whole = replace(build_of(LINES), milestones=[])  # without a count of layers
     assert whole.complete and not whole.bindings
     assert compare_with_build(RESNET, prediction(CASE), whole).build.complete
@@ -543,7 +546,10 @@ def test_missing_layer_is_found_from_the_inputs_of_the_model(complete: bool) -> 
 
 
 def forked(scales: tuple[float, float]) -> onnx.ModelProto:
-    """Return a convolution whose output two others quantize. It is INT8 if their scales are equal."""
+    """Return a convolution whose output two others quantize.
+
+    It is INT8 if their scales are equal.
+    """
     g = Graph()
     x = g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=0.05)
     return g.model(*(g.conv(x, f"c{i + 1}", 8, 1, scale=s) for i, s in enumerate(scales)))

@@ -147,7 +147,10 @@ def test_range_includes_its_ends(measured: float, within: bool) -> None:
 
 @pytest.mark.parametrize("unmeasured", [0, 1])
 def test_median_error_of_layers(unmeasured: int) -> None:
-    """Errors are relative to the measured time. Rows without a time or without a layer are ignored."""
+    """Errors are relative to the measured time.
+
+    Rows without a time or without a layer are ignored.
+    """
     factors = (0.5, 1.0, 2.0, 4.0)
     rows = [*profile(*factors), row("of no layer", 9.0)]
     rows[:unmeasured] = [replace(r, average_ms=0.0, median_ms=None) for r in rows[:unmeasured]]
@@ -272,7 +275,10 @@ OTHER_TARGET = TARGETS["trt8.5"]
 
 
 def skip_connection() -> Model:
-    """Return a convolution, SiLU and an Add with a quantized skip. 8.5 is assumed not to fuse the Add."""
+    """Return a convolution, SiLU and an Add with a quantized skip input.
+
+    TensorRT 8.5 is assumed not to fuse the Add.
+    """
     g = Graph()
     x = g.pair(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0"), "skip")
     y = g.add(g.silu(g.conv(x, "c1", 16, scale=None), "s"), x, "sum")

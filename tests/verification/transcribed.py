@@ -23,7 +23,10 @@ def layers_of(path: Path) -> list[BuiltLayer]:
 
 
 def _tensors(names: str, types: str, layer: str) -> list[BuiltTensor]:
-    """Return tensors. The transcription lacks the suffix `` to <layer>`` of ``Reformatted Input Tensor 0``."""
+    """Return tensors.
+
+    The transcription lacks the suffix `` to <layer>`` of ``Reformatted Input Tensor 0``.
+    """
     target = layer.rpartition(" Tensor 0 to ")[2]
     precisions = [find_precision(t.strip()) for t in types.split(",")]
     tensors = [f"{n} to {target}" if n.startswith("Reformatted") else n for n in names.split(",")]

@@ -23,7 +23,10 @@ _QUIET = {
 
 @contextlib.contextmanager
 def processes(folder: Path, count: int = 2) -> Iterator[Any]:
-    """Start workers of one thread each, forked from a process that has imported everything; yield a client."""
+    """Start workers of one thread each, and yield a client.
+
+    The workers are forked from a process that has imported everything.
+    """
     import dask
     from distributed import Client, LocalCluster
     from distributed.utils import get_mp_context

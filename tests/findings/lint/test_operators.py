@@ -420,7 +420,10 @@ def summed(how: str, scale: float = 0.0, gain: float = 0.0) -> onnx.ModelProto:
 def test_sum_of_squares_is_reported_unless_fp16_holds_it(
     how: str, scale: float, gain: float, bounded: bool
 ) -> None:
-    """16 squares of up to 128 steps each have to stay below 65504, and that of one step above FP16's smallest."""
+    """FP16 must hold the sum of 16 squares of 128 steps, and the square of one step.
+
+    The sum must be below 65504, and the square above the smallest FP16 number.
+    """
     model = summed(how, scale, gain)
     findings = findings_of(model, "NORM-PIECES", "trt10")
     sums = [(r.node, r.alone) for r in norms(model, "trt10")]
@@ -451,7 +454,10 @@ def test_sum_of_squares_is_not_reported_after_an_operator_with_bounds(
     bounded: bool,
     between: str | None,
 ) -> None:
-    """FP16 ends at 65504: 16 squares of 4 are far below it, those of 300 not. A sum may be beyond the bound."""
+    """The largest FP16 number is 65504.
+
+    The sum of 16 squares of 4 is far below this number, the sum of 16 squares of 300 is above it.
+    """
     g = Graph(17)
     x = linear(g, 16)
     if isinstance(attributes, tuple):

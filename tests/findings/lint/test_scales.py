@@ -226,7 +226,7 @@ def outlier_scales(
 def test_outliers_after_a_normalization_are_reported_unless_smoothed(
     count: int, by_gain: bool
 ) -> None:
-    """Outliers of one sign move the mean, and so all other channels. Gains show outliers without data.
+    """Outliers of one sign move the mean, and so all other channels.
 
     Without gains, the normalization keeps them within a few times the others.
     """
@@ -330,7 +330,10 @@ def weight_scales_of(proto: onnx.ModelProto) -> WeightScales | None:
 def rescaled(
     proto: onnx.ModelProto, change: Callable[[Array, Array, int], Array]
 ) -> onnx.ModelProto:
-    """Return a copy with other weight scales: `change` gets scales, weights and the layer's number."""
+    """Return a copy with other weight scales.
+
+    `change` gets the scales, the weights and the number of the layer, and returns new scales.
+    """
     copy, pairs = with_weights(proto)
     for number, (scale, weights) in enumerate(pairs):
         old, values = (onnx.numpy_helper.to_array(t).astype(np.float64) for t in (scale, weights))
@@ -463,7 +466,10 @@ def test_factor_of_all_weight_scales_is_reported(placed: onnx.ModelProto, factor
 
 
 def test_learned_scales_are_not_reported(placed: onnx.ModelProto) -> None:
-    """LSQ starts at a scale of 2 mean|w| / sqrt(127), which uses a fifth of the steps; training changes it little."""
+    """Training with LSQ hardly changes the initial scale, 2 mean|w| / sqrt(127).
+
+    This scale uses a fifth of the steps.
+    """
     rng = np.random.default_rng(0)
 
     def learn(scale: Array, weights: Array, number: int) -> Array:

@@ -180,7 +180,7 @@ def fp8(**options: Any) -> Graph:
 
 
 def mixed(data: Any, after: Any = None) -> Graph:
-    """Return a convolution of FP8 weights and ``data`` of a type, with a Q to type ``after`` after it."""
+    """Return a convolution with FP8 weights, data of type ``data``, and a Q to type ``after``."""
     g = Graph(opset=19, fp8=True)
     x = g.pair(g.op("Softmax", g.input(1, 32, 8, 8), "before"), "in", integer=data)
     g.channels[x] = 32

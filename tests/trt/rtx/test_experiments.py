@@ -1,4 +1,4 @@
-"""Predictions for TensorRT-RTX against recorded builds, and the record against an installed compiler.
+"""Predictions for TensorRT-RTX against recorded builds, and recorded against new builds.
 
 INT8 was built for SM86, FP8 for SM89 and SM120.
 """
