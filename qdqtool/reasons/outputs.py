@@ -275,12 +275,19 @@ class OutputMixedConsumers(Reason, key="output-many-consumers"):
                 else "",
             )
         if add is not None:
+            fix = advise_residual_pair(add.node, f"'{self.tensor}'", quantized)
+            others = list(dict.fromkeys(consumer_names([x for x in floats if x.node != add.node])))
+            if others:
+                fix += (
+                    f" This helps only if {list_names(others)} "
+                    f"{'reads' if len(others) == 1 else 'read'} the result through Q/DQ as well."
+                )
             return (
                 f"{describe_float_result(self)} because {add.node} reads the result as float (the "
                 "residual "
                 f"input of the {add.op} has no "
                 f"Q/DQ){describe_unanalyzed_consumers(self.consumers)}.",
-                advise_residual_pair(add.node, f"'{self.tensor}'", quantized),
+                fix,
             )
         names = list(dict.fromkeys(consumer_names(floats)))
         quantizer_names = list(dict.fromkeys(consumer_names(quantized)))

@@ -137,15 +137,20 @@ def test_pair_without_activation_is_not_moved(g: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "automatic"), [("pair", True), ("read by a Q", True), ("float", False)]
+    ("other", "automatic"),
+    [("pair", True), ("read by a Q", True), ("float", False), ("float block", False)],
 )
 def test_sum_is_automatic_if_scales_of_float_inputs_are_known(
     g: Graph, other: str, automatic: bool
 ) -> None:
-    """The other input of the sum comes from a convolution that is not quantized."""
+    """The other input of the sum comes from a convolution that is not quantized.
+
+    If this convolution reads the residual as float, the fix states that it needs Q/DQ as well.
+    """
     data = g.input(1, 16, 8, 8)
     first = g.relu(g.conv(data, "c0", 16), "r0")
-    second = g.conv(data, "c1", 16, weights="float", scale=None)
+    source = first if other == "float block" else data
+    second = g.conv(source, "c1", 16, weights="float", scale=None)
     ends = [g.conv(first, "c2", 16)]
     if other == "read by a Q":
         ends.append(g.conv(second, "c3", 16))
@@ -154,4 +159,7 @@ def test_sum_is_automatic_if_scales_of_float_inputs_are_known(
     (told,) = (f for f in predict(model, "trt8.5").findings if f.code == "SKIP-FLOAT")
     assert told.node == "sum" and [type(c.reason) for c in told.causes] == [OutputMixedConsumers]
     assert told.automatic == (automatic and told.gains)
+    assert ("c1 (Conv) reads the result through Q/DQ as well" in told.fix) == (
+        other == "float block"
+    )
     assert [s.node for s in find_sites(pairs.find_float_residuals, model)] == ["sum"] * automatic
