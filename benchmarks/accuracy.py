@@ -267,28 +267,16 @@ def onnxruntime_static(split: Split, method: str, calibration: Images, output: P
     convolutions have Q/DQ.
     """
     import onnx
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        CalibrationMethod,
-        QuantType,
-        quantize_static,
-    )
+    from onnxruntime.quantization import CalibrationMethod, QuantType
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     prepared = output.with_suffix(".prepared.onnx")
     quant_pre_process(str(split.model), str(prepared), skip_symbolic_shape=True)
     names = [n.name for n in onnx.load(prepared).graph.node]
-    inputs = common.input_name(split.model)
-    rows = ({inputs: np.ascontiguousarray(calibration[i : i + 1])} for i in range(len(calibration)))
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def get_next(self) -> Any:
-            return next(rows, None)
-
-    quantize_static(
-        str(prepared),
-        str(output),
-        Reader(),
+    common.quantize_static(
+        prepared,
+        output,
+        calibration,
         per_channel=True,
         activation_type=QuantType.QInt8,
         weight_type=QuantType.QInt8,

@@ -26,13 +26,21 @@ RESAMPLES = 500
 Images = npt.NDArray[np.float32]
 
 
-def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser that prints a script's docstring unchanged, with the option ``--page``."""
+def parser_of(description: str | None, pages: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser that prints a script's docstring unchanged, with the option ``--page``.
+
+    Args:
+        description: Docstring of the script.
+        pages: ``nargs`` of the option. None: one page.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--page", type=Path, help="write the tables between their marks into this page"
+        "--page",
+        type=Path,
+        nargs=pages,
+        help=f"write the tables between their marks into {'these pages' if pages else 'this page'}",
     )
     return parser
 
@@ -188,6 +196,27 @@ def run_model(model: bytes | str, samples: Iterable[Images], threads: int = 0) -
     return [
         decode_detections(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples
     ]
+
+
+def quantize_static(model: Path, output: Path, calibration: Images, **options: Any) -> None:
+    """Write the model of onnxruntime's ``quantize_static``, with Q/DQ.
+
+    Args:
+        model: Float model with one input.
+        output: File of the Q/DQ model.
+        calibration: Inputs, [n, 3, h, w].
+        options: Further arguments of ``quantize_static``.
+    """
+    from onnxruntime import quantization
+
+    name = input_name(model)
+    rows = ({name: np.ascontiguousarray(calibration[i : i + 1])} for i in range(len(calibration)))
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> Any:
+            return next(rows, None)
+
+    quantization.quantize_static(str(model), str(output), Reader(), **options)
 
 
 def digest(model: bytes, images: Iterable[Images]) -> str:
