@@ -395,8 +395,9 @@ class IntegerMotion:
         """Return the state after a Pad.
 
         A zero Pad of the spatial axes keeps integers if only one node reads the result, because the
-        compiler can fuse the Pad into a convolution. A Pad that only cuts values off, or that
-        repeats or reflects values, moves integers.
+        compiler can fuse the Pad into a convolution. A Pad that only cuts off values, or that
+        repeats or reflects values, keeps integers as a Slice does, unless a zero Pad is before it.
+        After any other Pad, the state is float.
         """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._move_axes(node, state)
