@@ -240,9 +240,8 @@ def fix(
         model, raised = _raise_axis_opset(original, requested)
         model, rewritten, notes_of_rewrite = _rewrite_quantizers(model, requested)
         _require_quantizers(model)
-        if not requested:
-            model, notes_of_restoration = _restore_constants(model)
-            notes_of_rewrite += notes_of_restoration
+        model, notes_of_restoration = _restore_constants(model)
+        notes_of_rewrite += notes_of_restoration
         images, notes = read_samples(model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():

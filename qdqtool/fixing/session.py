@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from qdqtool.errors import ModelError
 from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, needs_request
 from qdqtool.fixing import gains, quantizers
-from qdqtool.fixing.anchors import find_restorable_constants
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.runner import Arrays
@@ -403,11 +402,9 @@ class FixSession:
         self.notes += _note_worse_outputs(errors, inputs)
         # Constants that the file stores as INT8: fixes may make them floats, but the exact values
         # are lost.
-        view = View(self._original)
-        rounded = quantizers.find_rounded_constants(view)
+        rounded = quantizers.find_rounded_constants(View(self._original))
         if rounded:
-            sites, _ = find_restorable_constants(view)  # empty unless the user gave codes
-            self.notes.append(_describe_rounded_constants(rounded, len(sites)))
+            self.notes.append(_describe_rounded_constants(rounded))
         halved = any(a.code in HALVING_CODES for a in self.applied)
         is_worse = self.judge.has_samples and any(e.has_grown for e in errors)
         if halved or is_worse or rounded or _has_lossy_weights(self.prediction):
@@ -452,17 +449,18 @@ def _count_error_findings(prediction: Prediction) -> int:
     return sum(f.severity == Severity.ERROR for f in prediction.findings)
 
 
-def _describe_rounded_constants(constants: list[tuple[float, str]], restorable: int) -> Note:
+def _describe_rounded_constants(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
-    advice = "Fixes may store them as floats, but only the float model has the exact values"
-    if restorable:
-        advice = f"Without `only`, fix restores the exact values of {restorable} of them"
+    count = len(constants)
+    constant = f"constant '{tensor}' (in steps of {step:.4g}) was"
+    if count > 1:
+        constant = f"{count} constants ('{tensor}' with the largest step, {step:.4g}) were"
     return Note(
-        f"{format_count_were(len(constants), 'constant')} rounded when another tool stored them as "
-        f"INT8 ('{tensor}' in steps of {step:.4g}). {advice}. If they are anchors or strides of a "
-        "detector, boxes move by up to half a step",
+        f"the values of {constant} rounded to INT8 or UINT8 by another tool, and only the float "
+        "model has the exact values. In anchors or strides of a detector, this moves boxes by up "
+        "to half a step",
         code="constants-rounded",
-        count=len(constants),
+        count=count,
         tensor=tensor,
         step=step,
     )
