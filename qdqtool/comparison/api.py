@@ -37,6 +37,7 @@ from qdqtool.comparison.text import (
     note_quantized_reference,
 )
 from qdqtool.errors import BuildLogError, ModelError, QdqtoolError
+from qdqtool.findings import codes
 from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
 from qdqtool.insertion.options import ImageOptions
@@ -397,21 +398,29 @@ class _ChangeExplainer:
         self._int8_to_int8 = {
             c.name for c in prediction.convolutions if c.quantized_in_quantized_out
         }
-        self._findings: dict[str, Finding] = {}
+        self._findings: dict[str, list[Finding]] = {}
         severities = list(Severity)
         for finding in sorted(prediction.findings, key=lambda f: severities.index(f.severity)):
             for name in finding.convolutions:
-                self._findings.setdefault(name, finding)
+                self._findings.setdefault(name, []).append(finding)
 
     def _find_cause(self, name: str, changes: Container[ChangeKind]) -> Finding | None:
         """Return the finding that explains why a convolution lost INT8 or its INT8 output.
 
-        None if nothing was lost, if the prediction does not show the loss, or without a finding at
-        the convolution.
+        None if nothing was lost, if the prediction does not show the loss, or without such a
+        finding at the convolution. Findings on accuracy explain no float output.
         """
-        is_lost = ChangeKind.LOST_INT8 in changes and name not in self._int8
-        is_output_lost = ChangeKind.LOST_INT8_OUTPUT in changes and name not in self._int8_to_int8
-        return self._findings.get(name) if is_lost or is_output_lost else None
+        findings = self._findings.get(name, [])
+        if ChangeKind.LOST_INT8 in changes and name not in self._int8:
+            return next(iter(findings), None)
+        if ChangeKind.LOST_INT8_OUTPUT not in changes or name in self._int8_to_int8:
+            return None
+        causes = [f for f in findings if codes.get(f.code).saves_time]
+        return min(
+            causes,
+            key=lambda f: (f.node != name, not codes.get(f.code).passes),
+            default=None,
+        )
 
     def explain_change(self, node: NodeChange) -> NodeChange:
         """Set `lost`, `finding` and `why` of a change in place, and return the change.

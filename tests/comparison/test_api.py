@@ -100,12 +100,6 @@ def test_compare_missing_residual_pairs() -> None:
     assert names_of(result, ChangeKind.LOST_QDQ) == {"b0.add", "b1.add", "b2.add"}
 
 
-def test_compare_equal_models() -> None:
-    result = compare(network(), network())
-    assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
-    assert result.summary()["lost_int8"] == 0
-
-
 @pytest.mark.parametrize(
     ("weights", "data", "lost"),
     [
@@ -144,6 +138,21 @@ def test_compare_names_the_finding_of_a_lost_convolution() -> None:
             tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.INT8, [], [3]))
     node = node_of(compare(network(), spoilt), "b1.a")
     assert (node.lost, node.finding) == (LossReason.FINDING, "ZP-NONZERO")
+
+
+def test_finding_on_accuracy_explains_no_float_output() -> None:
+    """The weights with one scale cost accuracy, but the cause is the next convolution."""
+    models = []
+    for scale in (0.1, None):
+        g = Graph()
+        values = np.where(np.arange(16) < 4, 1, 0.02)[:, None, None, None] * np.ones((16, 16, 3, 3))
+        w = g.pair(g.const("w", values), "wq", 1 / 127)
+        x = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "a", kernel_shape=[3, 3])
+        models.append(g.model(g.conv(x, "b", scale=scale, weights="float")))
+    assert "W-PER-TENSOR" in qdqtool.predict(models[1], TARGET).findings_by_code()
+    node = node_of(compare(*models), "a")
+    assert (node.changes, node.finding) == ((ChangeKind.LOST_INT8_OUTPUT,), "OUT-FLOAT")
+    assert "b (Conv) reads the result as float" in node.why
 
 
 def test_match_branches_in_another_order() -> None:
@@ -269,7 +278,8 @@ def test_compare_files_of_models(name: str, tmp_path: Path) -> None:
     data = network().SerializeToString()
     (tmp_path / "a.onnx").write_bytes(data)
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    assert not qdqtool.compare(tmp_path / "a.onnx", tmp_path / name).changed
+    result = qdqtool.compare(tmp_path / "a.onnx", tmp_path / name)
+    assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
 
 
 # Models that onnxruntime quantized.
@@ -310,20 +320,15 @@ def test_compare_names_an_obstacle_first(
     assert result.b.int8 == result.count(ChangeKind.GAINED_INT8) == 0
 
 
-def test_rejected_model_has_no_times(float_path: Path) -> None:
+def test_rejected_model_has_no_times_and_no_qdq_layers(float_path: Path) -> None:
+    """No engine exists whose Q/DQ layers could be counted."""
     result = qdqtool.compare(
         quantize(float_path, "QDQ", "QInt8"), float_path, target=TARGET, gpu="T4"
     )
-    assert result.a.rejected and not result.b.rejected
+    assert result.a.rejected and not result.b.rejected and result.a.conversions
     assert result.a.ms is None and result.b.ms
     assert result.times_as_long is None and "faster" not in summarize_comparison(result)
     assert all(node.change_ms is None for node in result.nodes)
-
-
-def test_rejected_model_has_no_qdq_layers(float_path: Path) -> None:
-    """No engine exists whose Q/DQ layers could be counted."""
-    result = qdqtool.compare(float_path, quantize(float_path, "QDQ", "QUInt8"), target=TARGET)
-    assert result.b.rejected and result.b.conversions
     text = str(render_comparison(result))
     assert "rejected by TensorRT" in text and "Q/DQ layer" not in text
 
