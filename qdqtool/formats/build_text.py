@@ -191,15 +191,17 @@ def render_comparison(
     return page
 
 
+# Name and definition of each metric of two models.
 _METRICS = {
     "agreement-map": (
-        "agreement mAP: average precision (IoU 0.50 to 0.95) of B's detections; A's detections of "
-        "score 0.25 and more are the truth"
+        "Agreement mAP",
+        "average precision (IoU 0.50 to 0.95) of B's detections; A's detections of score 0.25 and "
+        "more are the truth",
     ),
-    "top-1-agreement": "top-1 agreement: share of the images with the same best class",
+    "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
     "output-agreement": (
-        "output agreement: one minus the error of B's outputs, divided by the standard deviation "
-        "of A's outputs"
+        "Output agreement",
+        "one minus the error of B's outputs, divided by the standard deviation of A's outputs",
     ),
 }
 
@@ -214,8 +216,9 @@ def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
         counted = ""
         if measure.metric == "agreement-map":
             counted = f" with {format_count(measure.count, 'detection')}"
-        page.fill(f"Agreement of B with A: {value} on {images}{counted}", 2)
-        page.fill(_METRICS.get(measure.metric, measure.sentence), 2, "  ")
+        name, definition = _METRICS.get(measure.metric, ("Agreement", measure.sentence))
+        page.fill(f"{name} of B with A: {value} on {images}{counted}", 2)
+        page.fill(definition, 2, "  ")
 
 
 def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
