@@ -154,8 +154,8 @@ def _nonzero_points(params: qdq.QuantParams) -> tuple[int, ...]:
 def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
     """Use the time of a float model in FP16, if its file is FP32 and FP16 is faster.
 
-    ``predict`` compares INT8 with the same time. The times of the layers are removed, because they
-    are times in FP32.
+    ``predict`` compares INT8 with the same time. The times of the layers and layout changes are
+    removed, because they are times in FP32.
 
     Args:
         side: The float model, which is changed.
@@ -169,6 +169,7 @@ def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
     if summary.ms is None or float_time is None or float_time["fp32_ms"] is None:
         return []
     summary.ms, summary.float_type = float_time["total_ms"], Precision(float_time["precision"])
+    summary.layouts = summary.layouts_ms = None
     for node in side.nodes.values():
         node.ms = None
     fp32_ms = float_time["fp32_ms"]
@@ -205,6 +206,8 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.compute_capabilities = prediction.compute_capabilities
     summary.obstacle = describe_obstacles(prediction.findings)
     summary.rejected = is_rejected(prediction.findings)
-    if prediction.time is not None and not summary.rejected:
-        summary.ms, summary.gpu = prediction.time["total_ms"], prediction.time["gpu"]
+    time = prediction.time
+    if time is not None and not summary.rejected:
+        summary.ms, summary.gpu = time["total_ms"], time["gpu"]
+        summary.layouts, summary.layouts_ms = time["layouts"], time["layouts_ms"]
     return summary

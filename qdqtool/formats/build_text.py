@@ -179,6 +179,7 @@ def render_comparison(
     by_both = are_models and comparison.matched_by == "names"
     matched_by = "structure and names" if by_both else comparison.matched_by
     page.fill(f"Matched by {matched_by}.", 0)
+    _add_layout_changes(page, comparison.a, comparison.b)
     if comparison.agreement is not None:
         page.add_gap()
         add_agreement(page, comparison.agreement)
@@ -245,6 +246,17 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
         parts.append(f"{format_ms(side.ms)}{float_type}{source}")
     target = f", predicted for {side.target}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
+
+
+def _add_layout_changes(page: TextPage, a: SideSummary, b: SideSummary) -> None:
+    """Add the layout changes of two models if their estimated times differ."""
+    if a.layouts_ms is None or b.layouts_ms is None or abs(b.layouts_ms - a.layouts_ms) < _MIN_MS:
+        return
+    times = (
+        f"{side.layouts} ({format_ms(side.layouts_ms)})" if side.layouts_ms else "0"
+        for side in (a, b)
+    )
+    page.fill(f"Layout changes (reformats): {' -> '.join(times)}.", 0)
 
 
 def _describe_formats(side: SideSummary) -> str:

@@ -1,6 +1,6 @@
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -140,15 +140,23 @@ def test_compare_names_the_finding_of_a_lost_convolution() -> None:
     assert (node.lost, node.finding) == (LossReason.FINDING, "ZP-NONZERO")
 
 
+def two_convolutions(scale: float | None) -> onnx.ModelProto:
+    """Return a convolution whose weights have one scale for all channels, and a float convolution.
+
+    Args:
+        scale: Scale of the tensor between them; None without a Q/DQ pair.
+    """
+    g = Graph()
+    values = np.where(np.arange(16) < 4, 1, 0.02)[:, None, None, None] * np.ones((16, 16, 3, 3))
+    inputs = [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(g.const("w", values), "wq", 1 / 127)]
+    return g.model(
+        g.conv(g.op("Conv", inputs, "a", kernel_shape=[3, 3]), "b", scale=scale, weights="float")
+    )
+
+
 def test_finding_on_accuracy_explains_no_float_output() -> None:
     """The weights with one scale cost accuracy, but the cause is the next convolution."""
-    models = []
-    for scale in (0.1, None):
-        g = Graph()
-        values = np.where(np.arange(16) < 4, 1, 0.02)[:, None, None, None] * np.ones((16, 16, 3, 3))
-        w = g.pair(g.const("w", values), "wq", 1 / 127)
-        x = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "a", kernel_shape=[3, 3])
-        models.append(g.model(g.conv(x, "b", scale=scale, weights="float")))
+    models = two_convolutions(0.1), two_convolutions(None)
     assert "W-PER-TENSOR" in qdqtool.predict(models[1], TARGET).findings_by_code()
     node = node_of(compare(*models), "a")
     assert (node.changes, node.finding) == ((ChangeKind.LOST_INT8_OUTPUT,), "OUT-FLOAT")
@@ -245,6 +253,17 @@ def test_compare_estimated_times() -> None:
     assert result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
 
 
+def test_compare_layout_changes() -> None:
+    models = wide_network(0.1), wide_network(0.1, floats=[1])
+    result = qdqtool.compare(*models, target=TARGET, gpu="T4")
+    for model, side in zip(models, (result.a, result.b), strict=True):
+        time = qdqtool.predict(model, TARGET, gpu="T4").time
+        fields = side.as_json()
+        assert time and all(fields[key] == time[key] for key in ("layouts", "layouts_ms"))
+    times = f"0 -> 1 ({result.b.layouts_ms:.3g} ms)"
+    assert f"Layout changes (reformats): {times}." in str(render_comparison(result))
+
+
 @pytest.mark.parametrize("target", ["trt10", "trt11"])
 def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
     """A strongly typed build of an FP32 file computes in FP32, but INT8 is compared with FP16."""
@@ -264,12 +283,13 @@ def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
     assert both_float.a.ms == both_float.b.ms == floating["total_ms"]
 
 
-def wide_network(scale: float | None) -> onnx.ModelProto:
+def wide_network(scale: float | None, floats: Sequence[int] = ()) -> onnx.ModelProto:
+    """Return three convolutions; those of the numbers `floats` have no Q/DQ."""
     g = Graph()
     x = g.input(1, 256, 56, 56)
-    for i in range(3):
-        weights = "float" if scale is None else "qdq"
-        x = g.relu(g.conv(x, f"c{i}", channels=256, scale=scale, weights=weights), f"r{i}")
+    for i, step in enumerate(None if i in floats else scale for i in range(3)):
+        weights = "float" if step is None else "qdq"
+        x = g.relu(g.conv(x, f"c{i}", channels=256, scale=step, weights=weights), f"r{i}")
     return g.model(x)
 
 
