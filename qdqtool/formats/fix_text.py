@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, split_fixable
-from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options, fixed_model_path
+from qdqtool.formats.output import (
+    ROW_COLUMN,
+    SEVERITY_STYLES,
+    Style,
+    TextPage,
+    as_options,
+    fixed_model_path,
+)
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import verdict
 from qdqtool.reasons.finding import Severity
@@ -178,8 +185,8 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         style = Style.BAD if error.lost else Style.UNCLEAR if error.has_grown else Style.PLAIN
         page.fill(
             f"{change}{mark}  {error.title}",
-            19,
-            " " * 17,
+            ROW_COLUMN + 2,
+            " " * ROW_COLUMN,
             style,
         )
 
