@@ -156,10 +156,10 @@ class ConsumerIndex:
     ) -> bool:
         """Return whether the compiler can merge the factor of a node into the scale of a DQ.
 
-        This requires that the tensor is not a network output, and that all its other consumers only
-        move integers, or have the same factor. The node is a Mul, Div or Reciprocal with the data
-        input ``tensor`` and the input ``constant``, which is empty for a Reciprocal.
-        ``transparent`` are the operators past which a copy of the DQ can move.
+        This requires that the tensor is not a network output, and that each other consumer is one
+        of the ``transparent`` operators, or has the same factor. A copy of the DQ can move past
+        ``transparent`` operators. The node is a Mul, Div or Reciprocal with the data input
+        ``tensor`` and the input ``constant``, which is empty for a Reciprocal.
         """
         producer = self.model.producer(tensor)
         source: object = tensor
