@@ -119,6 +119,16 @@ def test_savings_of_fixes_match_estimates() -> None:
     assert max(savings) > 0.5 * skips.saves_ms
 
 
+def test_refused_fix_promises_no_saving(g: Graph) -> None:
+    """The pair would move before a float convolution, where it is one more Q/DQ layer."""
+    y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.05)
+    y = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "s"), "gate", 0.008)], "m")
+    model = Model(g.model(g.conv(y, "c1", 16, scale=None, weights="float")))
+    prediction, time = estimate_savings(model, "T4")
+    assert any(f.automatic for f in prediction.findings) and not time.fixes
+    assert not fix(model.proto, TARGET).applied
+
+
 def test_transposed_weights_with_supported_axis_are_left() -> None:
     assert find_sites(weights.find_transposed_weights, network(None)) == []
     assert [s.code for s in find_sites(weights.find_transposed_weights, network(0))] == ["CT-AXIS"]
