@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -173,6 +174,8 @@ def predict_on_gpus(
             p for p, time in results if time is not None and not time.is_supported
         ]
     prediction = _merge_findings(predictions)
+    capabilities = itertools.chain.from_iterable(p.compute_capabilities for p, _ in results)
+    prediction.compute_capabilities = list(dict.fromkeys(capabilities))
     # A prediction without `time` is that of a model that TensorRT rejects.
     prediction.times = [] if prediction.time is None else [time.as_json() for time in times]
     return prediction, times
