@@ -476,9 +476,8 @@ def add_fix_savings(
         except QdqtoolError:
             continue
         if saved_ms > 0:
-            time.fixes.append(
-                FixTime(sorted({s.code for s in sites}), [s.node for s in sites], saved_ms)
-            )
+            nodes = list(dict.fromkeys(site.node for site in sites))
+            time.fixes.append(FixTime(sorted({s.code for s in sites}), nodes, saved_ms))
     _add_type_savings(model, prediction, time, target)
     time.fixes.sort(key=lambda f: -f.saves_ms)
 
