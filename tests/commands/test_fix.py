@@ -13,6 +13,7 @@ from tests.commands.conftest import Cli
 from tests.findings.graphs import GRAPHS
 from tests.findings.lint.test_api import simple
 from tests.findings.test_causes import residual
+from tests.fixing.test_effects import concats
 from tests.insertion.nets import detector
 from tests.trt.builder import Graph
 
@@ -98,6 +99,11 @@ def test_fix_changes_the_places_that_predict_marks(
     fixed = count_places(cli("fix", name, "-o", "f.onnx"), r"^Fixed (\d+) place")
     assert marked == fixed == (1 if name == "m.onnx" else 0)
     assert "[*]" not in cli("predict", "f.onnx")
+
+
+def test_predict_counts_the_fixable_places_of_a_code(folder: Path, cli: Cli) -> None:
+    onnx.save(concats(6, {4}), "c.onnx")
+    assert "(6 places, 5 of them fixable" in " ".join(cli("predict", "c.onnx").split())
 
 
 def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: Cli) -> None:
