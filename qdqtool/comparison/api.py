@@ -38,7 +38,7 @@ from qdqtool.comparison.text import (
 )
 from qdqtool.errors import BuildLogError, ModelError, QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.obstacles import describe_obstacles
+from qdqtool.findings.obstacles import describe_obstacles, is_rejected
 from qdqtool.findings.rules import finding_codes
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir import file_types
@@ -48,7 +48,7 @@ from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.prediction import predict
-from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.finding import Finding, FindingCode, Severity
 from qdqtool.reasons.operators import IntegerOperator
 from qdqtool.reasons.quantizers import UnsignedZeroPoint
 from qdqtool.timing.gpus import choose_gpu
@@ -352,7 +352,8 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
 def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[NodeChange]:
     """Return a change for each node with weights or Q/DQ, in the order of the first model."""
     assert b.prediction is not None
-    explainer = _ChangeExplainer(b.prediction)
+    errors = [f.code for f in b.prediction.findings if is_rejected([f])]
+    explainer = _ChangeExplainer(b.prediction, rejection=next(iter(errors), ""))
     nodes = a.view.model.nodes
     changes = []
     for index, partner in matching.pairs.items():
@@ -383,6 +384,7 @@ class _ChangeExplainer:
         prediction: Prediction of the model, or of the second of two models.
         fallback: Reason for a lost INT8 that the prediction does not explain; None if unknown.
         verbs: Verbs of the text about a changed output, for the type on A and the type on B.
+        rejection: Code of the error for which TensorRT rejects the second of two models.
     """
 
     def __init__(
@@ -390,8 +392,9 @@ class _ChangeExplainer:
         prediction: Prediction,
         fallback: LossReason | None = None,
         verbs: tuple[str, str] = ("wrote", "writes"),
+        rejection: FindingCode = "",
     ) -> None:
-        self._fallback, self._verbs = fallback, verbs
+        self._fallback, self._verbs, self._rejection = fallback, verbs, rejection
         # A finding explains a lost INT8 only if the convolution is float in the prediction too, and
         # a lost INT8 output only if the convolution is not INT8 to INT8 in the prediction either.
         self._int8 = {c.name for c in prediction.convolutions if c.is_quantized}
@@ -443,6 +446,9 @@ class _ChangeExplainer:
             node.finding, message = finding.code, finding.message
             if node.lost == LossReason.UNKNOWN:
                 node.lost = LossReason.FINDING
+        elif node.lost == LossReason.UNKNOWN and self._rejection:
+            node.lost, node.finding = LossReason.FINDING, self._rejection
+            message = f"TensorRT rejects the model ({self._rejection})"
         node.why = describe_changes(node, message, self._verbs)
         return node
 

@@ -73,8 +73,9 @@ def _requested_precision(node: NodeSide) -> Precision:
 
 
 def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Prediction) -> None:
-    layers = () if is_rejected(prediction.findings) else prediction.layers
-    ms = {layer.name: layer.ms for layer in layers}
+    """Add the predicted types; a model that TensorRT rejects has no INT8 and FP8 layers."""
+    rejected = is_rejected(prediction.findings)
+    ms = {layer.name: layer.ms for layer in prediction.layers}
     operators = {n.name: n.op for n in view.model.nodes}
     products = set(prediction.float_products)
     for side in nodes.values():
@@ -84,6 +85,9 @@ def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Predicti
         if outcome.index not in nodes:
             continue
         side = nodes[outcome.index]
+        if rejected:
+            side.precision = Precision.FLOAT
+            continue
         side.precision = outcome.precision
         side.inputs, side.output = list(outcome.inputs), outcome.output
         side.fused = [operators.get(name, name) for name in outcome.fused]

@@ -373,9 +373,12 @@ def with_old_opset() -> onnx.ModelProto:
 def test_compare_names_a_rejected_model_first() -> None:
     old, new = with_old_opset(), quantized("int8")
     assert "OPSET-AXIS" in qdqtool.predict(old).findings_by_code()
-    for models, name in (((new, old), "B"), ((old, new), "A")):
+    for models, name, int8 in (((new, old), "B", [3, 0]), ((old, new), "A", [0, 3])):
         result = qdqtool.compare(*models)
         assert summarize_comparison(result).startswith(f"TensorRT rejects {name} (")
+        assert (result.summary()["int8"], result.ok) == (int8, name == "A")
+        lost = [n.finding for n in result.where(ChangeKind.LOST_INT8)]
+        assert lost == ["OPSET-AXIS"] * (3 if name == "B" else 0)
     assert "TensorRT" not in summarize_comparison(qdqtool.compare(new, new))
 
 
