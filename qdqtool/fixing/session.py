@@ -21,6 +21,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.text import list_names
 from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
@@ -452,13 +453,12 @@ def _count_error_findings(prediction: Prediction) -> int:
 def _describe_rounded_constants(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     count = len(constants)
-    constant = f"constant '{tensor}' (in steps of {step:.4g}) was"
-    if count > 1:
-        constant = f"{count} constants ('{tensor}' with the largest step, {step:.4g}) were"
+    ordered = sorted(constants, reverse=True)
+    names = list_names(f"'{name}' in steps of {s:.4g}" for s, name in ordered)
     return Note(
-        f"the values of {constant} rounded to INT8 or UINT8 by another tool, and only the float "
-        "model has the exact values. In anchors or strides of a detector, this moves boxes by up "
-        "to half a step",
+        f"{format_count_were(count, 'constant')} rounded to INT8 or UINT8 by another tool, and "
+        f"only the float model has the exact values: {names}. Rounded anchors or strides of a "
+        "detector move boxes by up to half a step",
         code="constants-rounded",
         count=count,
         tensor=tensor,
