@@ -26,7 +26,7 @@ _DENSE, _SPARSE = (0.18, 2.0), (0.06, 3.0)
 # `choose_focus_range` lowers the power to 2 while the INT8 step grows from the first to the second
 # limit. The unit is the largest magnitude of the negative values.
 _STEP_LIMITS = (0.5, 1.0)
-BIASED_WEIGHT = 20.0  # weight of the squared share of the biased error; see `reduce_bias`
+BIASED_WEIGHT = 20.0  # weight of the biased error in `reduce_bias`
 _FACTORS = np.exp2(np.arange(2, -25, -1) / 12.0)  # ranges that `reduce_bias` tries, divided by amax
 _UNCHANGED = 2  # index of the factor 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from qdqtool import prediction as prediction_module
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
-from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.finding import Finding
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -166,13 +167,14 @@ def predict_on_gpus(
     times = [time for _, time in results if time is not None]
     predictions = [prediction for prediction, _ in results]
     if any(time.is_supported for time in times):
-        _demote_support_errors(predictions)
         # The first prediction provides the facts of the model. So GPUs that the engine can be
         # built for come first.
         predictions = [p for p, time in results if time is None or time.is_supported] + [
             p for p, time in results if time is not None and not time.is_supported
         ]
     prediction = _merge_findings(predictions)
+    capabilities = itertools.chain.from_iterable(p.compute_capabilities for p, _ in results)
+    prediction.compute_capabilities = list(dict.fromkeys(capabilities))
     # A prediction without `time` is that of a model that TensorRT rejects.
     prediction.times = [] if prediction.time is None else [time.as_json() for time in times]
     return prediction, times
@@ -194,15 +196,6 @@ def _make_finding_key(finding: Finding) -> tuple[str, ...]:
     """
     is_limit = finding.code.startswith("GPU-")
     return finding.code, finding.node, finding.message if is_limit else ""
-
-
-def _demote_support_errors(predictions: list[Prediction]) -> None:
-    from qdqtool.timing.on_gpu import UNSUPPORTED_GPU
-
-    for prediction in predictions:
-        for finding in prediction.findings:
-            if finding.code in UNSUPPORTED_GPU:
-                finding.severity = Severity.WARNING
 
 
 def predict_with_time(

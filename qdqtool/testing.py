@@ -34,8 +34,8 @@ def assert_int8(
     """Assert that TensorRT runs convolutions in INT8 or FP8, and that few conversions remain.
 
     Convolutions are Conv, ConvTranspose, Gemm and MatMul. Patterns are regular expressions that are
-    searched in the names of convolutions. A pattern that matches nothing is an error, because it is
-    probably misspelled, or the model has changed.
+    searched for in the names of convolutions. A pattern that matches nothing is an error, because
+    it is probably misspelled, or the model has changed.
 
     Args:
         model: Path, bytes or ModelProto of any exporter.

@@ -236,10 +236,12 @@ def test_each_line_of_a_wrapped_paragraph_has_its_style() -> None:
     assert "\x1b" not in str(page)
 
 
-def test_wrapped_command_is_the_same_command() -> None:
+@pytest.mark.parametrize("width", [40, 57])
+def test_wrapped_command_is_the_same_command(width: int) -> None:
     command = "trtexec --onnx='a model.onnx' --verbose > build.log 2>&1"
-    lines = wrap_command(command, 40, "Build:   ", 11)
-    assert len(lines) > 1 and max(map(len, lines)) <= 40
+    lines = wrap_command(command, width, "Build:   ", 11)
+    assert len(lines) > 1 and max(map(len, lines)) <= width
+    assert not any(line.endswith("> \\") for line in lines)
     pasted = "\n".join(lines).removeprefix("Build:").replace("\\\n", " ")
     assert shlex.split(pasted) == shlex.split(command)
 

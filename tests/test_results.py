@@ -110,6 +110,9 @@ def test_predict_on_a_list_of_gpus_has_the_times_of_the_command(
     assert prediction.times == answer["times"] == prediction.as_json()["times"]
     assert [time["gpu"] for time in prediction.times] == ["L4", "GTX 1080", "RTX 3060"]
     assert prediction.time == answer["time"] == prediction.times[0]
+    assert (
+        prediction.compute_capabilities == answer["compute_capabilities"] == ["8.9", "6.1", "8.6"]
+    )
     assert qdqtool.predict(path, gpu="L4").times is None
     assert qdqtool.predict(path, gpu=("L4",)).times == [prediction.time]
 

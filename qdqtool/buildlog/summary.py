@@ -201,7 +201,9 @@ def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
     matches = _match_names(names, name)
     if not matches:
         listed = ", ".join(sorted(filter(None, names)))
-        advice = f"choose from {listed}" if listed else "the log has no optimizer lines"
+        advice = "the log has no optimizer lines; build again with --verbose"
+        if listed:
+            advice = f"choose from {listed}"
         raise BuildLogError(
             f"{name}: no such pass in this log; {advice}",
             code="unknown-choice",

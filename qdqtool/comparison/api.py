@@ -37,7 +37,8 @@ from qdqtool.comparison.text import (
     note_quantized_reference,
 )
 from qdqtool.errors import BuildLogError, ModelError, QdqtoolError
-from qdqtool.findings.obstacles import describe_obstacles
+from qdqtool.findings import codes
+from qdqtool.findings.obstacles import describe_obstacles, is_rejected
 from qdqtool.findings.rules import finding_codes
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir import file_types
@@ -47,7 +48,7 @@ from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.prediction import predict
-from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.finding import Finding, FindingCode, Severity
 from qdqtool.reasons.operators import IntegerOperator
 from qdqtool.reasons.quantizers import UnsignedZeroPoint
 from qdqtool.timing.gpus import choose_gpu
@@ -351,7 +352,8 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
 def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[NodeChange]:
     """Return a change for each node with weights or Q/DQ, in the order of the first model."""
     assert b.prediction is not None
-    explainer = _ChangeExplainer(b.prediction)
+    errors = [f.code for f in b.prediction.findings if is_rejected([f])]
+    explainer = _ChangeExplainer(b.prediction, rejection=next(iter(errors), ""))
     nodes = a.view.model.nodes
     changes = []
     for index, partner in matching.pairs.items():
@@ -382,6 +384,7 @@ class _ChangeExplainer:
         prediction: Prediction of the model, or of the second of two models.
         fallback: Reason for a lost INT8 that the prediction does not explain; None if unknown.
         verbs: Verbs of the text about a changed output, for the type on A and the type on B.
+        rejection: Code of the error for which TensorRT rejects the second of two models.
     """
 
     def __init__(
@@ -389,29 +392,38 @@ class _ChangeExplainer:
         prediction: Prediction,
         fallback: LossReason | None = None,
         verbs: tuple[str, str] = ("wrote", "writes"),
+        rejection: FindingCode = "",
     ) -> None:
-        self._fallback, self._verbs = fallback, verbs
+        self._fallback, self._verbs, self._rejection = fallback, verbs, rejection
         # A finding explains a lost INT8 only if the convolution is float in the prediction too, and
         # a lost INT8 output only if the convolution is not INT8 to INT8 in the prediction either.
         self._int8 = {c.name for c in prediction.convolutions if c.is_quantized}
         self._int8_to_int8 = {
             c.name for c in prediction.convolutions if c.quantized_in_quantized_out
         }
-        self._findings: dict[str, Finding] = {}
+        self._findings: dict[str, list[Finding]] = {}
         severities = list(Severity)
         for finding in sorted(prediction.findings, key=lambda f: severities.index(f.severity)):
             for name in finding.convolutions:
-                self._findings.setdefault(name, finding)
+                self._findings.setdefault(name, []).append(finding)
 
     def _find_cause(self, name: str, changes: Container[ChangeKind]) -> Finding | None:
         """Return the finding that explains why a convolution lost INT8 or its INT8 output.
 
-        None if nothing was lost, if the prediction does not show the loss, or without a finding at
-        the convolution.
+        None if nothing was lost, if the prediction does not show the loss, or without such a
+        finding at the convolution. Findings on accuracy explain no float output.
         """
-        is_lost = ChangeKind.LOST_INT8 in changes and name not in self._int8
-        is_output_lost = ChangeKind.LOST_INT8_OUTPUT in changes and name not in self._int8_to_int8
-        return self._findings.get(name) if is_lost or is_output_lost else None
+        findings = self._findings.get(name, [])
+        if ChangeKind.LOST_INT8 in changes and name not in self._int8:
+            return next(iter(findings), None)
+        if ChangeKind.LOST_INT8_OUTPUT not in changes or name in self._int8_to_int8:
+            return None
+        causes = [f for f in findings if codes.get(f.code).saves_time]
+        return min(
+            causes,
+            key=lambda f: (f.node != name, not codes.get(f.code).passes),
+            default=None,
+        )
 
     def explain_change(self, node: NodeChange) -> NodeChange:
         """Set `lost`, `finding` and `why` of a change in place, and return the change.
@@ -434,6 +446,9 @@ class _ChangeExplainer:
             node.finding, message = finding.code, finding.message
             if node.lost == LossReason.UNKNOWN:
                 node.lost = LossReason.FINDING
+        elif node.lost == LossReason.UNKNOWN and self._rejection:
+            node.lost, node.finding = LossReason.FINDING, self._rejection
+            message = f"TensorRT rejects the model ({self._rejection})"
         node.why = describe_changes(node, message, self._verbs)
         return node
 

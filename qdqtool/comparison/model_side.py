@@ -73,8 +73,9 @@ def _requested_precision(node: NodeSide) -> Precision:
 
 
 def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Prediction) -> None:
-    layers = () if is_rejected(prediction.findings) else prediction.layers
-    ms = {layer.name: layer.ms for layer in layers}
+    """Add the predicted types; a model that TensorRT rejects has no INT8 and FP8 layers."""
+    rejected = is_rejected(prediction.findings)
+    ms = {layer.name: layer.ms for layer in prediction.layers}
     operators = {n.name: n.op for n in view.model.nodes}
     products = set(prediction.float_products)
     for side in nodes.values():
@@ -84,6 +85,9 @@ def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Predicti
         if outcome.index not in nodes:
             continue
         side = nodes[outcome.index]
+        if rejected:
+            side.precision = Precision.FLOAT
+            continue
         side.precision = outcome.precision
         side.inputs, side.output = list(outcome.inputs), outcome.output
         side.fused = [operators.get(name, name) for name in outcome.fused]
@@ -154,8 +158,8 @@ def _nonzero_points(params: qdq.QuantParams) -> tuple[int, ...]:
 def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
     """Use the time of a float model in FP16, if its file is FP32 and FP16 is faster.
 
-    ``predict`` compares INT8 with the same time. The times of the layers are removed, because they
-    are times in FP32.
+    ``predict`` compares INT8 with the same time. The times of the layers and layout changes are
+    removed, because they are times in FP32.
 
     Args:
         side: The float model, which is changed.
@@ -169,6 +173,7 @@ def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
     if summary.ms is None or float_time is None or float_time["fp32_ms"] is None:
         return []
     summary.ms, summary.float_type = float_time["total_ms"], Precision(float_time["precision"])
+    summary.layouts = summary.layouts_ms = None
     for node in side.nodes.values():
         node.ms = None
     fp32_ms = float_time["fp32_ms"]
@@ -205,6 +210,8 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.compute_capabilities = prediction.compute_capabilities
     summary.obstacle = describe_obstacles(prediction.findings)
     summary.rejected = is_rejected(prediction.findings)
-    if prediction.time is not None and not summary.rejected:
-        summary.ms, summary.gpu = prediction.time["total_ms"], prediction.time["gpu"]
+    time = prediction.time
+    if time is not None and not summary.rejected:
+        summary.ms, summary.gpu = time["total_ms"], time["gpu"]
+        summary.layouts, summary.layouts_ms = time["layouts"], time["layouts_ms"]
     return summary

@@ -273,6 +273,8 @@ class SideSummary:
         conversions_range: Lowest and highest predicted number of ``conversions``; None for a build
             and for a model that is compared with its build.
         ms: Milliseconds of one inference; None without times.
+        layouts: Number of layout changes (reformats) in the estimate of ``ms``; None if unknown.
+        layouts_ms: The part of ``ms`` that they take; None if unknown.
         measured: Whether the time was measured.
         float_type: Type in which a float model was timed, if the file has another type; else None.
         target: Target of the prediction; empty for a build.
@@ -295,6 +297,8 @@ class SideSummary:
     conversions: int | None = None
     conversions_range: tuple[int, int] | None = None
     ms: float | None = None
+    layouts: int | None = None
+    layouts_ms: float | None = None
     measured: bool = False
     target: str = ""
     gpu: str = ""
@@ -344,6 +348,8 @@ class SideSummary:
             "conversions",
             "conversions_range",
             "ms",
+            "layouts",
+            "layouts_ms",
             "measured",
             "rejected",
         )

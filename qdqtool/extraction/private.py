@@ -350,8 +350,8 @@ _PREFIXES = {
 }
 _SEEDS = 8  # number of random seeds that are tried to keep the prediction
 _SHORTEST = 3  # shorter texts do not count as leaks, because they may occur by chance
-# In a text of more characters, each secret is searched. Of a shorter text, each substring is looked
-# up among the secrets.
+# If a text has more characters than this, it is searched for each secret. Otherwise, each substring
+# of the text is looked up among the secrets.
 _LONG = 64
 _MAX_SPELLINGS = 20_000  # number of tried names; only a malicious model contains all of them
 _CLEARED = frozenset(

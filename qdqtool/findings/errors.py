@@ -28,8 +28,8 @@ class KnownError:
     Attributes:
         id: Short name that does not change.
         title: Title of a few words.
-        pattern: Regular expression that is searched in the text. Case is ignored. It has no nested
-            repetitions, so that a search takes linear time.
+        pattern: Regular expression that is searched for in the text. Case is ignored. It has no
+            nested repetitions, so that a search takes linear time.
         severity: ``error``, ``warning`` or ``harmless``.
         cause: Cause in one or two sentences.
         fix: Advice.
@@ -72,7 +72,9 @@ _STATUS = re.compile(
 _PROVIDER = re.compile(
     rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]"
 )  # prefix of onnxruntime's logger
-_MAX_LINES = 50  # maximum number of lines of a text in which a marked line is searched
+# Maximum number of lines of a text that are searched for a line with a prefix of TensorRT's or
+# onnxruntime's logger.
+_MAX_LINES = 50
 # Assertions have this form up to TensorRT 7.
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")
 _MAX_TEXT = 20_000

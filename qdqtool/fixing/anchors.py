@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from qdqtool.fixing.site import FixSite
 from qdqtool.fixing.weights import make_dequantizer, make_float_constant_site
 from qdqtool.ir import qdq
+from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.precision import BYTES
 from qdqtool.patterns.heads import find_head
@@ -21,6 +23,7 @@ FloatArray = npt.NDArray[np.float64]
 _COORDINATES = 2  # x and y
 _IMAGE_RANK = 4  # batch, channels, height, width
 _HALF_STEP = 0.501  # maximum distance of a rounded value, in steps; scales are rounded floats
+_MULTIPLE_TOLERANCE = 1e-3  # maximum distance of float values from multiples of a step, in steps
 _TOLERANCE = 1e-4  # relative tolerance of the largest value: rounding keeps the end of the range
 
 
@@ -29,35 +32,78 @@ def find_restorable_constants(view: View) -> tuple[list[FixSite], Note | None]:
 
     The anchors are the centers of the cells of the head's feature maps, and the strides are the
     sizes of these cells in pixels. A constant is restored only if it has one value for each cell,
-    each value is within half a step of the exact value, and the largest values are equal.
+    each value is within half a step of the exact value, and the largest values are equal. A float
+    constant, which an earlier fix may have made of a quantized one, is restored only if its values
+    are also multiples of a step of 8-bit integers.
     """
-    constants = {
-        dq.index: shape
-        for dq in filter(qdq.is_dq, view.quantizers)
-        if (shape := view.model.constant_shape(dq.input(0))) and view.params(dq).precision in BYTES
-    }
+    constants = _find_constants(view)
     sizes = _find_feature_maps(view.model) if constants else []
     names: list[str] = []
     steps: list[float] = []
     sites: list[FixSite] = []
-    for index, shape in constants.items():
-        dq, exact = view.model.nodes[index], _compute_exact_values(view.model, sizes, shape)
-        site = None if exact is None else _restoration_site(view, dq, exact)
+    for tensor, dq in constants.items():
+        exact = _compute_exact_values(view.model, sizes, view.model.constant_shape(tensor) or ())
+        rounded = None if exact is None else _read_values(view, tensor, dq)
+        if exact is None or rounded is None:
+            continue
+        step = _find_float_step(rounded) if dq is None else _read_step(view, dq)
+        is_exact = np.array_equal(rounded, exact)
+        site = None
+        if not is_exact and _is_rounding_of(rounded, exact, step):
+            site = _restoration_site(view, tensor, dq, exact.astype(rounded.dtype))
         if site is not None:
             sites.append(site)
-            names.append(dq.input(0))
-            steps.append(_read_step(view, dq))
+            names.append(tensor)
+            steps.append(step)
     return sites, _describe_restored(names, steps, sizes) if sites else None
 
 
-def _restoration_site(view: View, dq: Node, exact: FloatArray) -> FixSite | None:
+def _find_constants(view: View) -> dict[str, Node | None]:
+    """Return the quantized constants with their DQs, and the float constants with None."""
+    model = view.model
+    constants: dict[str, Node | None] = {
+        tensor: None
+        for node in model.nodes
+        if not qdq.is_qdq(node)
+        for tensor in node.inputs
+        if model.is_constant(tensor) and model.elem_type(tensor) == onnx.TensorProto.FLOAT
+    }
+    for dq in filter(qdq.is_dq, view.quantizers):
+        if model.is_constant(dq.input(0)) and view.params(dq).precision in BYTES:
+            constants[dq.input(0)] = dq
+    return constants
+
+
+def _read_values(view: View, tensor: str, dq: Node | None) -> npt.NDArray[Any] | None:
+    if dq is None:
+        return view.model.constant(tensor)
     dequantize = make_dequantizer(view, dq)
-    if dequantize is None:
-        return None
-    rounded = dequantize()
-    if np.array_equal(rounded, exact) or not _is_rounding_of(rounded, exact, _read_step(view, dq)):
-        return None
-    return make_float_constant_site(view, dq, "exact values restored", exact.astype(rounded.dtype))
+    return None if dequantize is None else dequantize()
+
+
+def _restoration_site(
+    view: View, tensor: str, dq: Node | None, exact: npt.NDArray[Any]
+) -> FixSite | None:
+    if dq is not None:
+        return make_float_constant_site(view, dq, "exact values restored", exact)
+
+    def apply(editor: Editor) -> None:
+        editor.set_constant(tensor, exact)
+
+    return FixSite(tensor, f"{tensor}: exact values restored", apply)
+
+
+def _find_float_step(values: npt.NDArray[Any]) -> float:
+    """Return the step to which float values were rounded when they were stored as 8-bit integers.
+
+    NaN if the values are not multiples of a 127th or a 255th of the largest value.
+    """
+    largest = float(values.max())
+    for levels in (127, 255):
+        multiples = values * (levels / largest) if largest > 0 else values + math.nan
+        if np.all(np.abs(multiples - np.rint(multiples)) < _MULTIPLE_TOLERANCE):
+            return largest / levels
+    return math.nan
 
 
 def _read_step(view: View, dq: Node) -> float:
@@ -91,7 +137,7 @@ def _compute_exact_values(
 ) -> FloatArray | None:
     """Return the anchors or strides of feature maps; None if a constant has another shape."""
     cells = sum(map(math.prod, sizes))
-    if not cells or shape[-1] != cells:
+    if not cells or not shape or shape[-1] != cells:
         return None
     if math.prod(shape) == cells:
         strides = _compute_strides(model, sizes)

@@ -14,6 +14,7 @@ from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
+from qdqtool.fixing import gains
 from qdqtool.fixing.anchors import find_restorable_constants
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.quantizers import to_axis_opset
@@ -240,9 +241,8 @@ def fix(
         model, raised = _raise_axis_opset(original, requested)
         model, rewritten, notes_of_rewrite = _rewrite_quantizers(model, requested)
         _require_quantizers(model)
-        if not requested:
-            model, notes_of_restoration = _restore_constants(model)
-            notes_of_rewrite += notes_of_restoration
+        model, notes_of_restoration = _restore_constants(model)
+        notes_of_rewrite += notes_of_restoration
         images, notes = read_samples(model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
@@ -454,9 +454,9 @@ def add_fix_savings(
 ) -> None:
     """Add the time that each kind of automatic fix saves to a time estimate, in place.
 
-    A kind of fix is left out if it saves no time, or if it cannot be applied because weights are
-    missing. It is also left out, with a note, if it has more than 512 places. Nothing is added for
-    a GPU without INT8.
+    A kind of fix is left out if it saves no time, if :func:`fix` would refuse it because of the
+    prediction, or if it cannot be applied because weights are missing. It is also left out, with a
+    note, if it has more than 512 places. Nothing is added for a GPU without INT8.
     """
     if not time.gpu.has_int8:
         return
@@ -472,16 +472,40 @@ def add_fix_savings(
                 time.notes += _note_many_sites(sites)
             if not 0 < len(sites) <= _MAX_SITES:
                 continue
-            candidate, _ = apply_sites(model, sites)
-            saved_ms = time.total_ms - estimate_variant(time, candidate, target)
+            sites, saved_ms = _estimate_saving(model, prediction, time, target, step, sites)
         except QdqtoolError:
             continue
         if saved_ms > 0:
-            time.fixes.append(
-                FixTime(sorted({s.code for s in sites}), [s.node for s in sites], saved_ms)
-            )
+            nodes = list(dict.fromkeys(site.node for site in sites))
+            time.fixes.append(FixTime(sorted({s.code for s in sites}), nodes, saved_ms))
     _add_type_savings(model, prediction, time, target)
     time.fixes.sort(key=lambda f: -f.saves_ms)
+
+
+def _estimate_saving(
+    model: Model,
+    prediction: Prediction,
+    time: TimeEstimate,
+    target: Target,
+    step: FixStep,
+    sites: list[FixSite],
+) -> tuple[list[FixSite], float]:
+    """Return the sites that ``fix`` accepts together, and the milliseconds that they save.
+
+    Sites near which the prediction gets worse are left out. If no accepted sites save time, the
+    result is an empty list and 0.
+    """
+    while sites:
+        candidate, edited = apply_sites(model, sites)
+        saved_ms = time.total_ms - estimate_variant(time, candidate, target)
+        if saved_ms <= 0:
+            break
+        after = predict(candidate, target)
+        if gains.find_objection(prediction, after, step) is None:
+            return sites, saved_ms
+        worsening = gains.find_worsening_changes(model, candidate, edited, prediction, after, step)
+        sites = [s for i, s in enumerate(sites) if worsening and i not in worsening]
+    return [], 0.0
 
 
 def _note_many_sites(sites: Sequence[FixSite]) -> list[Note]:

@@ -82,8 +82,8 @@ def find_worsening_changes(
     reasons = {}
     for group in set(groups):
         objection = _compare_counts(counts_before[group], counts_after[group], criteria)
-        if objection not in (None, NO_GAIN):
-            reasons[group] = objection
+        if objection is not None and objection != NO_GAIN:
+            reasons[group] = Note(f"near this place, {objection}", code=objection.code)
     return {i: reasons[group] for i, group in enumerate(groups) if group in reasons}
 
 
@@ -125,7 +125,7 @@ def _describe_regression(
         )
     if after.conversions > before.conversions and not criteria.changes_types:
         return Note(
-            f"the number of conversions would rise from {before.conversions} to "
+            f"the number of Q/DQ layers would rise from {before.conversions} to "
             f"{after.conversions}",
             code="more-conversions",
         )

@@ -289,6 +289,9 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that makes a convolution of the detection head float.
 
+    Pairs from which only operators that move values lead to the convolution are removed too,
+    because TensorRT moves them to the convolution.
+
     None if its input or weights are not quantized, if a node changes the weights after their Q/DQ,
     or if stored integers cannot be dequantized. `conv` is a convolution that a finding on the head
     names: one of the boxes or the DFL, or a last convolution of a head without DFL.
@@ -300,6 +303,7 @@ def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | No
     if weights.q is None and dequantize is None:
         return None
     tensor = pair[1].input(0)
+    remove_others = _make_pair_removal(view, *_find_pairs_moved_to(view, tensor))
 
     def apply(editor: Editor) -> None:
         source = weights.source
@@ -307,8 +311,31 @@ def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | No
             source = editor.add_constant(f"{source}_float", dequantize())
         editor.set_input(conv, 0, tensor)
         editor.set_input(conv, 1, source)
+        remove_others(editor)
 
     return FixSite(conv.name, f"{conv.name}: Q/DQ of its input and weights removed", apply)
+
+
+def _find_pairs_moved_to(view: View, tensor: str) -> list[Node]:
+    """Return the Qs of pairs from which only operators that move values lead to a tensor.
+
+    Pairs that other nodes read as well are left out.
+    """
+    model = view.model
+    quantizers: list[Node] = []
+    while len(model.consumers(tensor)) == 1 and not model.is_output(tensor):
+        producer = model.producer(tensor)
+        pair = qdq.find_pair(model, tensor)
+        sources = commuting_inputs(model, producer)
+        q = None if pair is None else pair[1]
+        if q is not None and len(model.consumers(q.output)) == 1:
+            quantizers.append(q)
+            tensor = q.input(0)
+        elif len(sources) == 1:
+            tensor = sources[0]
+        else:
+            break
+    return quantizers
 
 
 def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from qdqtool.errors import ModelError
 from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, needs_request
 from qdqtool.fixing import gains, quantizers
-from qdqtool.fixing.anchors import find_restorable_constants
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.runner import Arrays
@@ -22,6 +21,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.text import list_names
 from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
@@ -403,11 +403,9 @@ class FixSession:
         self.notes += _note_worse_outputs(errors, inputs)
         # Constants that the file stores as INT8: fixes may make them floats, but the exact values
         # are lost.
-        view = View(self._original)
-        rounded = quantizers.find_rounded_constants(view)
+        rounded = quantizers.find_rounded_constants(View(self._original))
         if rounded:
-            sites, _ = find_restorable_constants(view)  # empty unless the user gave codes
-            self.notes.append(_describe_rounded_constants(rounded, len(sites)))
+            self.notes.append(_describe_rounded_constants(rounded))
         halved = any(a.code in HALVING_CODES for a in self.applied)
         is_worse = self.judge.has_samples and any(e.has_grown for e in errors)
         if halved or is_worse or rounded or _has_lossy_weights(self.prediction):
@@ -452,17 +450,17 @@ def _count_error_findings(prediction: Prediction) -> int:
     return sum(f.severity == Severity.ERROR for f in prediction.findings)
 
 
-def _describe_rounded_constants(constants: list[tuple[float, str]], restorable: int) -> Note:
+def _describe_rounded_constants(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
-    advice = "Fixes may store them as floats, but only the float model has the exact values"
-    if restorable:
-        advice = f"Without `only`, fix restores the exact values of {restorable} of them"
+    count = len(constants)
+    ordered = sorted(constants, reverse=True)
+    names = list_names(f"'{name}' in steps of {s:.4g}" for s, name in ordered)
     return Note(
-        f"{format_count_were(len(constants), 'constant')} rounded when another tool stored them as "
-        f"INT8 ('{tensor}' in steps of {step:.4g}). {advice}. If they are anchors or strides of a "
-        "detector, boxes move by up to half a step",
+        f"{format_count_were(count, 'constant')} rounded to INT8 or UINT8 by another tool, and "
+        f"only the float model has the exact values: {names}. Rounded anchors or strides of a "
+        "detector move boxes by up to half a step",
         code="constants-rounded",
-        count=len(constants),
+        count=count,
         tensor=tensor,
         step=step,
     )

@@ -179,6 +179,7 @@ def render_comparison(
     by_both = are_models and comparison.matched_by == "names"
     matched_by = "structure and names" if by_both else comparison.matched_by
     page.fill(f"Matched by {matched_by}.", 0)
+    _add_layout_changes(page, comparison.a, comparison.b)
     if comparison.agreement is not None:
         page.add_gap()
         add_agreement(page, comparison.agreement)
@@ -191,15 +192,17 @@ def render_comparison(
     return page
 
 
+# Name and definition of each metric of two models.
 _METRICS = {
     "agreement-map": (
-        "agreement mAP: average precision (IoU 0.50 to 0.95) of B's detections; A's detections of "
-        "score 0.25 and more are the truth"
+        "Agreement mAP",
+        "average precision (IoU 0.50 to 0.95) of B's detections; A's detections of score 0.25 and "
+        "more are the truth",
     ),
-    "top-1-agreement": "top-1 agreement: share of the images with the same best class",
+    "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
     "output-agreement": (
-        "output agreement: one minus the error of B's outputs, divided by the standard deviation "
-        "of A's outputs"
+        "Output agreement",
+        "one minus the error of B's outputs, divided by the standard deviation of A's outputs",
     ),
 }
 
@@ -214,8 +217,9 @@ def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
         counted = ""
         if measure.metric == "agreement-map":
             counted = f" with {format_count(measure.count, 'detection')}"
-        page.fill(f"Agreement of B with A: {value} on {images}{counted}", 2)
-        page.fill(_METRICS.get(measure.metric, measure.sentence), 2, "  ")
+        name, definition = _METRICS.get(measure.metric, ("Agreement", measure.sentence))
+        page.fill(f"{name} of B with A: {value} on {images}{counted}", 2)
+        page.fill(definition, 2, "  ")
 
 
 def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
@@ -242,6 +246,17 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
         parts.append(f"{format_ms(side.ms)}{float_type}{source}")
     target = f", predicted for {side.target}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
+
+
+def _add_layout_changes(page: TextPage, a: SideSummary, b: SideSummary) -> None:
+    """Add the layout changes of two models if their estimated times differ."""
+    if a.layouts_ms is None or b.layouts_ms is None or abs(b.layouts_ms - a.layouts_ms) < _MIN_MS:
+        return
+    times = (
+        f"{side.layouts} ({format_ms(side.layouts_ms)})" if side.layouts_ms else "0"
+        for side in (a, b)
+    )
+    page.fill(f"Layout changes (reformats): {' -> '.join(times)}.", 0)
 
 
 def _describe_formats(side: SideSummary) -> str:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, split_fixable
-from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options, fixed_model_path
+from qdqtool.formats.output import (
+    ROW_COLUMN,
+    SEVERITY_STYLES,
+    Style,
+    TextPage,
+    as_options,
+    fixed_model_path,
+)
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import verdict
 from qdqtool.reasons.finding import Severity
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
 
 _MAX_FIXES = 1  # maximum number of listed changes with the same code and reason
 _LOSSES = ("constants-rounded",)  # codes of notes on problems that no fix can remove
+
+_LISTED_ERRORS = ("error-grew",)  # codes of notes that repeat a line of "Output error"
 
 
 def render(
@@ -47,10 +56,11 @@ def render(
         page.add_row("Time", _describe_time(fixed.time))
     _add_errors(page, fixed)
     for note in fixed.notes:
-        if note.code not in _LOSSES:
+        if note.code not in (*_LOSSES, *_LISTED_ERRORS):
             page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     places = fixed.fixed_places()
     _add_changes(page, "Applied", fixed.applied, places)
+    _add_other_removed_findings(page, fixed, places)
     fixes = [] if fixed.time is None else fixed.time.fixes
     savings = {code: fix.saves_ms for fix in fixes for code in fix.codes}
     _add_changes(page, "Not applied", fixed.refused, savings=savings)
@@ -61,6 +71,17 @@ def render(
     page.fill(f"{written}{time}", style=Style.BOLD)
     page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}{options}")
     return page
+
+
+def _add_other_removed_findings(page: TextPage, fixed: Fixed, places: Counter[str]) -> None:
+    """Add the findings that the changes removed, but that no listed change is for."""
+    removed = Counter(f.code for f in fixed.before.findings if f.severity != Severity.INFO)
+    removed.subtract(f.code for f in fixed.after.findings)
+    for code in {change.code for change in fixed.applied}:
+        removed[code] -= places[code]
+    others = [f"{code} ({count})" for code, count in removed.items() if count > 0]
+    if fixed.applied and others:
+        page.fill(f"These changes also removed: {', '.join(others)}", 2, "  ")
 
 
 def _add_fix_result(page: TextPage, fixed: Fixed) -> None:
@@ -140,13 +161,18 @@ def _add_manual_fixes(page: TextPage, fixed: Fixed) -> None:
 
 def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
     tried = {change.code for change in (*fixed.applied, *fixed.refused)}
-    left = [f for group in split_fixable(fixed.after.findings) for f in group]
-    untried = dict.fromkeys(
-        f.code for f in left if f.code not in tried and f.severity != Severity.INFO
-    )
+    untried: dict[FindingCode, str] = {}
+    reasons = "not named with --only", "may cost speed, needs --only"
+    for reason, group in zip(reasons, split_fixable(fixed.after.findings), strict=True):
+        for f in group:
+            if f.code not in tried and f.severity != Severity.INFO:
+                untried.setdefault(f.code, reason)
     if untried:
-        names = ", ".join(untried)
-        page.fill(f"Not tried: {names} (may cost speed, or excluded by --only). To try:", 2, "  ")
+        texts = [
+            f"{', '.join(group)} ({reason})"
+            for reason, group in itertools.groupby(untried, key=lambda code: untried[code])
+        ]
+        page.fill(f"Not tried: {'; '.join(texts)}. To try:", 2, "  ")
         other = fixed_model_path(output)
         only = " ".join(f"--only {code}" for code in untried)
         page.add_command(
@@ -178,8 +204,8 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         style = Style.BAD if error.lost else Style.UNCLEAR if error.has_grown else Style.PLAIN
         page.fill(
             f"{change}{mark}  {error.title}",
-            19,
-            " " * 17,
+            ROW_COLUMN + 2,
+            " " * ROW_COLUMN,
             style,
         )
 
@@ -204,12 +230,16 @@ def _add_changes(
 
     if changes:
         page.add_heading(title)
+    counts = Counter(change.code for change in changes)
+    listed: set[str] = set()  # codes whose saving is printed: it is that of all places together
     ordered = sorted(changes, key=code_and_reason)
     for (code, why_not), group in itertools.groupby(ordered, key=code_and_reason):
         same = list(group)
         count = (places[code] if places else 0) or len(same)
-        saved_ms = (savings or {}).get(code)
-        saving = "" if saved_ms is None else f", would save up to {format_ms(saved_ms)}"
+        saved_ms = None if code in listed else (savings or {}).get(code)
+        together = f"all {counts[code]} together " if counts[code] > len(same) else ""
+        saving = "" if saved_ms is None else f", {together}would save up to {format_ms(saved_ms)}"
+        listed.add(code)
         reason = f": {as_options(why_not)}" if why_not else ""
         page.fill(f"{code} ({count}){saving}{reason}", 4, "  ")
         for change in same[:_MAX_FIXES]:

@@ -114,11 +114,14 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
 def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[str]:
     """Wrap a shell command with backslashes, so that it can be pasted.
 
-    A line does not end between an option and its argument.
+    A line does not end between an option and its argument, nor between ``>`` and its file.
     """
     words: list[str] = []
     for word in _SHELL_WORD.findall(as_line(command)):
-        if words and _OPTION.fullmatch(words[-1]) and not word.startswith(("-", ">", "2>")):
+        is_argument = (
+            words and _OPTION.fullmatch(words[-1]) and not word.startswith(("-", ">", "2>"))
+        )
+        if is_argument or (words and words[-1] == ">"):
             words[-1] += f" {word}"
         else:
             words.append(word)

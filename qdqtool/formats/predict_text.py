@@ -367,6 +367,9 @@ def _add_findings_of_code(
 
 def _describe_extent(same: list[Finding], products: set[str]) -> str:
     facts = [format_count(len(same), "place")] if len(same) > 1 else []
+    fixable = sum(finding.automatic for finding in same)
+    if 0 < fixable < len(same):
+        facts.append(f"{fixable} of them fixable")
     concerned = {name for finding in same for name in finding.convolutions}
     if len(concerned) > 1:
         count = len(concerned & products)

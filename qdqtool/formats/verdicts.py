@@ -342,12 +342,15 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     """Return a sentence with the first error, and the codes of further errors.
 
     If `builds` is set, the sentence names only errors in spite of which TensorRT builds the model,
-    else only errors that make the build fail. It is empty without such errors.
+    else only errors that make the build fail. It is empty without such errors. The limits of a GPU
+    do not count if the prediction has times for another GPU.
     """
     from qdqtool.findings import codes
     from qdqtool.findings.obstacles import is_built
 
     faults = [f for f in prediction.findings if f.severity == Severity.ERROR]
+    if any(time["supported"] for time in prediction.times or ()):
+        faults = [f for f in faults if not isinstance(f.causes[0].reason, GpuLimit)]
     errors = Counter(f.code for f in faults if is_built(f) == builds)
     chosen = list(errors)
     if not chosen:

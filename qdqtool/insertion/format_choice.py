@@ -228,7 +228,7 @@ def _format_error(error: float) -> str:
 
 
 def _describe_times(ms: Mapping[str, float], gpu: str) -> str:
-    # They are rounded as in JSON first, for the same digits as in the table of times.
+    # The milliseconds are rounded as in JSON first, so that the table of times has equal digits.
     rounded = {name.upper(): round_significant(value) for name, value in ms.items()}
     times = [f"{value:.3g} ms in {title}" for title, value in rounded.items()]
     return f"estimated {', '.join(times[:-1])} and {times[-1]} on {gpu}"

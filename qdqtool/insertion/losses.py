@@ -571,10 +571,10 @@ def add_times(
     total_ms: float,
     estimate_ms: Callable[[Model], float],
 ) -> ActivationLosses:
-    """Estimate how much slower the engine is if a single confirmed activation is left float.
+    """Estimate how much slower the engine is if a single activation is left float.
 
-    `total_ms` is the time of the finished Q/DQ model. `estimate_ms` estimates models in which an
-    activation is float.
+    The milliseconds are added to the losses whose gain is confirmed. `total_ms` is the time of the
+    finished Q/DQ model. `estimate_ms` estimates models in which an activation is float.
     """
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     times = {

@@ -111,7 +111,7 @@ def smooth_activations(
         The changes, which may be empty, and a note about them.
 
     Raises:
-        QdqtoolError: `alpha` is out of range, or the data are missing, empty, or can be read only
+        QdqtoolError: `alpha` is out of range, or the data is missing, empty, or can be read only
             once.
         ModelError: onnxruntime cannot run the model.
     """

@@ -32,7 +32,8 @@ ATEN = "org.pytorch.aten"
 _MAX_STEPS = 8  # maximum number of nodes before and after a Round
 # Maximum difference between 1 and the product of the factors before and after a Round, in float32.
 _TOLERANCE = 1e-4
-_EXACT_TOLERANCE = 1e-12  # the same if the nodes divide by the scale, without a rounded inverse
+# Maximum of this difference if the nodes divide by the scale, not multiply by a rounded inverse.
+_EXACT_TOLERANCE = 1e-12
 # Tolerances in place of `_TOLERANCE` for other element types.
 _TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProto.BFLOAT16: 1.6e-2}
 _BITS = 8

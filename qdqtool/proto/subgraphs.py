@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 _Node = TypeVar("_Node")
 STANDARD = ("", "ai.onnx")  # both names of the domain of ONNX's own operators
-DOMAINS = (*STANDARD, "com.microsoft")  # domains whose operators of the same name are the same
+DOMAINS = (*STANDARD, "com.microsoft")  # domains in which a name stands for one operator
 INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # prefixes of domains of onnxruntime's optimizer
 RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # domains that onnxruntime supports
 

@@ -1,4 +1,4 @@
-"""Reasons about matrix products, attention, normalizations and regions of Myelin."""
+"""Reasons that concern matrix products, attention, normalizations and regions of Myelin."""
 
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule

@@ -1,4 +1,4 @@
-"""Reasons about conversions that remain as layers, and quantizers that cannot move."""
+"""Reasons that concern conversions that remain as layers, and quantizers that cannot move."""
 
 from __future__ import annotations
 

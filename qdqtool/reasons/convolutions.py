@@ -1,4 +1,4 @@
-"""Reasons about the shape of a convolution: dimensions, kernel, groups, channels."""
+"""Reasons that concern the shape of a convolution: dimensions, kernel, groups, channels."""
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.tensors import TensorSize

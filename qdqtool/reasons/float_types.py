@@ -1,4 +1,4 @@
-"""Reasons about float types: FP32, FP16 and bfloat16 in a quantized model."""
+"""Reasons that concern float types: FP32, FP16 and bfloat16 in a quantized model."""
 
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule

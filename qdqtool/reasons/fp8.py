@@ -1,4 +1,4 @@
-"""Reasons about FP8: cases in which FP8 behaves differently from INT8."""
+"""Reasons that concern FP8: cases in which FP8 behaves differently from INT8."""
 
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason

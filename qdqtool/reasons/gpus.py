@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
-from qdqtool.reasons.text import name_first
+from qdqtool.reasons.text import NO_ACTION, Message, name_first
 from qdqtool.util.text import format_count
 
 GpuFact = StrEnum(
@@ -42,7 +42,7 @@ _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_BF16: "{gpu} has no BF16, which the model uses: the build fails.",
     GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores.",
     GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32.",
-    GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32.",
+    GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32, INT8 is up to four times as fast.",
     GpuFact.FUSION: (
         "{gpu} has no INT8 tensor cores: TensorRT may not fuse LeakyRelu, SiLU, GELU and similar "
         "activations into convolutions. Then {layers} {first} would write float."
@@ -94,11 +94,12 @@ class GpuLimit(Reason):
     first: str
     values: tuple[str, ...] = ()
 
-    def message(self, finding: Finding, cause: Cause) -> str:
-        return _TEXTS[self.fact].format(
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = _TEXTS[self.fact].format(
             *self.values,
             gpu=self.gpu,
             count=self.count,
             layers=format_count(self.count, "layer"),
             first=name_first(self.first, self.count),
         )
+        return text, NO_ACTION if self.fact == GpuFact.DP4A_FP32 else ""

@@ -1,4 +1,4 @@
-"""Reasons about the heads of detectors."""
+"""Reasons that concern the heads of detectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons about operators that TensorRT cannot import, or that were not analyzed."""
+"""Reasons that concern operators that TensorRT cannot import, or that were not analyzed."""
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.text import Message, list_names, name_first

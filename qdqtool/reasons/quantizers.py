@@ -1,4 +1,4 @@
-"""Reasons about quantizers: types, zero points, axes, and forms other than Q/DQ."""
+"""Reasons that concern quantizers: types, zero points, axes, and forms other than Q/DQ."""
 
 from typing import ClassVar
 

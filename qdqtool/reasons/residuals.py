@@ -1,4 +1,4 @@
-"""Reasons about residual Adds and the convolutions before them."""
+"""Reasons that concern residual Adds and the convolutions before them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Reasons about scales: invalid, implausible, computed, or different from each other."""
+"""Reasons that concern scales: invalid, implausible, computed, or different scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons about weights and biases: their quantizers, scales and storage."""
+"""Reasons that concern weights and biases: their quantizers, scales and storage."""
 
 from enum import StrEnum
 

@@ -454,9 +454,10 @@ def _profile_overhead_ms(report: EngineReport) -> float:
 def _peak_ms(w: LayerWork, gpu: Gpu) -> float:
     """Return the milliseconds that a layer takes at the peak rates of the GPU.
 
-    This is the largest of four times: multiply-accumulates at the peak rate (0 for depthwise
-    convolutions and other layers), bytes at the memory bandwidth, bytes at the L2 bandwidth, and
-    the shortest time of a kernel. Bytes that fit into the L2 do not count for the memory.
+    This is the largest of four times: multiply-accumulates at the peak rate, bytes at the memory
+    bandwidth, bytes at the L2 bandwidth, and the shortest time of a kernel. The first time is 0
+    except for convolutions (not depthwise ones), deconvolutions and matrix products. Bytes that fit
+    into the L2 do not count for the memory.
     """
     compute = w.macs / gpu.mac_rate(w.precision) if w.kind in (work.CONV, work.DECONV) else 0.0
     memory = max(0.0, w.bytes_moved - gpu.l2 * 1e6) / (gpu.bandwidth * 1e9)

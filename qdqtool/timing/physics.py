@@ -13,11 +13,12 @@ The share of bytes that miss the L2 follows from the number of elements, not fro
 tile (64 on tensor cores), and products per output to a multiple of 32.
 
 A convolution of fewer than 16 input channels cannot use the tensor cores fully. In INT8, such a
-convolution runs by dp4a, unless a pooling is fused with it (int8x4 tactics on an A100, an RTX 3080
-Ti and an AGX Orin; these tactics write INT8 or FP32). Other such convolutions have a rate per SM
-that is equal on all measured GPUs. Depthwise convolutions run on the CUDA cores. On Blackwell,
-where Myelin compiles the whole engine, kernels start sooner, and INT8 reaches a smaller part of its
-peak rate. The constants come from ``constants.json``, which ``benchmarks/fit_timing.py`` writes.
+convolution runs with dp4a, unless a pooling is fused with it (int8x4 tactics on an A100, an RTX
+3080 Ti and an AGX Orin; these tactics write INT8 or FP32). All other convolutions of so few
+channels have a rate per SM that is equal on all measured GPUs. Depthwise convolutions run on the
+CUDA cores. On Blackwell, where Myelin compiles the whole engine, kernels start sooner, and INT8
+reaches a smaller part of its peak rate. The constants come from ``constants.json``, which
+``benchmarks/fit_timing.py`` writes.
 
 No FP8 engine was measured. FP8 is assumed to have the efficiency of INT8, with the peak rate of FP8
 (``Gpu.fp8_rate``). On Ada and GeForce Blackwell, FP8 convolutions are slower than this assumption,
@@ -135,7 +136,7 @@ def architecture_factor(cc: str, factors: Mapping[str, float]) -> float:
     An architecture that was not measured has the factor of the measured architecture (from 7.2 on)
     with the closest number. GPUs without tensor cores (before 7.0) have the factor of 7.0, or 1.
     Evidence for Hopper: the time model predicts 0.69 of the ResNet-50 throughput that NVIDIA's
-    MLPerf v3.0 configurations expect of an H100, which is similar to an A100 (0.77).
+    MLPerf v3.0 configurations expect of an H100. For an A100, the fraction is similar (0.77).
     """
     number = float(cc)
     nearest = "7.0"

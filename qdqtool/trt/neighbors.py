@@ -61,8 +61,8 @@ _RETYPING_OPERATORS = frozenset(
 )
 
 _Path = tuple[PathStep, ...]
-# Maximum number of inputs of a Concat past which positions of values are followed. The cost grows
-# with the square of this number.
+# Positions of values are followed past a Concat with at most this number of inputs. The cost grows
+# with the square of the number of inputs.
 _MAX_CONCAT_INPUTS = 16
 _Spans = dict[int, tuple[int, int]]
 """Where values lie in a tensor: for an axis, the first index and the index after the last one."""
@@ -468,7 +468,7 @@ def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
 # Origin ---------------------------------------------------------------------------------
 
 
-_PIXEL_OPERATORS = ("Mul", "Div", "Add", "Sub")  # by which pixels of a uint8 input are scaled
+_PIXEL_OPERATORS = ("Mul", "Div", "Add", "Sub")  # operators that scale pixels of a uint8 input
 
 
 def find_origin(tensor: Tensor) -> TensorOrigin:

@@ -407,7 +407,7 @@ class _TuningRun:
     def _find_wide_tensors(self, planner: Planner) -> dict[str, float]:
         """Return the tensors that may exceed the range of FP16, with their largest magnitudes.
 
-        Only tensors of the model with every layer in INT8 are searched.
+        Only tensors of the model with every layer in INT8 are considered.
         """
         recipe = planner.plan(Configuration()).recipe
         model, quantized = recipe.build(planner.model)

@@ -5,9 +5,8 @@ the task. Tasks run on threads of this process or on workers elsewhere.
 
 The network runs in parts (:mod:`qdqtool.tuning.partition`). Candidates with the same Q/DQ pairs in
 a part share one session of the part. The outputs of a part depend only on the Q/DQ pairs of the
-part and of everything upstream. Candidates with the same pairs there share these outputs. For
-example, if candidates differ only in one branch of the head, the outputs of all other branches are
-shared.
+part and of all parts upstream. Candidates that agree in these pairs share the outputs. For example,
+if candidates differ only in one branch of the head, the outputs of all other branches are shared.
 
 onnxruntime runs each part on one thread and computes Q/DQ in float. The division into parts does
 not depend on the candidates of a task. So the results of a candidate are equal, bit for bit, in any

@@ -30,8 +30,8 @@ from qdqtool.trt.trace import Event
 from qdqtool.verification.kernels import is_myelin_kernel
 from qdqtool.verification.layer_mapping import NodeMapper
 
-# Maximum product of the lengths of two sequences of lines whose longest common subsequence is
-# searched: about 60,000 lines each.
+# Maximum product of the lengths of two sequences of lines, to find their longest common
+# subsequence: about 60,000 lines each.
 _MAX_STEPS = 4_000_000_000
 _COPY_KINDS = frozenset(
     {
@@ -314,8 +314,8 @@ def _find_int8_bindings(
 ) -> list[Mismatch]:
     """Return the float inputs and outputs of the network that are INT8 in the engine.
 
-    Inputs and outputs are searched by their names in the model. If all of them are float in the
-    model, the inputs and outputs that the build lists under other names are searched too.
+    Inputs and outputs are matched by their names in the model. If all of them are float in the
+    model, the inputs and outputs that the build lists under other names are checked too.
     """
     names = (*model.inputs, *model.outputs)
     types = {name: precision_of(model.elem_type(name)) for name in names}

@@ -155,7 +155,7 @@ def test_predict_lists_a_gpu_without_int8_next_to_others(model: str, cli: Cli) -
     assert [t["supported"] for t in (nano, p100, l4)] == [False, False, True]
     assert nano["total_ms"] is None and nano["gain"] is None and l4["total_ms"] > 0
     limits = [f for f in answer["findings"] if f["code"] == "GPU-NO-INT8"]
-    assert [f["severity"] for f in limits] == ["warning", "warning"]  # one for each GPU
+    assert [f["severity"] for f in limits] == ["error", "error"]  # one for each GPU
     assert answer["time"]["gpu"] == "L4"
 
 
@@ -173,7 +173,8 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
     assert orin == cli.json("predict", path, "--gpu", "Jetson Orin Nano 8GB")["time"]
     assert ada == cli.json("predict", path, "--gpu", "RTX 4090")["time"]
     (limit,) = (f for f in answer["findings"] if f["code"] == "FP8-GPU")
-    assert limit["severity"] == "warning" and "Orin" in limit["message"]
+    assert limit["severity"] == "error" and "Orin" in limit["message"]
+    assert "FP8-GPU" in cli(*arguments, "--fail-on", "error", code=1)
     assert "reject" in cli("predict", path, "--gpu", "Jetson Orin Nano 8GB")
 
 
@@ -316,8 +317,8 @@ def test_predict_gain_has_a_range(model: str, cli: Cli) -> None:
     assert gain["faster"] == ("INT8" if gain["value"] > 1 else "FP16")
     assert 0 < gain["signs_right"] <= gain["signs_measured"]
     page = (Path(__file__).parents[2] / "docs" / "times.md").read_text("utf-8")
-    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)  # the fields in the page's table
-    assert time.keys() == set(re.findall(r"`(\w+)`", " ".join(cells)))
+    rows = "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))
+    assert time.keys() == set(re.findall(r"`(\w+)`", rows))
 
 
 @pytest.mark.parametrize(("share", "code"), [(0.9, 0), (1.1, 1)])

@@ -1,6 +1,6 @@
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -100,12 +100,6 @@ def test_compare_missing_residual_pairs() -> None:
     assert names_of(result, ChangeKind.LOST_QDQ) == {"b0.add", "b1.add", "b2.add"}
 
 
-def test_compare_equal_models() -> None:
-    result = compare(network(), network())
-    assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
-    assert result.summary()["lost_int8"] == 0
-
-
 @pytest.mark.parametrize(
     ("weights", "data", "lost"),
     [
@@ -144,6 +138,29 @@ def test_compare_names_the_finding_of_a_lost_convolution() -> None:
             tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.INT8, [], [3]))
     node = node_of(compare(network(), spoilt), "b1.a")
     assert (node.lost, node.finding) == (LossReason.FINDING, "ZP-NONZERO")
+
+
+def two_convolutions(scale: float | None) -> onnx.ModelProto:
+    """Return a convolution whose weights have one scale for all channels, and a float convolution.
+
+    Args:
+        scale: Scale of the tensor between them; None without a Q/DQ pair.
+    """
+    g = Graph()
+    values = np.where(np.arange(16) < 4, 1, 0.02)[:, None, None, None] * np.ones((16, 16, 3, 3))
+    inputs = [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(g.const("w", values), "wq", 1 / 127)]
+    return g.model(
+        g.conv(g.op("Conv", inputs, "a", kernel_shape=[3, 3]), "b", scale=scale, weights="float")
+    )
+
+
+def test_finding_on_accuracy_explains_no_float_output() -> None:
+    """The weights with one scale cost accuracy, but the cause is the next convolution."""
+    models = two_convolutions(0.1), two_convolutions(None)
+    assert "W-PER-TENSOR" in qdqtool.predict(models[1], TARGET).findings_by_code()
+    node = node_of(compare(*models), "a")
+    assert (node.changes, node.finding) == ((ChangeKind.LOST_INT8_OUTPUT,), "OUT-FLOAT")
+    assert "b (Conv) reads the result as float" in node.why
 
 
 def test_match_branches_in_another_order() -> None:
@@ -236,6 +253,17 @@ def test_compare_estimated_times() -> None:
     assert result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
 
 
+def test_compare_layout_changes() -> None:
+    models = wide_network(0.1), wide_network(0.1, floats=[1])
+    result = qdqtool.compare(*models, target=TARGET, gpu="T4")
+    for model, side in zip(models, (result.a, result.b), strict=True):
+        time = qdqtool.predict(model, TARGET, gpu="T4").time
+        fields = side.as_json()
+        assert time and all(fields[key] == time[key] for key in ("layouts", "layouts_ms"))
+    times = f"0 -> 1 ({result.b.layouts_ms:.3g} ms)"
+    assert f"Layout changes (reformats): {times}." in str(render_comparison(result))
+
+
 @pytest.mark.parametrize("target", ["trt10", "trt11"])
 def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
     """A strongly typed build of an FP32 file computes in FP32, but INT8 is compared with FP16."""
@@ -255,12 +283,13 @@ def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
     assert both_float.a.ms == both_float.b.ms == floating["total_ms"]
 
 
-def wide_network(scale: float | None) -> onnx.ModelProto:
+def wide_network(scale: float | None, floats: Sequence[int] = ()) -> onnx.ModelProto:
+    """Return three convolutions; those of the numbers `floats` have no Q/DQ."""
     g = Graph()
     x = g.input(1, 256, 56, 56)
-    for i in range(3):
-        weights = "float" if scale is None else "qdq"
-        x = g.relu(g.conv(x, f"c{i}", channels=256, scale=scale, weights=weights), f"r{i}")
+    for i, step in enumerate(None if i in floats else scale for i in range(3)):
+        weights = "float" if step is None else "qdq"
+        x = g.relu(g.conv(x, f"c{i}", channels=256, scale=step, weights=weights), f"r{i}")
     return g.model(x)
 
 
@@ -269,7 +298,8 @@ def test_compare_files_of_models(name: str, tmp_path: Path) -> None:
     data = network().SerializeToString()
     (tmp_path / "a.onnx").write_bytes(data)
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    assert not qdqtool.compare(tmp_path / "a.onnx", tmp_path / name).changed
+    result = qdqtool.compare(tmp_path / "a.onnx", tmp_path / name)
+    assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
 
 
 # Models that onnxruntime quantized.
@@ -310,20 +340,15 @@ def test_compare_names_an_obstacle_first(
     assert result.b.int8 == result.count(ChangeKind.GAINED_INT8) == 0
 
 
-def test_rejected_model_has_no_times(float_path: Path) -> None:
+def test_rejected_model_has_no_times_and_no_qdq_layers(float_path: Path) -> None:
+    """No engine exists whose Q/DQ layers could be counted."""
     result = qdqtool.compare(
         quantize(float_path, "QDQ", "QInt8"), float_path, target=TARGET, gpu="T4"
     )
-    assert result.a.rejected and not result.b.rejected
+    assert result.a.rejected and not result.b.rejected and result.a.conversions
     assert result.a.ms is None and result.b.ms
     assert result.times_as_long is None and "faster" not in summarize_comparison(result)
     assert all(node.change_ms is None for node in result.nodes)
-
-
-def test_rejected_model_has_no_qdq_layers(float_path: Path) -> None:
-    """No engine exists whose Q/DQ layers could be counted."""
-    result = qdqtool.compare(float_path, quantize(float_path, "QDQ", "QUInt8"), target=TARGET)
-    assert result.b.rejected and result.b.conversions
     text = str(render_comparison(result))
     assert "rejected by TensorRT" in text and "Q/DQ layer" not in text
 
@@ -348,9 +373,12 @@ def with_old_opset() -> onnx.ModelProto:
 def test_compare_names_a_rejected_model_first() -> None:
     old, new = with_old_opset(), quantized("int8")
     assert "OPSET-AXIS" in qdqtool.predict(old).findings_by_code()
-    for models, name in (((new, old), "B"), ((old, new), "A")):
+    for models, name, int8 in (((new, old), "B", [3, 0]), ((old, new), "A", [0, 3])):
         result = qdqtool.compare(*models)
         assert summarize_comparison(result).startswith(f"TensorRT rejects {name} (")
+        assert (result.summary()["int8"], result.ok) == (int8, name == "A")
+        lost = [n.finding for n in result.where(ChangeKind.LOST_INT8)]
+        assert lost == ["OPSET-AXIS"] * (3 if name == "B" else 0)
     assert "TensorRT" not in summarize_comparison(qdqtool.compare(new, new))
 
 

@@ -300,10 +300,12 @@ def test_float_layers_become_fp16_for_strongly_typed_targets():
 
 def test_fix_of_a_head_only_on_request(g):
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
-    proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
+    moved = g.op("Transpose", g.pair(g.op("Sigmoid", stem, "s"), "p", 0.01), "t", perm=[0, 1, 3, 2])
+    proto = g.model(g.conv(moved, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
     assert {change.code for change in qdqtool.fix(proto, "trt8.5").applied} <= {"W-SCALE"}
     fixed = qdqtool.fix(proto, "trt8.5", ["HEAD-QUANT"])
     assert {c.node for c in fixed.applied} == {"box", "score"}
+    assert "W-NO-DQ" not in codes(fixed.after)
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 
 

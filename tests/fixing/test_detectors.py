@@ -455,8 +455,13 @@ def test_anchors_with_a_zero_point_become_exact_floats(g: Graph) -> None:
     assert np.array_equal(*(run(p, image(1, 16, 1, 128))[0] for p in (proto, fixed.proto)))
 
 
-@pytest.mark.parametrize(("shift", "moved"), [(0, 0), (0.1, 0), (0, 0.2)])
-def test_rounded_anchors_are_restored_or_reported(g: Graph, shift: float, moved: float) -> None:
+@pytest.mark.parametrize(
+    ("shift", "moved", "only"), [(0, 0, ""), (0.1, 0, ""), (0, 0.2, "BIAS-DQ")]
+)
+@pytest.mark.parametrize("form", ["DQ", "float"])
+def test_rounded_anchors_are_restored_or_reported(
+    g: Graph, shift: float, moved: float, only: str, form: str
+) -> None:
     """Only values that are all centers of cells, rounded to a step, are restored."""
     x = g.input(1, 3, 32, 64)
     maps = [g.reshape(g.conv(x, f"c{s}", 2, 1, s), f"r{s}", 1, 2, -1) for s in (8, 16)]
@@ -466,16 +471,15 @@ def test_rounded_anchors_are_restored_or_reported(g: Graph, shift: float, moved:
     x = g.concat(maps, "maps", axis=2)
     for op, value in (("Add", anchors), ("Mul", np.repeat([8.0, 16.0], [32, 8])[None])):
         step = value.max() / 127
-        stored = g.const(f"{op}.stored", np.rint(value / step).astype(np.int8))
-        x = g.op(op, [x, g.dq(stored, f"{op}.DQ", step)], op)
-    fixed = fix(g.model(x))
+        levels = np.rint(value / step).astype(np.int8 if form == "DQ" else np.float32)
+        stored = g.const(f"{op}.stored", levels if form == "DQ" else levels * np.float32(step))
+        x = g.op(op, [x, g.dq(stored, f"{op}.DQ", step) if form == "DQ" else stored], op)
+    fixed = fix(g.model(x), only=filter(None, [only]))
     notes = {n.code: n.values for n in fixed.notes}
-    lost = ["Add.stored"] if shift or moved else []
-    assert [v["tensor"] for code, v in notes.items() if code == "constants-rounded"] == lost
-    assert notes["constants-restored"]["tensors"] == ["Add.stored", "Mul.stored"][len(lost) :]
     kept = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
-    assert ("insert-is-better" in notes) == bool(lost) and set(kept["Mul.stored_float"][0]) == {
-        8,
-        16,
-    }
-    assert lost or np.array_equal(kept["Add.stored_float"], anchors)
+    lost, end = (["Add.stored"] if shift or moved else []), "_float" if form == "DQ" else ""
+    assert notes["constants-restored"]["tensors"] == ["Add.stored", "Mul.stored"][len(lost) :]
+    assert set(kept[f"Mul.stored{end}"][0]) == {8, 16}
+    assert lost or np.array_equal(kept[f"Add.stored{end}"], anchors)
+    reported = [v["tensor"] for code, v in notes.items() if code == "constants-rounded"]
+    assert reported == (lost if end else []) and ("insert-is-better" in notes) == bool(reported)

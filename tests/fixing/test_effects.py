@@ -18,6 +18,7 @@ from qdqtool.timing.estimate import TimeEstimate, estimate_time
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
 from tests.fixing.steps import apply_site, find_sites
+from tests.fixing.test_compare import chain_of_silus
 from tests.insertion.nets import run
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -117,6 +118,22 @@ def test_savings_of_fixes_match_estimates() -> None:
     # The conversion at the pooling after the stem is saved too.
     savings = [f.saves_ms or 0 for f in prediction.findings if f.code == "POOL-MIXED"]
     assert max(savings) > 0.5 * skips.saves_ms
+
+
+def test_refused_fix_promises_no_saving(g: Graph) -> None:
+    """The pair would move before a float convolution, where it is one more Q/DQ layer."""
+    y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.05)
+    y = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "s"), "gate", 0.008)], "m")
+    model = Model(g.model(g.conv(y, "c1", 16, scale=None, weights="float")))
+    prediction, time = estimate_savings(model, "T4")
+    assert any(f.automatic for f in prediction.findings) and not time.fixes
+    assert not fix(model.proto, TARGET).applied
+
+
+def test_savings_name_each_place_once() -> None:
+    """One quantizer before the Sigmoid and the Mul of a SiLU is one place."""
+    (silus,) = estimate_savings(Model(chain_of_silus(2, (0.05, 0.05))), "RTX 3060")[1].fixes
+    assert silus.nodes == ["inner0.Q", "inner1.Q"]
 
 
 def test_transposed_weights_with_supported_axis_are_left() -> None:

@@ -507,8 +507,9 @@ def test_confirmed_losses_state_their_cost_in_time(yolov8: Insertion) -> None:
     assert timed.tensors[0].ms == pytest.approx(after - before, abs=2e-3)
     assert all(loss.ms is None for loss in timed.tensors[1:])
     word = "less" if timed.tensors[0].ms < 0 else "more"
-    cost = f", {format_ms(abs(timed.tensors[0].ms))} {word}"
-    assert cost in " ".join(str(render(replace(yolov8, losses=timed), 80)).split())
+    assert f", {format_ms(abs(timed.tensors[0].ms))} {word}" in " ".join(
+        str(render(replace(yolov8, losses=timed), 80)).split()
+    )
 
 
 def test_insert_warns_if_onnxruntime_lacks_operator(net: Net) -> None:

@@ -22,6 +22,7 @@ from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, planner_of
 
 DATA = images(4, 16, 16)
+TUNED_ON = images(16, 16, 16)
 
 pytestmark = pytest.mark.usefixtures("constant_costs")
 
@@ -79,8 +80,7 @@ def test_shorter_time_limit_keeps_the_earlier_choice(
     clock: Clock, tmp_path: Path, measures: bool
 ) -> None:
     options: dict[str, Any] = {"keep": 0.984, "method": "mse", "state": tmp_path / "t.tuning"}
-    data = images(16, 16, 16)
-    first = qdqtool.tune(branchy(), data, **options)
+    first = qdqtool.tune(branchy(), TUNED_ON, **options)
     assert first.reached and first.chosen.name != "everything INT8"
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
@@ -88,17 +88,16 @@ def test_shorter_time_limit_keeps_the_earlier_choice(
         return map_on_threads(1)(job, tasks)
 
     limit = 60.0 if measures else 1e-9
-    second = qdqtool.tune(branchy(), data, mapper=mapper, time_limit=limit, **options)
+    second = qdqtool.tune(branchy(), TUNED_ON, mapper=mapper, time_limit=limit, **options)
     assert second.reached and second.chosen.configuration == first.chosen.configuration
     assert (second.chosen.metric, second.chosen.cost) == (first.chosen.metric, first.chosen.cost)
 
 
 def test_accurate_int8_of_an_earlier_run_is_a_complete_result(tmp_path: Path) -> None:
     options: dict[str, Any] = {"keep": 0.9, "method": "mse", "state": tmp_path / "t.tuning"}
-    data = images(16, 16, 16)
-    first = qdqtool.tune(branchy(), data, **options)
+    first = qdqtool.tune(branchy(), TUNED_ON, **options)
     assert first.reached and first.chosen.name == "everything INT8"
-    second = qdqtool.tune(branchy(), data, time_limit=1e-9, **options)
+    second = qdqtool.tune(branchy(), TUNED_ON, time_limit=1e-9, **options)
     assert second.chosen.configuration == first.chosen.configuration
     assert second.effort["stopped"] == "" and second.effort["runs"] == 0
 
@@ -127,7 +126,7 @@ def test_ranges_come_from_as_many_images_as_there_is_time_for(
 ) -> None:
     """The search collects ranges for at most a third of the time limit, or from 4 samples."""
     collect_slowly(clock, monkeypatch, seconds)
-    tuning = qdqtool.tune(branchy(), images(16, 16, 16), keep=0.9, method="mse", time_limit=600.0)
+    tuning = qdqtool.tune(branchy(), TUNED_ON, keep=0.9, method="mse", time_limit=600.0)
     assert tuning.images["calibration"] == images_used and clock.now <= 600.0
     assert codes <= set(note_codes(tuning.notes))
 
@@ -138,9 +137,9 @@ def test_error_names_a_time_limit_that_is_long_enough(
     collect_slowly(clock, monkeypatch, seconds=30.0)
     options: dict[str, Any] = {"keep": 0.9, "method": "mse"}
     with pytest.raises(QdqtoolError, match=r"at least \d+ s") as raised:
-        qdqtool.tune(branchy(), images(16, 16, 16), time_limit=100.0, **options)
+        qdqtool.tune(branchy(), TUNED_ON, time_limit=100.0, **options)
     clock.now, limit = 0.0, float(re.findall(r"at least (\d+) s", str(raised.value))[0])
-    assert qdqtool.tune(branchy(), images(16, 16, 16), time_limit=limit, **options).reached
+    assert qdqtool.tune(branchy(), TUNED_ON, time_limit=limit, **options).reached
 
 
 @pytest.mark.slow

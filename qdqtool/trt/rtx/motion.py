@@ -156,10 +156,10 @@ class ConsumerIndex:
     ) -> bool:
         """Return whether the compiler can merge the factor of a node into the scale of a DQ.
 
-        This requires that the tensor is not a network output, and that all its other consumers only
-        move integers, or have the same factor. The node is a Mul, Div or Reciprocal with the data
-        input ``tensor`` and the input ``constant``, which is empty for a Reciprocal.
-        ``transparent`` are the operators past which a copy of the DQ can move.
+        This requires that the tensor is not a network output, and that each other consumer is one
+        of the ``transparent`` operators, or has the same factor. A copy of the DQ can move past
+        ``transparent`` operators. The node is a Mul, Div or Reciprocal with the data input
+        ``tensor`` and the input ``constant``, which is empty for a Reciprocal.
         """
         producer = self.model.producer(tensor)
         source: object = tensor
@@ -395,8 +395,9 @@ class IntegerMotion:
         """Return the state after a Pad.
 
         A zero Pad of the spatial axes keeps integers if only one node reads the result, because the
-        compiler can fuse the Pad into a convolution. A Pad that only cuts values off, or that
-        repeats or reflects values, moves integers.
+        compiler can fuse the Pad into a convolution. A Pad that only cuts off values, or that
+        repeats or reflects values, keeps integers as a Slice does, unless a zero Pad is before it.
+        After any other Pad, the state is float.
         """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._move_axes(node, state)
