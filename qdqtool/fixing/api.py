@@ -19,7 +19,7 @@ from qdqtool.fixing.anchors import find_restorable_constants
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
-from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
+from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites, find_needless_sites
 from qdqtool.fixing.site import FixSite, FixStep
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.insertion.options import ImageOptions
@@ -492,8 +492,8 @@ def _estimate_saving(
 ) -> tuple[list[FixSite], float]:
     """Return the sites that ``fix`` accepts together, and the milliseconds that they save.
 
-    Sites near which the prediction gets worse are left out. If no accepted sites save time, the
-    result is an empty list and 0.
+    Sites that ``fix`` refuses because the prediction gets worse near them are left out. If no
+    accepted sites save time, the result is an empty list and 0.
     """
     while sites:
         candidate, edited = apply_sites(model, sites)
@@ -501,10 +501,12 @@ def _estimate_saving(
         if saved_ms <= 0:
             break
         after = predict(candidate, target)
+        worse = gains.find_worsening_changes(model, candidate, edited, prediction, after, step)
         if gains.find_objection(prediction, after, step) is None:
-            return sites, saved_ms
-        worsening = gains.find_worsening_changes(model, candidate, edited, prediction, after, step)
-        sites = [s for i, s in enumerate(sites) if worsening and i not in worsening]
+            worse = find_needless_sites(model, target, worse, sites, after, step)
+            if not worse:
+                return sites, saved_ms
+        sites = [site for i, site in enumerate(sites) if worse and i not in worse]
     return [], 0.0
 
 

@@ -78,6 +78,33 @@ def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set
     return editor.finish(), edited
 
 
+def find_needless_sites(
+    model: Model,
+    target: Target,
+    suspects: Mapping[int, Note],
+    sites: Sequence[FixSite],
+    prediction: Prediction,
+    step: FixStep,
+) -> dict[int, Note]:
+    """Return the sites without which the prediction of all sites would be better, with reasons.
+
+    Args:
+        model: Model without the fixes.
+        target: TensorRT version.
+        suspects: Indices of the sites near which the prediction gets worse, with the reasons.
+        sites: The sites, which together improve the prediction.
+        prediction: Prediction with all sites.
+        step: Step of the sites.
+    """
+    needless = {}
+    for number, reason in itertools.islice(suspects.items(), _MIN_TRIES):
+        others = [site for i, site in enumerate(sites) if i != number]
+        candidate, _ = apply_sites(model, others)
+        if gains.find_objection(prediction, predict(candidate, target), step) is None:
+            needless[number] = reason
+    return needless
+
+
 class FixSession:
     """Trials of fixes on one model, with a record of the kept and the refused fixes.
 
@@ -244,7 +271,9 @@ class FixSession:
             self.model, candidate, edited, self.prediction, prediction, step
         )
         if objection is None:
-            culprits = self._find_needless_sites(culprits, sites, prediction, step)
+            culprits = find_needless_sites(
+                self.model, self.target, culprits, sites, prediction, step
+            )
             objection = next(iter(culprits.values()), None)
         if objection is None:
             return self._keep_if_accepted(
@@ -253,29 +282,6 @@ class FixSession:
         if not culprits and objection is gains.NO_GAIN:
             culprits = dict.fromkeys(range(len(sites)), objection)
         return objection, culprits
-
-    def _find_needless_sites(
-        self,
-        suspects: Mapping[int, Note],
-        sites: Sequence[FixSite],
-        prediction: Prediction,
-        step: FixStep,
-    ) -> dict[int, Note]:
-        """Return the sites without which the prediction of all sites would be better.
-
-        Args:
-            suspects: Indices of the sites near which the prediction gets worse, with the reasons.
-            sites: The sites, which together improve the prediction.
-            prediction: Prediction with all sites.
-            step: Step of the sites.
-        """
-        needless = {}
-        for number, reason in itertools.islice(suspects.items(), _MIN_TRIES):
-            others = [site for i, site in enumerate(sites) if i != number]
-            candidate, _ = apply_sites(self.model, others)
-            if gains.find_objection(prediction, predict(candidate, self.target), step) is None:
-                needless[number] = reason
-        return needless
 
     def try_model_step(self, step: ModelStep) -> None:
         """Try a rewrite of the whole model if it can remove causes of findings."""
