@@ -7,6 +7,8 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from qdqtool.buildlog.build_status import find_missing_layer_gap, is_float_build
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.engine_comparison import EngineComparison, compare_engines
@@ -42,10 +44,11 @@ from qdqtool.findings.obstacles import describe_obstacles, is_rejected
 from qdqtool.findings.rules import finding_codes
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir import file_types
-from qdqtool.ir.graph import Model
+from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import find_common_size, has_dynamic_size
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.precision import Precision
+from qdqtool.ir.qdq import is_qdq
 from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Finding, FindingCode, Severity
@@ -59,6 +62,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util import compression
 from qdqtool.util.files import open_input, record_inputs
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 from qdqtool.verification.api import check_not_empty, choose_target
 
 if TYPE_CHECKING:
@@ -66,6 +70,8 @@ if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
 
 _MIN_SAME_NETWORK = 0.9  # a lower likeness of two graphs adds a note to the result
+# Constants that differ by at most this are equal: rounding to FP16 changes them by less.
+_MAX_RELATIVE_ERROR, _MAX_ERROR = 1e-3, 1e-6
 _Side = TypeVar("_Side", NodeSide, SideSummary)
 _IR_VERSION = b"\x08"  # first byte of most ONNX files: the key of the field ir_version
 CompareInput: TypeAlias = (
@@ -313,8 +319,38 @@ def _compare_models(
                 likeness=matching.likeness,
             )
         )
+    comparison.notes += _note_different_constants(a.view, b.view, matching)
     comparison.nodes = _compare_nodes(a, b, matching)
     return comparison
+
+
+def _note_different_constants(a: View, b: View, matching: NodeMatching) -> list[Note]:
+    """Return a note if nodes other than Q/DQ and layers with weights have other constants in B."""
+    left_out = {node.index for node in a.nodes_with_weights}
+    names = [
+        node.name
+        for node in a.model.nodes
+        if node.index in matching.pairs
+        and node.index not in left_out
+        and not is_qdq(node)
+        and _has_other_constants(a.model, node, b.model, matching.pairs[node.index])
+    ]
+    if not names:
+        return []
+    count = format_count(len(names), "node")
+    text = f"B has other constants than A at {count}; the first is {names[0]}"
+    return [Note(text, code="other-constants", count=len(names), node=names[0])]
+
+
+def _has_other_constants(first: Model, node: Node, second: Model, partner: Node) -> bool:
+    """Return whether float constants of one shape differ by more than rounding to FP16."""
+    for tensors in zip(node.inputs, partner.inputs, strict=False):
+        a, b = first.constant(tensors[0]), second.constant(tensors[1])
+        if a is None or b is None or a.shape != b.shape or a.dtype.kind != "f":
+            continue
+        if not np.allclose(a, b, rtol=_MAX_RELATIVE_ERROR, atol=_MAX_ERROR, equal_nan=True):
+            return True
+    return False
 
 
 def _predict_with_times(
