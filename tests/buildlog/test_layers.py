@@ -352,6 +352,9 @@ def test_parts(name: str, kind: str, alternatives: list[list[str]]) -> None:
         ("QuantizeLinear_7_quantize_scale_node", "QuantizeLinear_7"),
         ("QuantizeLinear_7_clone_1_quantize_scale_node", "QuantizeLinear_7"),
         ("/a/clone_1/Conv", "/a/clone_1/Conv"),
+        ("a_clone_1b", "a_clone_1b"),
+        ("_clone_", "_clone_"),
+        ("a_clone_1_quantize_scale_node_clone_2", "a"),
     ],
 )
 def test_base_name(name: str, base: str) -> None:

@@ -8,22 +8,8 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog.names import base_name
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.util.text import drop_repeated_sentences, format_reason
-
-
-@pytest.mark.parametrize(
-    ("name", "base"),
-    [
-        ("a_clone_1_clone_20", "a"),
-        ("a_clone_1b", "a_clone_1b"),
-        ("_clone_", "_clone_"),
-        ("a_clone_1_quantize_scale_node_clone_2", "a"),
-    ],
-)
-def test_base_name_has_no_suffixes_of_clones(name: str, base: str) -> None:
-    assert base_name(name) == base
 
 
 @pytest.mark.parametrize(
