@@ -130,7 +130,6 @@ def attributes(cls: type) -> Description:
 
 
 def parameters(function: Any) -> list[Description]:
-    """Return name, kind and default of each parameter; a default is text, or None."""
     return [
         {
             "name": p.name,
@@ -154,7 +153,6 @@ def describe_default(value: Any) -> str:
 
 def describe_command(name: str) -> Description:
     command = cli.get_command(click.Context(cli), name)
-    assert command is not None
     return {max(p.opts, key=len): describe_parameter(p) for p in command.params}
 
 

@@ -1,5 +1,3 @@
-"""Growth of processor time with the length of an input, on machines of any speed."""
-
 import time
 from collections.abc import Callable
 

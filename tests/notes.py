@@ -31,5 +31,4 @@ def note(code: str, /, **values: Any) -> ExpectedNote:
 
 
 def note_codes(notes: Iterable[str]) -> list[str]:
-    """Return the code of each note, an empty string for a plain string."""
     return [note.code if isinstance(note, Note) else "" for note in notes]

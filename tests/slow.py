@@ -5,7 +5,6 @@ import pytest
 
 
 def slow_after(count: int, rows: Sequence[Any]) -> list[Any]:
-    """Return rows for ``pytest.mark.parametrize``; all after the first ``count`` are slow."""
     rest = (
         pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow)
         for row in rows[count:]

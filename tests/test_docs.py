@@ -48,9 +48,8 @@ def test_page_names_existing_commands_options_and_files(page: Path) -> None:
     for call in commands(page):
         command = cli.get_command(click.Context(cli), call[1])
         assert command is not None, call
-        options = {s for p in command.params for s in p.opts}
         used = {word.partition("=")[0] for word in call[2:] if re.match("--?[a-z]", word)}
-        assert used <= options | {"--help"}, call
+        assert used <= {s for p in command.params for s in p.opts} | {"--help"}, call
         if "--target" in call:
             target_named(call[call.index("--target") + 1])
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text()):

@@ -145,7 +145,6 @@ def test_fix_predicts_a_few_times(family: str, monkeypatch: pytest.MonkeyPatch) 
 def assert_time_grows_slowly(
     seconds: Callable[[int], float], size: int, ratio: float = 8.0, shortest: float = 0.03
 ) -> None:
-    """Compare the seconds for a size and four times the size; measure again after a failure."""
     assert any(seconds(4 * size) < ratio * max(seconds(size), shortest) for _ in range(2))
 
 

@@ -111,9 +111,11 @@ def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, s
 
 
 def test_action_predicts_changed_models(repository: Path, tmp_path: Path) -> None:
-    base = git(repository, "rev-parse", "HEAD~")
     code, printed, summary, outputs = act(
-        repository, tmp_path / "t", base, **{"fail-on": "warning\nerror\n"}
+        repository,
+        tmp_path / "t",
+        git(repository, "rev-parse", "HEAD~"),
+        **{"fail-on": "warning\nerror\n"},
     )
     assert code == 1 and "::error title=qdqtool predict::qdqtool: --fail-on warning" in printed
     assert (

@@ -128,8 +128,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield from ((name, proto, "trt8.5") for name, proto in plain.items())
     yield "float types", lint.simple(), "trt11"
     yield "stored behind", lint.stored("int8", "Identity"), "trt10"
-    for name, model, target in fp8_networks():
-        yield name, model, target
+    yield from fp8_networks()
     yield "vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"
     yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
     yield "3D", conv3d(), "trt8.0"

@@ -9,7 +9,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def folder() -> Path:
-    """Return the folder of recorded builds, or skip the test."""
     for root in (os.environ.get("QDQTOOL_SHARED"), _ROOT.parent / "shared"):
         if root and (Path(root) / "evidence").is_dir():
             return Path(root) / "evidence"

@@ -18,7 +18,6 @@ def trtexec_log() -> str:
 
 
 def build_of(*files: str | bytes | list[str] | dict[str, Any]) -> Build:
-    """Return the build of files: texts, lists of lines, or the data of JSON files."""
     texts = (
         "\n".join(file)
         if isinstance(file, list)

@@ -158,9 +158,13 @@ def node(
 def test_strides_and_padding_are_inferred_from_shapes(
     size: int, output_size: int, kernel: int, stride: int, pad: int
 ) -> None:
-    inputs = [(1, 8, size, size), (16, 8, kernel, kernel)]
     inferred = infer_attributes(
-        node("Conv", inputs, [(1, 16, output_size, output_size)]), {}
+        node(
+            "Conv",
+            [(1, 8, size, size), (16, 8, kernel, kernel)],
+            [(1, 16, output_size, output_size)],
+        ),
+        {},
     ).attributes
     assert (inferred["strides"], inferred["pads"]) == ([stride] * 2, [pad] * 4)
     assert (size + 2 * pad - kernel) // stride + 1 == output_size

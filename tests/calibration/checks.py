@@ -11,7 +11,6 @@ Check = Callable[[BaseException], bool]
 
 
 def check_limit(name: str, limit: int, call: Callable[[], object], check: Check) -> None:
-    """Check that a call succeeds at a limit of `limits`, and fails if the limit is 1 lower."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, name, limit)
         call()

@@ -190,7 +190,6 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write two tensors, the first with a focus; each has spots of 3 positions and 2 channels."""
     rng = np.random.default_rng(1)
     first, second = (TensorStatistics.of(rng.normal(0, 1 + k, 500)) for k in range(2))
     first.focus = TensorStatistics.of(rng.normal(0, 3, 50))

@@ -212,9 +212,8 @@ def test_worker_that_differs_is_rejected(
 
 
 def test_other_files_on_a_worker_are_rejected(client: Any, pictures: Path) -> None:
-    paths = sorted(pictures.glob("*.png"))
     inputs = [InputSpec("images", (1, 3, 16, 16))]
-    source = ChangingSource(paths, pictures, inputs, YOLO_PREPROCESS, None)
+    source = ChangingSource(sorted(pictures.glob("*.png")), pictures, inputs, YOLO_PREPROCESS, None)
     with pytest.raises(ClusterError, check=has("different-files", "tcp://", "picture005.png")):
         run(Dataset(source, inputs, 100), client)
     assert left_behind(client) == (0, 0, [])

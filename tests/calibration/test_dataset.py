@@ -37,8 +37,6 @@ BATCH = InputSpec("x", (2, 1, 1, 2))
 
 
 class ListSource(SampleSource):
-    """Samples from a list; None stands for a broken sample."""
-
     def __init__(self, samples: Sequence[np.ndarray | None], **attributes: Any) -> None:
         self.samples = samples
         self.length: int | None = len(samples)

@@ -20,7 +20,6 @@ def statistics_of(*values: float, bins: int = 64) -> TensorStatistics:
 
 
 def direct_counts(values: np.ndarray, edges: np.ndarray) -> list[int]:
-    """Return numpy's counts; the last bin has no upper end."""
     counts, _ = np.histogram(np.abs(values.astype(np.float64)), np.append(edges[:-1], np.inf))
     return list(counts)
 

@@ -386,10 +386,11 @@ def test_focus_range_searches_once_if_the_power_is_two() -> None:
         powers.append(power)
         return 1000.0
 
-    stats = TensorStatistics.of(np.array([-0.5, 4.0]))
-    assert choose_focus_range([stats], search, lambda ranges, power: np.ones(len(ranges))) == Range(
-        1000.0, 2.0
-    )
+    assert choose_focus_range(
+        [TensorStatistics.of(np.array([-0.5, 4.0]))],
+        search,
+        lambda ranges, power: np.ones(len(ranges)),
+    ) == Range(1000.0, 2.0)
     assert powers == [2.0]
 
 

@@ -346,10 +346,11 @@ def test_tensor_that_is_never_finite_is_an_error(tmp_path: Path) -> None:
 
 
 def net_with_slice(start: int, end: int) -> onnx.ModelProto:
-    """Return a network with the tensor `row`, which is rows of `c1`."""
     model = conv_net()
-    for name, value in (("starts", start), ("ends", end), ("axes", 2)):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array([value]), name)
+        for name, value in (("starts", start), ("ends", end), ("axes", 2))
+    )
     model.graph.node.append(
         onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"])
     )

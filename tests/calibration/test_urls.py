@@ -87,8 +87,7 @@ def test_url_has_the_samples_of_the_folder(folder: Path) -> None:
     remote, local = open_data(ROOT, [SPEC]), open_data(folder, [SPEC])
     for theirs, ours in zip(remote, local, strict=True):
         assert np.array_equal(theirs["images"], ours["images"])
-    reason = "not a JPEG, PNG, BMP or WebP image"
-    assert remote.skipped == local.skipped == [("broken.png", reason)]
+    assert remote.skipped == local.skipped == [("broken.png", "not a JPEG, PNG, BMP or WebP image")]
     parts = [
         collect(conv_net(), d, ["c1"], progress=False)["c1"] for d in (ROOT, f"file://{folder}")
     ]

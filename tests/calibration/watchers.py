@@ -26,8 +26,6 @@ WatchProgress = Callable[..., ProgressStream]
 
 
 def stop_after(count: int) -> Callable[[int], None]:
-    """Return an `on_sample` that raises KeyboardInterrupt, as Ctrl-C does, at a sample number."""
-
     def on_sample(number: int) -> None:
         if number == count:
             raise KeyboardInterrupt

@@ -86,7 +86,6 @@ def next_commands(text: str) -> list[list[str]]:
 
 
 def count_places(text: str, pattern: str) -> int:
-    """Return the number before ``places`` in a text; 0 if the text has no such number."""
     match = re.search(pattern, text, re.MULTILINE)
     return int(match[1]) if match else 0
 
@@ -142,9 +141,9 @@ def test_next_commands_repeat_the_options(folder: Path, cli: Cli, target: list[s
     repeated = [] if target == ["--target", "trt10"] else target
     images = ["--calib", "in.npz"]
     np.savez(folder / "in.npz", x=np.ones((2, 16, 16, 16), np.float32))
-    predicted = cli("predict", "m.onnx", *target, *images)
-    fixed = cli("fix", "m.onnx", "-o", "f.onnx", *target)
-    commands = next_commands(predicted) + next_commands(fixed)
+    commands = next_commands(cli("predict", "m.onnx", *target, *images)) + next_commands(
+        cli("fix", "m.onnx", "-o", "f.onnx", *target)
+    )
     fix = next(words for words in commands if words[0] == "fix")
     assert fix[-len(repeated + images) :] == repeated + images
     assert ["predict", "f.onnx", *repeated] in commands

@@ -295,7 +295,6 @@ def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
 
 
 def wide_network(scale: float | None, floats: Sequence[int] = ()) -> onnx.ModelProto:
-    """Return three convolutions; those of the numbers `floats` have no Q/DQ."""
     g = Graph()
     x = g.input(1, 256, 56, 56)
     for i, step in enumerate(None if i in floats else scale for i in range(3)):

@@ -338,7 +338,6 @@ def test_compare_builds_with_a_missing_layer(
 
 
 def test_compare_model_with_the_build_of_another_version() -> None:
-    """The listing has 8 convolutions with INT8 output and 10 Qs; the build of this model has 19 and 3."""
     model = build_file("resnet18-a100-qat-residual", "model.onnx.gz")
     build = build_file("resnet18-a100-qat", "graph.json")
     result = qdqtool.compare(model, build)

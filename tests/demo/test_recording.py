@@ -48,7 +48,7 @@ def test_recording_with_wrong_entries_is_a_mismatch(
 )
 def test_recording_agrees_with_the_compiler(quantized: Path) -> None:
     built = {n.name: (str(n.precision), str(n.output)) for n in build_model(quantized).nodes}
-    table = json.loads(RECORDING.read_text())
     assert {
-        row["name"]: (row["precision"], row["output"]) for row in table["convolutions"]
+        row["name"]: (row["precision"], row["output"])
+        for row in json.loads(RECORDING.read_text())["convolutions"]
     } == built

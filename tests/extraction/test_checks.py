@@ -26,7 +26,6 @@ def operators(model: onnx.ModelProto) -> list[str]:
 
 @needs_compiler
 def test_builder_refusal_is_extracted(g: Graph) -> None:
-    """The compiler refuses the zero point of the last quantizer."""
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=0.05), "r0")
     x = g.relu(g.conv(x, "c1", scale=0.05), "r1")
     result = qdqtool.extract(

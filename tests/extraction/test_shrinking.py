@@ -97,9 +97,8 @@ def test_reductions_copy_only_weights_that_change(
     x = g.input(1, 8, 8, 8)
     for i, channels in enumerate((24, 20, 12)):
         x = g.conv(x, f"c{i}", channels, k=7, scale=None, weights="float")
-    model = g.model(x)
     apart: dict[str, onnx.TensorProto] = {}
-    light = detach_constants(model, apart)
+    light = detach_constants(g.model(x), apart)
     candidates = list(reduction(light, lambda tensor: apart.get(tensor.doc_string, tensor)))
     assert [attach_constants(candidate, apart) for candidate in candidates] == list(
         reduction(attach_constants(light, apart), lambda tensor: tensor)

@@ -126,8 +126,7 @@ def test_convolution_of_a_float_input_is_reported(g: Graph, weights: str, code: 
 @pytest.mark.parametrize("own", [False, True])
 def test_dq_shared_by_matrix_products_is_reported(g: Graph, own: bool) -> None:
     first = g.pair(g.op("Flatten", g.conv(g.input(1, 16, 1, 1), "c", 4), "f"), "p", 0.05)
-    second = g.dq(g.nodes[-1].input[0], "own.DQ", 0.05) if own else first
-    products = {"one": first, "two": second}
+    products = {"one": first, "two": g.dq(g.nodes[-1].input[0], "own.DQ", 0.05) if own else first}
     for name, data in products.items():
         weight = g.pair(g.const(f"{name}.w", np.ones((4, 3), np.float32)), f"{name}.w", 0.01)
         products[name] = g.op("Gemm", [data, weight], name)

@@ -384,7 +384,6 @@ def test_evidence_of_a_conversion_is_that_of_its_case(
 
 
 def of_shape_1(*readers: str) -> onnx.ModelProto:
-    """Return a pair with a scale of shape [1] for each consumer, a convolution or a Softmax."""
     g = Graph()
     x = g.input(1, 16, 8, 8)
     outputs = []

@@ -180,7 +180,6 @@ def test_table_sections_equal_the_whole_file(name: str) -> None:
 
 
 def test_ids_of_errors_are_unique() -> None:
-    """If two entries had one id, the second entry would replace the first."""
     text = (HOME / "findings" / "errors.toml").read_text(encoding="utf-8")
     ids = [entry["id"] for entry in tomllib.loads(text)["error"]]
     assert not [name for name, count in Counter(ids).items() if count > 1]

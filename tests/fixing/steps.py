@@ -13,7 +13,6 @@ Find = Callable[[View, Target, Sequence[Reason]], list[FixSite]]
 
 
 def find_sites(find: Find, model: Model, target: Target | None = None) -> list[FixSite]:
-    """Return the sites of the step that uses a function, for TensorRT 8.5 by default."""
     chosen = target or target_named("trt8.5")
     step = next(s for s in STEPS if s.find is find)
     return step.find_sites(View(model), chosen, predict(model, chosen), step.codes)

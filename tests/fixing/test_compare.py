@@ -111,8 +111,10 @@ def test_overflowing_float_network_is_not_compared(where):
         return
     last = proto.graph.output[0].name
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3e38), "huge"))
-    for name, source in {"big0": last, "big1": "big0"}.items():
-        proto.graph.node.append(onnx.helper.make_node("Mul", [source, "huge"], [name], name))
+    proto.graph.node.extend(
+        onnx.helper.make_node("Mul", [source, "huge"], [name], name)
+        for name, source in {"big0": last, "big1": "big0"}.items()
+    )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("big1", 1, None))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]

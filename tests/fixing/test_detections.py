@@ -18,7 +18,6 @@ GRID = 8.0  # coarse scale of the boxes
 
 
 def detector(scale: float) -> onnx.ModelProto:
-    """Return a detector that copies boxes and logits from its input; the boxes have a pair."""
     g = Graph()
     x = g.input(1, 5, 8, 8)
     choice = np.eye(5, dtype=np.float32).reshape(5, 5, 1, 1)
@@ -85,8 +84,6 @@ def test_few_detections_do_not_permit_a_larger_error(objects: int) -> None:
 
 
 class CountingMetric(DetectionAgreementMetric):
-    """Agreement that counts the decoded outputs."""
-
     decoded: ClassVar[list[str]] = []
 
     def prepare_reference(self, reference: Any) -> Any:

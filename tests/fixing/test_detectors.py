@@ -312,8 +312,9 @@ def test_levels_of_a_head_are_compared_apart(g: Graph) -> None:
         shape = g.const(f"shape{i}", np.array([1, 8, -1], np.int64))
         levels.append(g.op("Reshape", [both, shape], f"flat{i}"))
     proto = g.model(g.op("Transpose", g.op("Concat", levels, "all", axis=2), "t", perm=[0, 2, 1]))
-    fixed = fix(proto, inputs={"x": image(1, 16, 8, 8)})
-    assert [(e.tensor, e.channels) for e in fixed.errors] == [
+    assert [
+        (e.tensor, e.channels) for e in fix(proto, inputs={"x": image(1, 16, 8, 8)}).errors
+    ] == [
         ("box0:0", None),
         ("s0:0", None),
         ("box1:0", None),

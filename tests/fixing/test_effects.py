@@ -32,8 +32,7 @@ def remove_pairs(count: int, places: list[int]) -> tuple[Model, Model, list[set[
     editor = Editor(model.copy())
     edited = []
     for place in places:
-        conv = [n for n in model.nodes if n.op == "Conv"][place]
-        dq = model.producer(conv.input(0))
+        dq = model.producer([n for n in model.nodes if n.op == "Conv"][place].input(0))
         editor.edited = set()
         editor.remove_pairs(model.producer(dq.input(0)), [dq])
         edited.append(editor.edited)
@@ -161,8 +160,7 @@ def test_fixes_that_save_nothing_are_left_out(case: str, gpu: str) -> None:
 def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
     g = Graph(opset=19 if half else 13, half=half)
     data = g.pair(g.relu(g.input(1, 8, 6, 6), "r"), "in", 0.05)
-    kind = form if axis is not None else "tensor"
-    stored = g.weights("up", (8, 8, 2, 2), kind, axis or 0)
+    stored = g.weights("up", (8, 8, 2, 2), form if axis is not None else "tensor", axis or 0)
     out = g.op("ConvTranspose", [data, stored], "up", kernel_shape=[2, 2], strides=[2, 2])
     return Model(g.model(g.op("Neg", g.pair(out, "q", 0.05), "end")))
 

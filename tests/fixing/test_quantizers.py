@@ -70,9 +70,8 @@ def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.M
 
 
 def run(proto: onnx.ModelProto) -> np.ndarray:
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
     x = np.random.default_rng(1).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)
-    return session.run(None, {"x": x})[0]
+    return onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
 
 
 def codes(prediction: qdqtool.Prediction) -> set[str]:

@@ -116,7 +116,6 @@ class Net:
         return inferred
 
     def open_model(self, opset: int = 17) -> onnx.ModelProto:
-        """Return the model with outputs of unknown shape and the operator domain ``example``."""
         graph = onnx.helper.make_graph(
             self.nodes, "net", self.inputs, self.outputs, self.initializers
         )

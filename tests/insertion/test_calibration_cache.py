@@ -54,7 +54,6 @@ def test_targets_without_calibrators_are_refused(target: str) -> None:
 
 
 def read_cache(path: Path) -> dict[str, float]:
-    """Decode a cache with numpy: big-endian hexadecimal floats."""
     scales = {}
     for line in path.read_text().splitlines()[1:]:
         name, _, digits = line.rpartition(": ")

@@ -465,11 +465,12 @@ def test_powers_of_searched_ranges() -> None:
     heat = net.conv("heat", net.op("Relu", "r", net.conv("c", "x")), cout=1)
     model = net.output(net.op("Sigmoid", "sigmoid", heat)).model()
     set_value(model, "heat.bias", np.float32([-2.4]))
-    powers = {}
-    for method in ("max", "mse", "focus"):
-        powers[method] = qdqtool.insert(
+    powers = {
+        method: qdqtool.insert(
             model, images(side=16), method=method, head="none", predict=False
         ).calibration["powers"]
+        for method in ("max", "mse", "focus")
+    }
     # 96 of 1024 positions: 3 - (0.09375 - 0.06) / 0.12 = 2.71875, which is rounded
     assert powers == {
         "max": {},

@@ -478,9 +478,12 @@ def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed
     lines = [line for line in text.splitlines() if "--exclude" in line]
     assert len(lines) == int(confirmed)
     for line in lines:
-        exclude = shlex.split(line.partition("--exclude ")[2])
         other = qdqtool.insert(
-            detector(), YOLOV8_DATA, exclude=exclude, predict=False, **YOLOV8_OPTIONS
+            detector(),
+            YOLOV8_DATA,
+            exclude=shlex.split(line.partition("--exclude ")[2]),
+            predict=False,
+            **YOLOV8_OPTIONS,
         )
         assert worst.tensor not in [a.tensor for a in other.activations]
 

@@ -122,9 +122,8 @@ def test_quantized_convolution_is_product_of_quantized_values() -> None:
     x = images(1, side=4)[0]["x"]
     w, b = value_of(before, "c.weight")[:, :, 0, 0].astype(np.float64), value_of(before, "c.bias")
     steps = np.abs(w).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
-    wq = np.rint(w / steps) * steps
     xq = np.clip(np.rint(x.astype(np.float64) / np.float32(0.01)), -128, 127) * np.float32(0.01)
-    expected = np.einsum("oi,nihw->nohw", wq, xq) + b[None, :, None, None]
+    expected = np.einsum("oi,nihw->nohw", np.rint(w / steps) * steps, xq) + b[None, :, None, None]
     np.testing.assert_allclose(run(model, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -320,9 +319,10 @@ def test_rounded_weights_equal_q_and_dq_of_onnxruntime(size: float) -> None:
     value[1] = 0.0
     set_value(model, "c.weight", value)
     pairs, _ = insert_scaled(model)
-    dequantized = nodes_of(pairs, "Conv")[0].input[1]
     pairs.graph.output.append(
-        onnx.helper.make_tensor_value_info(dequantized, onnx.TensorProto.FLOAT, None)
+        onnx.helper.make_tensor_value_info(
+            nodes_of(pairs, "Conv")[0].input[1], onnx.TensorProto.FLOAT, None
+        )
     )
     expected = run(pairs, images(1)[0])[-1]
     assert np.array_equal(round_weights(value, 0).view(np.uint32), expected.view(np.uint32))

@@ -51,10 +51,6 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
 
 
 def choose_option(model: Model, target: Target = TRT85) -> str:
-    """Return the option for the inputs after an activation.
-
-    The placement has to be that of the option.
-    """
     option, placement = rules.choose_residual_inputs(model, PlacementRules(), target, True)
     assert placement in (
         None,

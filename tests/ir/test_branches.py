@@ -59,7 +59,6 @@ def model_with(
 def conditional(
     *, x: str = "x", output: str = "y", name: str = "if", **branches: GraphProto
 ) -> NodeProto:
-    """Return an If of ``flag``. A branch that is not given has a convolution of ``x``."""
     graphs = {
         "then_branch": branch("yes", x, f"{output}_then"),
         "else_branch": branch("no", x, f"{output}_else"),
@@ -225,9 +224,8 @@ def test_quantizers_in_bodies_are_predicted_alone(make: Callable[[], ModelProto]
 def test_weights_with_quantizers_outside_of_the_branch() -> None:
     """A branch reads the dequantized weights of the main graph."""
     graph = branch("yes", "x", "t")
-    conv = next(n for n in graph.node if n.op_type == "Conv")
     producers = {n.output[0]: n for n in graph.node}
-    dq = producers[conv.input[1]]
+    dq = producers[next(n for n in graph.node if n.op_type == "Conv").input[1]]
     q = producers[dq.input[0]]
     for node in (q, dq):
         graph.node.remove(node)

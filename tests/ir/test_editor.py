@@ -185,9 +185,11 @@ def model_with_branches() -> tuple[Model, str]:
     """Replace a DQ by an If whose branches read the input of its Q; return this input too."""
     model = Model(two_pairs())
     editor, dq, source = Editor(model), model.node("a.DQ"), model.node("a.Q").input(0)
-    ends = [onnx.ValueInfoProto(name="in")]
     branch = onnx.helper.make_graph(
-        [onnx.helper.make_node("Neg", [source], ["in"])], "branch", [], ends
+        [onnx.helper.make_node("Neg", [source], ["in"])],
+        "branch",
+        [],
+        [onnx.ValueInfoProto(name="in")],
     )
     condition = editor.add_constant("yes", np.array(True))
     editor.rewrite(dq, "If", [condition], {"then_branch": branch, "else_branch": branch})

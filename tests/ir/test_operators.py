@@ -42,7 +42,6 @@ def _plain(op: str, **attributes: Any) -> Recipe:
 
 
 def _with(op: str, constants: dict[str, Any], **attributes: Any) -> Recipe:
-    """Return the recipe of an operator with constants as further inputs. None omits one."""
     return lambda g, x: [
         g.op(
             op,
@@ -192,9 +191,8 @@ def test_q_commutes_with_operator_that_it_passes(operator: Operator, recipe: Rec
     g = Graph(opset=OLD.get(operator.name, OPSET))
     proto = g.model(*recipe(g, g.input(*SHAPE)))
     passage = operators.find_passage(Model(proto), Model(proto).node("op"))
-    random = np.random.default_rng(0)
     scale = np.float32(2.0**-5)
-    x = random.normal(0, 1.5, SHAPE).astype(np.float32)
+    x = np.random.default_rng(0).normal(0, 1.5, SHAPE).astype(np.float32)
     if not passage.exact:  # a mean of saturated values is not the saturated mean
         x = x.clip(-127 * scale, 127 * scale)
     plain, quantized = run(proto, {"x": x}), run(proto, {"x": fake_quantize(x, scale)})
@@ -250,10 +248,9 @@ def test_operator_that_cuts_returns_values_of_its_input(
 def test_all_packages_recognize_activation(g: Graph, operator: Operator) -> None:
     out = g.op(operator.name, g.conv(g.input(*SHAPE), "c"), "act")
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
-    act = model.node("act")
     (conv,) = simulate(model, TARGET).convolutions
     assert (str(conv.output), conv.fused) == ("INT8", ["act"])
-    assert activation_input(model, act) == "c:0"
+    assert activation_input(model, model.node("act")) == "c:0"
     layer = FloatFusions(model).layers["c"]
     assert (layer.nodes, layer.out.source) == (["c", "act"], "act:0")
 
@@ -284,8 +281,7 @@ def test_all_packages_recognize_activation(g: Graph, operator: Operator) -> None
 def test_product_with_gate_is_an_activation_but_other_operators_are_not(
     g: Graph, build: Callable[[Graph, str], str], is_activation: bool
 ) -> None:
-    out = build(g, g.conv(g.input(*SHAPE), "c"))
-    model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
+    model = Model(g.model(g.op("Neg", g.pair(build(g, g.conv(g.input(*SHAPE), "c")), "q"), "end")))
     (outcome,) = simulate(model, TARGET).convolutions
     assert (str(outcome.output) == "INT8" and "act" in outcome.fused) is is_activation
     assert activation_input(model, model.node("act")) == ("c:0" if is_activation else None)

@@ -428,10 +428,9 @@ def test_fix_rewrites_float16_arithmetic(steps: tuple[str, ...], per_channel: bo
     ],
 )
 def test_quantizers_that_round_differently_are_counted(make: MakeQuantizer, count: int) -> None:
-    notes = qdqtool.fix(network(make)).notes
-    assert [n.values["count"] for n in notes if n.code == "rounding-differs"] == [count] * (
-        count > 0
-    )
+    assert [
+        n.values["count"] for n in qdqtool.fix(network(make)).notes if n.code == "rounding-differs"
+    ] == [count] * (count > 0)
 
 
 @pytest.mark.parametrize("make", [qonnx, openvino], ids=["QONNX", "OpenVINO"])

@@ -132,9 +132,11 @@ def test_extraction_never_overwrites_its_inputs(victim: str, tmp_path: Path) -> 
 
 def whole() -> onnx.ModelProto:
     """Build a = Relu(x), b = If(given) of a + w, c = b * sparse, and nodes without effect on c."""
-    ends = [onnx.ValueInfoProto(name="in")]
     inner = onnx.helper.make_graph(
-        [onnx.helper.make_node("Add", ["a", "w"], ["in"])], "inner", [], ends
+        [onnx.helper.make_node("Add", ["a", "w"], ["in"])],
+        "inner",
+        [],
+        [onnx.ValueInfoProto(name="in")],
     )
     nodes = [
         onnx.helper.make_node("Relu", ["x"], ["a"]),

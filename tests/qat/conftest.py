@@ -1,5 +1,3 @@
-"""Skip the tests of this folder if torch or pytorch-quantization is missing."""
-
 import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -190,8 +190,7 @@ class UpAndDown(nn.Module):
         self.last = conv(32, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        up = torch.relu(self.bn(self.up(torch.relu(self.down(x)))))
-        return self.last(torch.cat((up, x), 1))
+        return self.last(torch.cat((torch.relu(self.bn(self.up(torch.relu(self.down(x))))), x), 1))
 
 
 class Odd(nn.Module):

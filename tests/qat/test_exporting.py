@@ -301,8 +301,6 @@ def test_export_into_missing_folder_is_refused(tmp_path: Path) -> None:
 
 
 class Doubling(nn.Sequential):
-    """Network that computes other values during an export."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x * 2 if torch.onnx.is_in_onnx_export() else x)
 
@@ -541,7 +539,6 @@ def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
 def test_fp8_export_has_an_fp16_remainder(
     tmp_path: Path, high_precision: str | None, type: Any
 ) -> None:
-    """All weights have the requested type, FP16 or FP32. Inputs and outputs remain FP32."""
     sample = torch.randn(2, 3, 64, 64)
     model = ready(ResNet18(10, 32), sample)
     options: Any = {"precision": "fp8", "high_precision": high_precision}

@@ -218,7 +218,6 @@ def test_quantizer_values_and_gradients(backend: str, axis: int | None) -> None:
     step = amax / 127
     expected = (x.detach() / step).round().clamp(-128, 127) * step
     assert torch.allclose(result.detach(), expected, atol=1e-5)
-    assert x.grad is not None
     # Gradients of the straight-through estimator: one inside the range, zero for clipped values.
     assert torch.equal(x.grad, (x.detach().abs() <= amax).float())
 

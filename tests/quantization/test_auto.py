@@ -11,7 +11,6 @@ from tests.insertion.nets import Array, Net, check
 
 
 def deep_net(gain: float = 1.0) -> onnx.ModelProto:
-    """Return four convolutions of 32 channels; `gain` enlarges one input channel of each."""
     net, tensor = Net(32), "x"
     for i in range(4):
         weight = net.rng.standard_normal((32, 32, 3, 3)) / 17

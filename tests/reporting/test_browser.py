@@ -20,10 +20,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def full(files: NetworkFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("full")
-    tuning = write(folder, result())
     out = folder / "full.html"
     qdqtool.report(
-        files.model, before=files.float, gpu="T4", calib_cache=files.cache, tuning=tuning
+        files.model,
+        before=files.float,
+        gpu="T4",
+        calib_cache=files.cache,
+        tuning=write(folder, result()),
     ).save(out)
     return out
 

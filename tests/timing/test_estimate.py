@@ -42,7 +42,6 @@ CASES = ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual")
 
 
 def test_work_of_a_convolution_chain() -> None:
-    """Three 3x3 convolutions of 64 channels at 56x56."""
     engine = model_workload(convolution_chain())
     convs = [w for w in engine.layers if w.kind == work.CONV]
     assert [w.macs for w in convs] == [56 * 56 * 64 * 64 * 9] * 3
@@ -155,9 +154,13 @@ def test_best_time_of_a_float_model_is_the_time_after_insert(name: str, typed: b
 
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
     network = convolution_chain(size=28, quantized=False)
-    data = [{"x": np.ones((1, 64, 28, 28), "float32")}]
     quantized = insert(
-        load(network), data, target=target, method="max", losses=0, predict=False
+        load(network),
+        [{"x": np.ones((1, 64, 28, 28), "float32")}],
+        target=target,
+        method="max",
+        losses=0,
+        predict=False,
     ).model
     # TensorRT-RTX has no INT8 on an RTX 2060; a small network is faster in FP16 than in TF32.
     gpu = "sm=8.6,sms=8,clock=765,bandwidth=102" if target.is_rtx else "RTX 2060"

@@ -60,11 +60,8 @@ class Exporter:
         self._names.update(
             {id(t): n for t, n in zip(self.network.outputs, self.model.outputs, strict=True)}
         )
-        self.nodes: list[onnx.NodeProto] = []
+        self.nodes = [node for node in proto.graph.node if node.op_type == "Constant"]
         self.initializers = list(proto.graph.initializer)
-        for node in proto.graph.node:
-            if node.op_type == "Constant":
-                self.nodes.append(node)
         for layer in self.network.breadth_first():
             self._layer(layer)
         graph = onnx.helper.make_graph(

@@ -43,7 +43,6 @@ class Sketch:
         return f"{stem}_{self.count}"
 
     def pick(self) -> str:
-        """Return a tensor of four dimensions; in half of the cases, the latest one."""
         tensors = [t for t, s in self.shapes.items() if len(s) == 4]
         return str(tensors[-1] if self.draw(st.booleans()) else self.choose(*tensors))
 

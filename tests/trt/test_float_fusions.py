@@ -154,9 +154,8 @@ def test_work_grows_linearly_with_adds_along_a_chain() -> None:
         for i in range(size):
             x = g.op("Mul", [x, gate], f"m{i}")
             sums.append(g.add(x, other, f"a{i}"))
-        model = Model(g.model(*sums))
         profile = cProfile.Profile()
-        profile.runcall(FloatFusions, model)
+        profile.runcall(FloatFusions, Model(g.model(*sums)))
         return sum(entry.callcount for entry in profile.getstats())
 
     # The search upstream of each Add is bounded, else this would be 4.

@@ -88,9 +88,12 @@ def test_passes_keep_weights_shared_by_two_products_consistent(g: Graph, target:
     g.input(2, 16)
     weights = g.const("w", np.ones((16, 16), np.float32))
     for op in ("Gemm", "MatMul"):
-        first = g.op(op, ["x", weights], f"{op}1")
         run_checked(
-            g.model(first, g.op(op, [g.op("Tanh", "x", f"t{op}"), weights], f"{op}2")), target
+            g.model(
+                g.op(op, ["x", weights], f"{op}1"),
+                g.op(op, [g.op("Tanh", "x", f"t{op}"), weights], f"{op}2"),
+            ),
+            target,
         )
 
 
@@ -112,10 +115,13 @@ def test_layer_type_defaults_to_operator(
 
 @pytest.mark.parametrize("op", ["Custom", "GridSample", "Einsum"])
 def test_unknown_operator_is_a_float_layer(g: Graph, op: str) -> None:
-    conv = g.conv(g.input(1, 3, 8, 8), "c")
     g.nodes.append(
         onnx.helper.make_node(
-            op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else ""
+            op,
+            [g.conv(g.input(1, 3, 8, 8), "c")],
+            ["u:0"],
+            "u",
+            domain="my.plugins" if op == "Custom" else "",
         )
     )
     g.channels["u:0"] = 8

@@ -67,9 +67,8 @@ def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
 
 
 def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[str, str]]:
-    dice = random.Random(seed)
     numbers = list(range(10_000))
-    dice.shuffle(numbers)
+    random.Random(seed).shuffle(numbers)
     tensors: dict[str, str] = {"": ""}
     other = onnx.ModelProto()
     other.CopyFrom(model)

@@ -74,10 +74,10 @@ def with_microsoft_domain() -> onnx.ModelProto:
 
 def with_initializers_as_inputs() -> onnx.ModelProto:
     model = chain(Graph())
-    for tensor in model.graph.initializer:
-        model.graph.input.append(
-            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        )
+    model.graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in model.graph.initializer
+    )
     return model
 
 

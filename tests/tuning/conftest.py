@@ -25,9 +25,8 @@ def cached_costs() -> Iterator[None]:
     predict_cost, choose_scale = Planner.predict_cost, planner.choose_scale
 
     def cached_cost(self: Planner, recipe: Recipe) -> PlacementCost:
-        model = self.light_model.proto.SerializeToString(deterministic=True)
         options = (self.target, self.gpu, self.fp16, tuple(self.fp32_tensors.items()))
-        key = (model, *options, recipe.key)
+        key = (self.light_model.proto.SerializeToString(deterministic=True), *options, recipe.key)
         if key not in costs:
             costs[key] = predict_cost(self, recipe)
         return costs[key]

@@ -103,7 +103,6 @@ def test_accurate_int8_of_an_earlier_run_is_a_complete_result(tmp_path: Path) ->
 
 
 def collect_slowly(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let the collection of ranges take some seconds per sample, and everything else no time."""
     collect_statistics = api.collect_statistics
 
     def collect(model: Any, data: Any, *arguments: Any, **options: Any) -> Any:

@@ -183,7 +183,6 @@ def test_mapper_ignores_foreign_nodes() -> None:
 
 
 def test_mapper_with_the_names_of_the_build() -> None:
-    """If the build has other names, the name in the model does not find a layer."""
     names = {n.index: f"n{n.index}" for n in MODEL.nodes}
     mapper = NodeMapper(MODEL, [BuiltLayer(f"n{FIRST.index}", "CaskConvolution")], names)
     assert mapper.find_node(f"n{FIRST.index}") is FIRST and mapper.find_node(FIRST.name) is None

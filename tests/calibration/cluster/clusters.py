@@ -126,8 +126,6 @@ def put(pictures: dict[str, bytes]) -> None:
 
 
 class ChangingSource(ImageSource):
-    """Images; `picture005.png` differs between the process that opened it and other processes."""
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.pid = os.getpid()

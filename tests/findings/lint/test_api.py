@@ -48,7 +48,6 @@ def predicted_codes(proto: onnx.ModelProto, target: str) -> dict[str, int]:
 
 
 def simple(**changes: Any) -> onnx.ModelProto:
-    """Return two quantized convolutions; `changes` are options of the pair before the second."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     y = g.pair(x, "c1.in", **{"scale": 0.05, **changes})

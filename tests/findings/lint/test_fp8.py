@@ -109,9 +109,11 @@ def chain_of_type(name: str) -> onnx.ModelProto:
     model = chain("FP8", "FP8")
     for tensor in model.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN:
-            zeros = [0.0] * int(np.prod(tensor.dims))
             new = onnx.helper.make_tensor(
-                tensor.name, getattr(onnx.TensorProto, name), tensor.dims, zeros
+                tensor.name,
+                getattr(onnx.TensorProto, name),
+                tensor.dims,
+                [0.0] * int(np.prod(tensor.dims)),
             )
             tensor.CopyFrom(new)
     return model

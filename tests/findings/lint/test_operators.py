@@ -549,10 +549,9 @@ def test_insert_keeps_other_sums_of_squares_fp32(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["ReduceL2", "Pow"])
 def test_sum_of_squares_of_fp16_file_is_reported(how: str) -> None:
-    model = store_as_half(linear_and_squares(how))
     data = [{"x": np.full((1, 4, 16), 30.0, np.float16)}]
     options: Any = {"target": "trt11", "losses": 0, "predict": False, "high_precision": "fp32"}
-    quantized = qdqtool.insert(model, data, **options).model
+    quantized = qdqtool.insert(store_as_half(linear_and_squares(how)), data, **options).model
     assert [r.node for r in norms(quantized, "trt11")] == ["square"]
 
 
@@ -746,8 +745,7 @@ def pair_of(scale: float, is_uint8: bool = False) -> onnx.ModelProto:
     if is_uint8:
         g.inputs[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
         x = g.op("Cast", x, "cast", to=onnx.TensorProto.FLOAT)
-    q = g.op("QuantizeLinear", [x, *parts[0]], "q")
-    x = g.op("DequantizeLinear", [q, *parts[1]], "dq")
+    x = g.op("DequantizeLinear", [g.op("QuantizeLinear", [x, *parts[0]], "q"), *parts[1]], "dq")
     g.channels[x] = 16
     return g.model(g.conv(x, "c", 16, scale=None))
 

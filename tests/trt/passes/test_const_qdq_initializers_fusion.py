@@ -10,8 +10,9 @@ from tests.trt.passes.step import run_pass
 def test_quantizers_remove_constants_that_only_they_read(constant_nodes: bool) -> None:
     # resnet18-qat-rtx2000-trt8510, line 2184.
     g = Graph(constant_nodes=constant_nodes)
-    out = g.relu(g.pair(g.input(1, 3, 4, 4), "p"), "r")
-    assert run_pass(g.model(out), ConstQDQInitializersFusion).lines == [
+    assert run_pass(
+        g.model(g.relu(g.pair(g.input(1, 3, 4, 4), "p"), "r")), ConstQDQInitializersFusion
+    ).lines == [
         ("Running", "p.Q"),
         ("Removing", "p.Q.scale"),
         ("Removing", "p.Q.zero"),
@@ -23,9 +24,8 @@ def test_quantizers_remove_constants_that_only_they_read(constant_nodes: bool) -
 
 def test_shared_constants_go_with_last_consumer(g: Graph) -> None:
     # yolo-resnet18-orin-trt8502: no constant is removed after the Q, both are removed after its DQ.
-    x = g.input(1, 3, 4, 4)
     parameters = [g.const("scale", np.float32(0.1)), g.const("zero", np.int8(0))]
-    quantized = g.op("QuantizeLinear", [x, *parameters], "Q")
+    quantized = g.op("QuantizeLinear", [g.input(1, 3, 4, 4), *parameters], "Q")
     out = g.op("DequantizeLinear", [quantized, *parameters], "DQ")
     assert run_pass(g.model(out), ConstQDQInitializersFusion).lines == [
         ("Running", "Q"),

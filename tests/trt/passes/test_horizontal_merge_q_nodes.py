@@ -12,7 +12,6 @@ from tests.trt.passes.step import Build, build_model, run_pass
 
 
 def negated(g: Graph, **scales: float) -> list[str]:
-    """Return an output for each pair of a tensor; the names of pairs are those of the scales."""
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     return [g.op("Neg", g.pair(x, name, scale), f"n{name}") for name, scale in scales.items()]
 

@@ -30,7 +30,6 @@ INT8_OUT = [
 def run(
     build: Callable[[Graph, str], list[str]], target: str = "trt8.5", **options: Any
 ) -> PassResult:
-    """Run the pass on a convolution ``c`` and the outputs that ``build`` makes of it."""
     g = Graph()
     out = g.conv(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "c", **options)
     return run_pass(g.model(*build(g, out)), QuantizeDoubleInputNodes, target=target)
