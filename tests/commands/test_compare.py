@@ -128,7 +128,9 @@ def test_compare_min_agreement(models: Path, cli: Cli, least: float, code: int) 
     agreement = cli.json(*arguments, "--min-agreement", least, code=code)["agreement"]
     assert agreement["images"] == 2 and 0.0 < agreement["value"] < 1.0
     assert bool(cli.err) == bool(code)
-    line = " ".join(cli(*arguments).split("\n\n")[0].split())
+    text = cli(*arguments)
+    assert "Output agreement of B with A: " in text
+    line = " ".join(text.split("\n\n")[0].split())
     value = r"-?\d\.\d+"
     assert re.match(rf"B against A: agreement {value} \({value} to {value}\) on 2 images; ", line)
 

@@ -122,7 +122,6 @@ def test_refused_fix_promises_no_saving(g: Graph) -> None:
 
 
 def test_savings_name_each_place_once() -> None:
-    """One quantizer before the Sigmoid and the Mul of a SiLU is one place."""
     (silus,) = estimate_savings(Model(chain_of_silus(2, (0.05, 0.05))), "RTX 3060")[1].fixes
     assert silus.nodes == ["inner0.Q", "inner1.Q"]
 

@@ -97,14 +97,12 @@ def test_table_of_gpus(gpu: gpus.Gpu) -> None:
 )
 def test_fp8_rate_over_fp16(name: str, ratio: float) -> None:
     gpu = gpus.find_gpu(name)
-    assert gpu.has_fp8 == (ratio > 0)
-    assert gpu.fp8_rate / gpu.rates.fp16 == ratio
+    assert (gpu.has_fp8, gpu.fp8_rate / gpu.rates.fp16) == (ratio > 0, ratio)
 
 
 def test_int8_rate_of_data_centers_on_blackwell() -> None:
     b200, b300 = gpus.find_gpu("B200").rates, gpus.find_gpu("B300").rates
-    assert b200.int8 == b200.fp8
-    assert 15 * b300.int8 <= b300.fp16
+    assert b200.int8 == b200.fp8 and 15 * b300.int8 <= b300.fp16
 
 
 def test_names_of_gpus_are_unique() -> None:
@@ -555,8 +553,8 @@ def test_device_gpu_has_the_figures_of_the_log(
 ) -> None:
     gpu = find_device_gpu(parse_device(name, facts))
     assert (gpu.name, gpu.sms, gpu.clock) == (board, sms, clock)
-    assert gpu.bandwidth == pytest.approx(bandwidth)
-    assert gpu.clock_share_under_load == 1  # the clock is known
+    # The clock is known.
+    assert (gpu.bandwidth, gpu.clock_share_under_load) == (pytest.approx(bandwidth), 1)
     assert gpu.rates is gpus.load_rates()[facts["Compute Capability"]]
 
 

@@ -32,8 +32,7 @@ def width(precision: Precision | str) -> str:
 
 
 def test_evidence_has_354_convolutions_of_9_builds() -> None:
-    assert len(CASES) == 9
-    assert sum(len(truth(c)["convolutions"]) for c in CASES) == 354
+    assert (len(CASES), sum(len(truth(c)["convolutions"]) for c in CASES)) == (9, 354)
     assert set(CASES) == {b.name for b in BUILDS.values() if b.graph}
 
 
@@ -87,8 +86,7 @@ def test_layer_names_match_build(case: str) -> None:
 @pytest.mark.parametrize("case", WITH_TRACE)
 def test_trace_has_lines_of_log(case: str) -> None:
     built, predicted = map(Counter, traces(case, NAME_ONLY if case == WITH_TAIL else ()))
-    assert built - predicted == Counter()
-    assert predicted - built == Counter()
+    assert (built - predicted, predicted - built) == (Counter(), Counter())
 
 
 @pytest.mark.parametrize("case", WITH_TRACE)

@@ -77,6 +77,5 @@ def test_pattern_in_fp8_matches_build(name: str, capability: str) -> None:
 
 
 def test_all_163_patterns_are_read() -> None:
-    assert len(OUTCOMES) == 163
-    assert set(OUTCOMES) == set(patterns())
+    assert len(OUTCOMES) == 163 and set(OUTCOMES) == set(patterns())
     assert not FP8_OUTCOMES or set(FP8_OUTCOMES) == set(patterns())
