@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -270,11 +269,7 @@ def test_progress_is_one_line_a_minute(
 ) -> None:
     clock = iter(range(0, 10_000, 25))
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
-
-    def steps() -> Iterator[int]:
-        yield from range(8)
-
-    assert list(progress.track_progress(steps(), "Calibrating", 8)) == list(range(8))
+    assert list(progress.track_progress(iter(range(8)), "Calibrating", 8)) == list(range(8))
     assert [re.findall(r"\d+", line) for line in capsys.readouterr().err.splitlines()] == [
         ["2", "8", "25", "75"],
         ["5", "8", "62", "150"],

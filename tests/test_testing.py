@@ -12,10 +12,6 @@ from tests.trt.builder import Graph
 
 
 def network(*quantized: bool, skip: bool = False) -> onnx.ModelProto:
-    """Return a chain of Conv and Relu named "conv0", "conv1", ...
-
-    Some convolutions have Q/DQ on input and weights.
-    """
     g = Graph()
     x = g.input(1, 16, 8, 8)
     for i, has_qdq in enumerate(quantized):

@@ -478,7 +478,6 @@ def test_biased_error_is_not_negative() -> None:
 
 
 def drawing(flat: bool) -> TensorStatistics:
-    """Return statistics of two channels: a background of 1.5 / 127, and rare larger values."""
     stats = TensorStatistics()
     rng = np.random.default_rng(4)
     for number in range(4):

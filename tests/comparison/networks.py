@@ -86,7 +86,6 @@ def quantize(
     samples: Iterable[Mapping[str, np.ndarray]] = (),
     **options: Any,
 ) -> Path:
-    """Quantize a model with onnxruntime (default sample: ones), and return the new path."""
     ort = pytest.importorskip("onnxruntime.quantization")
     specs = input_specs(Model(onnx.load(path)))
     batches = iter(samples or [{s.name: np.ones(s.shape, np.float32) for s in specs}])

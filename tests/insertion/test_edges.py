@@ -407,8 +407,6 @@ def test_unknown_choice_is_named(parameter: str, value: object, message: str) ->
 
 @pytest.fixture(params=["file", "memory"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tuple[Any, str]]:
-    """Return a function from a model to the source of an insertion, and its name in errors."""
-
     def to_source(model: onnx.ModelProto) -> tuple[Any, str]:
         if request.param == "memory":
             return model, "model"

@@ -537,17 +537,14 @@ def test_insert_warns_if_outputs_are_not_finite() -> None:
 def test_error_of_onnxruntime_is_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    network = SwitchableNetwork(Model(mismatched_network()), [], ["c.out"], 1)
+    net = Net()
+    net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
+    mismatched = net.output(net.conv("c", "x", 4, 4)).open_model()
+    network = SwitchableNetwork(Model(mismatched), [], ["c.out"], 1)
     with pytest.raises(ModelError) as caught:
         network.run({"x": np.zeros((1, 3, 8, 8), np.float32)})
     assert str(caught.value).isprintable()
     assert capfd.readouterr() == ("", "")  # onnxruntime prints nothing itself
-
-
-def mismatched_network() -> onnx.ModelProto:
-    net = Net()
-    net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
-    return net.output(net.conv("c", "x", 4, 4)).open_model()
 
 
 def insert_detector() -> tuple[Insertion, list[dict[str, Array]]]:

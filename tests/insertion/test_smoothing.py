@@ -320,10 +320,6 @@ def test_smoothing_leaves_unsuitable_producer(build: Callable[[Tokens, str], str
 
 
 def run_insert(folder: Path, model: onnx.ModelProto, data: list[Any], *options: str) -> int:
-    """Run ``qdqtool insert`` in a folder and return its exit code.
-
-    ``{}`` in an option is the model.
-    """
     onnx.save(model, folder / "m.onnx")
     np.save(folder / "x.npy", np.concatenate([next(iter(d.values())) for d in data]))
     arguments = ["--calib", str(folder / "x.npy"), "-o", str(folder / "q.onnx"), "--losses", "0"]

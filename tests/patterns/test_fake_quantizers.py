@@ -120,7 +120,6 @@ def affine(
 
 
 def pt2e(names: str, g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Add a PT2E quantizer; `names` is a format string for the operator names."""
     domain, suffix = "quantized_decomposed", "channel" if scale.size > 1 else "tensor"
     integers = affine(domain, names.format("", suffix), g, x, f"{name}.q", scale)
     inputs = [f"{name}.q.{i}" for i in range(5 if scale.size > 1 else 4)]

@@ -348,7 +348,6 @@ def test_restore_is_refused(
     message: str,
     trained: nn.Module,
 ) -> None:
-    """``saved`` changes the checkpoint. If it is None, a state dict is restored."""
     state = trained.state_dict() if saved is None else {**qat.checkpoint(trained), **saved}
     with pytest.raises(QdqtoolError, check=has(code), match=message):
         qat.restore(network(), state)

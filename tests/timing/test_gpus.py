@@ -628,10 +628,6 @@ def test_calibrate_rejects_the_calibration_of_another_gpu(saved_calibration: str
 
 
 def profile_layers(folder: Path, gpu: gpus.Gpu, more_us: float) -> tuple[np.ndarray, Any]:
-    """Return the layer times of a profile in ms, and the estimate calibrated by the profile.
-
-    Each layer time is 1.5 times its estimate, plus `more_us`.
-    """
     _, plain = estimate_model(convolution_chain(12, batch=8), gpu, compare=False)
     layers_ms = 1.5 * estimate_seconds(plain.workload.layers, gpu) * 1e3 + more_us * 1e-3
     profile = write_profile(folder, zip(layer_names(batch=8), layers_ms.tolist(), strict=True))

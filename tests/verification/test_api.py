@@ -447,10 +447,6 @@ def test_exit_code(complete: bool, unknown: int, mismatch: bool, partial: bool, 
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[BuildOptions]:
-    """Build as predicted, or refuse if the time limit is 1 s.
-
-    Return the requests to the builder.
-    """
     requests: list[BuildOptions] = []
 
     def build(model: Model, **options: Any) -> BuildResult:

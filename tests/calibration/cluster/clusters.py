@@ -144,7 +144,6 @@ def share_number(payload: int, threads: int) -> int:
 
 
 def multiply(number: int, item: float, stopped: Any) -> float:
-    """Return the product; -1 for an endless item that ends with its job."""
     if item < ENDLESS:
         return number * item
     if not stopped.wait(HANG):

@@ -43,14 +43,6 @@ def quantized() -> onnx.ModelProto:
     return model(nodes, [weights(), tensor("s", np.array(0.02)), zero])
 
 
-def unquantized() -> onnx.ModelProto:
-    nodes = [
-        onnx.helper.make_node("Conv", ["x", "w"], ["c"], "c"),
-        onnx.helper.make_node("Relu", ["c"], ["y"]),
-    ]
-    return model(nodes, [weights()])
-
-
 @pytest.mark.parametrize(
     ("target", "is_refused"),
     [("8.0", True), ("8.6", True), ("9.0", False), ("10.3", False), ("11", False)],
@@ -68,7 +60,11 @@ def test_gpus_before_8_have_no_bfloat16(sm: str, is_refused: bool) -> None:
 
 def test_insert_widens_bfloat16() -> None:
     x = np.random.default_rng(1).normal(0, 1, SHAPE).astype(np.float32)
-    insertion = qdqtool.insert(unquantized(), [{"x": x}])
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["c"], "c"),
+        onnx.helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    insertion = qdqtool.insert(model(nodes, [weights()]), [{"x": x}])
     assert "bfloat16-widened" in [note.code for note in insertion.notes]
     assert qdqtool.predict(insertion.model).summary()["int8"] == 1
     before = np.asarray(onnx.numpy_helper.to_array(weights()), np.float32)

@@ -141,10 +141,8 @@ def test_records_have_every_experiment_and_network() -> None:
 
 
 def test_codes_of_fp8_are_shown_by_experiments() -> None:
-    shown: set[str] = set()
-    for question in FP8_ANSWERS["experiments"]:
-        if question.startswith("FP8 "):
-            shown.update(predict(fp8_models()[question], "rtx1.7").findings_by_code())
+    graphs = [fp8_models()[q] for q in FP8_ANSWERS["experiments"] if q.startswith("FP8 ")]
+    shown = {code for graph in graphs for code in predict(graph, "rtx1.7").findings_by_code()}
     assert shown >= FP8_CODES
 
 
