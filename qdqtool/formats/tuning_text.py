@@ -172,9 +172,10 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     point = tuning.chosen
     if not point.sites and not point.changed:
         if point.cost.int8:
-            page.add_heading(
-                f"No layer has to be {_float_type(tuning)}, except those that --head leaves float"
-            )
+            choice = f"Every layer is {_format_title(tuning)}"
+            if tuning.reached:
+                choice = f"No layer has to be {_float_type(tuning)}"
+            page.add_heading(f"{choice}, except those that --head leaves float")
         return
     if not tuning.bought:
         if point.sites:

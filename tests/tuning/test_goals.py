@@ -40,6 +40,9 @@ def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
     assert not tuning.reached and "goal-not-reached" in note_codes(tuning.notes)
     best = max(p.chosen_on for p in tuning.front)
     assert tuning.chosen.chosen_on == best < 1.0 and tuning.chosen.cost.int8 > 0
+    everything_int8 = replace(tuning, chosen=replace(tuning.chosen, sites=[], changed={}))
+    lines = render_tuning(everything_int8, 500).lines
+    assert "Every layer is INT8, except those that --head leaves float" in lines
 
 
 def test_tune_front_is_better_than_the_worst_by_sensitivity() -> None:
