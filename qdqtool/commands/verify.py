@@ -47,7 +47,9 @@ def command(
     built on this machine. With --from-log, omit MODEL.
 
     Exit codes: 0 everything agrees; 1 something differs; 2 bad input, or parts of the build are
-    missing.
+    missing. Missing parts are: an absent or truncated layer listing, or one without data types;
+    truncated optimizer passes; a truncated file; unknown data types of convolutions. The optimizer
+    passes, the parse section and the profile may be absent.
     """
     from qdqtool.formats.build_text import render_verification
     from qdqtool.verification.api import exit_code, verify, verify_from_log, verify_with_builder

@@ -393,8 +393,8 @@ def render_verification(
 
     page = TextPage(width)
     outcome, consequence, style = _STATUS[exit_code(result, allow_partial)]
-    if not any((result.convolutions.agree, result.layers.agree, result.trace.agree)):
-        consequence = "has no data to compare" if outcome == "INCOMPLETE" else consequence
+    if outcome == "INCOMPLETE":
+        consequence = _describe_missing(result, consequence)
     exceptions = _describe_exceptions(result)
     page.fill(f"{outcome}: {_describe_build(result)} {consequence}{exceptions}", style=style)
     page.add_gap()
@@ -404,6 +404,15 @@ def render_verification(
         page.fill(f"note: {as_options(note)}.", style=Style.NOTE)
     _add_mismatches(page, result)
     return page
+
+
+def _describe_missing(result: Verification, consequence: str) -> str:
+    if not any((result.convolutions.agree, result.layers.agree, result.trace.agree)):
+        return "has no data to compare"
+    if not result.complete:
+        return consequence
+    listed = format_count(result.convolutions.unknown, "layer")
+    return f"agrees, but the data types of {listed} are unknown"
 
 
 def _describe_exceptions(result: Verification) -> str:
