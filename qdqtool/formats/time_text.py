@@ -73,7 +73,8 @@ def list_times(time: TimeEstimate) -> dict[str, float]:
         times[str(time.float_type)] = time.total_ms
     for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
         if best is not None and _is_listed(time, precision, best):
-            times[f"{precision} by qdqtool insert (defaults)"] = best.total_ms
+            options = "(defaults)" if precision == "INT8" else "--precision fp8"
+            times[f"{precision} by qdqtool insert {options}"] = best.total_ms
     return times
 
 
@@ -122,7 +123,10 @@ def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
 
 
 def _describe_rival(rival: SpeedGain, written: Precision) -> str:
-    default = " by qdqtool insert with its defaults" if rival.quantized == written else ""
+    default = ""
+    if rival.quantized == written:
+        options = "with its defaults" if written == "INT8" else "--precision fp8"
+        default = f" by qdqtool insert {options}"
     fastest = "the fastest type (estimated), " if rival.is_sure else ""
     return f"{rival.quantized}{default} would be {fastest}{describe_ratio(rival)}."
 
