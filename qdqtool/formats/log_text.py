@@ -277,7 +277,8 @@ def _add_profile(page: TextPage, facts: Json) -> None:
     profile = facts["profile"]
     if profile is None:
         return
-    runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
+    number = profile["iterations"]
+    runs = f", {format_count(number, 'iteration')}" if number else ""
     layers = format_count(profile["layers"], "layer")
     page.add_heading(
         f"Profile (mean times): {profile['total_ms']:.4f} ms in {layers}{runs}; the slowest:"

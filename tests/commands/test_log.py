@@ -50,6 +50,12 @@ def test_log_json_of_a_small_build(log: str, cli: Cli) -> None:
     assert facts["lines"]["unexplained"] == 0
 
 
+def test_log_text_of_one_profile_iteration(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "build.log"
+    path.write_text(samples.trtexec_log().replace("781 iterations", "1 iterations"))
+    assert " ms in 2 layers, 1 iteration; the slowest:" in cli("log", path)
+
+
 def test_log_placement_on_dla(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "dla.log"
     path.write_text(
