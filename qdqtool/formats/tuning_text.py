@@ -245,8 +245,11 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
             reason = f"No single layer was measured before the {tuning.effort['stopped']}"
         page.add_heading(reason)
         return
+    part = ""
+    if len(measured) < len(tuning.sites):
+        part = f" ({len(measured)} of {len(tuning.sites)} measured)"
     page.add_heading(
-        f"Most sensitive layers: output error if only this layer is {_format_title(tuning)} "
+        f"Most sensitive layers{part}: output error if only this layer is {_format_title(tuning)} "
         "(fraction of the outputs' standard deviation), and change of cost if the layer is "
         f"{_float_type(tuning)}"
     )

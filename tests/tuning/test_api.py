@@ -129,6 +129,13 @@ def test_chosen_placement_has_the_range_of_conversions_that_predict_gives(tuned:
     )
 
 
+def test_number_of_measured_layers_is_shown_if_it_is_not_all(tuned: Tuning) -> None:
+    sites = [replace(site, loss=0.1) for site in tuned.sites]
+    for unmeasured, expected in ((0, "Most sensitive layers: "), (2, f" (8 of {len(sites)} meas")):
+        shown = [replace(site, loss=None) for site in sites[:unmeasured]] + sites[unmeasured:]
+        assert expected in str(render_tuning(replace(tuned, sites=shown), 500))
+
+
 @pytest.mark.parametrize("sites", [[], ["c6"]])
 def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[str]) -> None:
     chosen = replace(tuned.chosen, sites=sites, changed={"head": "int8"})
