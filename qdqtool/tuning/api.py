@@ -480,7 +480,7 @@ class _TuningRun:
             continued = f", or repeat this call, which continues from {self.store.path}"
         return QdqtoolError(
             f"`time_limit` ended before the model with every layer in {title} was measured; give "
-            f"at least {seconds} s{continued}",
+            f"about {seconds} s or more{continued}",
             code="timeout",
             parameter="time_limit",
         )
