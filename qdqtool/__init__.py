@@ -18,6 +18,38 @@ callbacks (``say``) are not caught.
 
 The names of packages are nouns (``insertion``, ``verification``), because the verbs are functions.
 A name is imported on first use, which makes ``import qdqtool`` fast.
+
+Most options of the command line are parameters of the same name: ``--max-images`` is
+``max_images``. The exceptions are:
+
+    --calib           data (predict: qdqtool.prediction.check_activations)
+    --eval            evaluation
+    --front           whole_front
+    --float           before
+    --for             way
+    --engine          keep_engine
+    --no-unify        unify=False
+    --no-predict      predict=False
+    --no-state        state=None, the default
+    --strongly-typed  target="trt10-strongly-typed"
+    --resize, --bgr, --scale, --mean, --std
+                      preprocess=calibration.Preprocess(bgr=True, ...)
+    --preprocess      predict: preprocess of qdqtool.prediction.check_activations
+    --with-a, --with-b
+                      a and b, which may be lists
+    --builder, --sm   verify: qdqtool.verification.api.verify_with_builder
+    --result          save_result(path) of the result
+    --write-table     qdqtool.insertion.ranges.write_table(result, path)
+    --output          save(path) of the result
+    --layers, --trace
+                      layers and trace of the result
+
+Options for checks and texts exist only on the command line: ``--require``, ``--require-gain``,
+``--fail-on``, ``--min-agreement``, ``--allow-partial``, ``--all`` and ``--format``. So do
+``--from-log``, ``--dla-cache``, ``--report`` and ``--verification``.
+
+``insert`` measures the output error only with ``losses``: the default is 0, but 8 images on the
+command line (``losses=None``).
 """
 
 from __future__ import annotations

@@ -231,6 +231,13 @@ def test_options_are_the_parameters(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", FUNCTIONS)
+def test_package_documents_options_without_equal_parameter(command: str) -> None:
+    names = {max(option.opts, key=len) for option in command_options(command).values()}
+    equal = {f"--{name.replace('_', '-')}" for name in parameters(FUNCTIONS[command][0])}
+    assert names - equal <= set(re.findall(r"--[a-z-]+", qdqtool.__doc__ or ""))
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
 def test_options_have_defaults_of_parameters(command: str) -> None:
     arguments = parameters(FUNCTIONS[command][0])
     for name, option in command_options(command).items():
