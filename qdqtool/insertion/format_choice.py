@@ -203,6 +203,8 @@ def _describe_obstacle(error: float, name: str, ms: Mapping[str, float]) -> str:
         return ""
     if is_worthwhile(ms[FLOAT] / ms[name]):
         return ""
+    if ms[name] > ms[FLOAT]:
+        return f"{title} is slower than FP16"
     return f"{title} is not more than {100 * (MIN_GAIN - 1):.0f} % faster than FP16"
 
 
