@@ -49,7 +49,7 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
     if not is_analyzed(prediction):
         return f"Not analyzed: {nested}"
     if has_no_qdq(prediction):
-        return f"Nothing is quantized: {describe_layer_counts(prediction)} in {float_type}"
+        return f"Nothing is quantized: {describe_layer_counts(prediction, float_type)}"
     rows = describe_layers_by_kind(prediction, float_type, nouns=True)
     if not rows:
         return (
@@ -119,13 +119,14 @@ def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     return Precision.FP16 if half else Precision.FP32
 
 
-def describe_layer_counts(prediction: Prediction) -> str:
-    """Return a text with the numbers of convolutions and matrix products."""
+def describe_layer_counts(prediction: Prediction, float_type: Precision | None = None) -> str:
+    """Return a text with the numbers of convolutions and matrix products, and their float type."""
     counts = prediction.summary()
     convolutions = sum(not c.is_product for c in prediction.convolutions)
     if not convolutions and not counts["matrix_products"]:
-        return "no convolution, no matrix product"
-    return format_layer_counts(convolutions, counts["matrix_products"])
+        return "no convolution or matrix product"
+    layers = format_layer_counts(convolutions, counts["matrix_products"])
+    return layers if float_type is None else f"{layers} in {float_type}"
 
 
 def describe_layers_by_kind(
@@ -148,8 +149,8 @@ def describe_layers_by_kind(
         shares = {
             t: counts[f"matrix_products_{t.lower()}"] for t in (Precision.INT8, Precision.FP8)
         }
-        rest = _describe_float_rest(counts["matrix_products_float"], float_type)
-        rows["Matrix products"] = f"{_describe_share(shares, total, noun)}{rest}"
+        rest = counts["matrix_products_float"]
+        rows["Matrix products"] = _describe_types(shares, total, noun, rest, float_type)
     return rows
 
 
@@ -162,12 +163,11 @@ def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: 
     inside = [a + b for a, b in zip(int8_to_int8, fp8_to_fp8, strict=True)]
     to_float = [total - same for total, same in zip(quantized, inside, strict=True)]
     shares = {Precision.INT8: _format_range(int8), Precision.FP8: _format_range(fp8)}
-    text = _describe_share(shares, len(convolutions), noun)
+    outputs = ""
     if prediction.conversions is not None and any(to_float):
-        text += f" ({_format_range(to_float)} of them with {float_type} output)"
-    return text + _describe_float_rest(
-        _format_range([len(convolutions) - n for n in quantized]), float_type
-    )
+        outputs = f" ({_format_range(to_float)} of them with {float_type} output)"
+    rest = _format_range([len(convolutions) - n for n in quantized])
+    return _describe_types(shares, len(convolutions), noun, rest, float_type, outputs)
 
 
 def _count_convolutions(
@@ -201,8 +201,22 @@ def _describe_share(shares: Mapping[Precision, int | str], total: int, noun: str
     return f"{share} {counted} in {precision}"
 
 
-def _describe_float_rest(count: int | str, float_type: Precision) -> str:
-    return f", {count} in {float_type}" if count else ""
+def _describe_types(
+    shares: Mapping[Precision, int | str],
+    total: int,
+    noun: str,
+    rest: int | str,
+    float_type: Precision,
+    outputs: str = "",
+) -> str:
+    """Return a text such as ``60 of 64 convolutions in INT8, 4 in FP16``.
+
+    `rest` is the number of float layers, and `outputs` a remark on the types that are written.
+    """
+    if total == 1 and not any(shares.values()):
+        return f"{format_count(total, noun) if noun else total} in {float_type}"
+    text = _describe_share(shares, total, noun) + outputs
+    return f"{text}, {rest} in {float_type}" if rest else text
 
 
 def _format_range(numbers: Sequence[int]) -> int | str:
@@ -379,8 +393,8 @@ def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
         subject = "Nothing is quantized" if has_no_qdq(prediction) else "No layer is INT8 or FP8"
         if nested:
             subject += " outside of the subgraphs"
-        layers = describe_layer_counts(prediction)
-        return Verdict(f"{subject}: {layers} in {float_type}.", Style.UNCLEAR)
+        layers = describe_layer_counts(prediction, float_type)
+        return Verdict(f"{subject}: {layers}.", Style.UNCLEAR)
     if all(f.severity != Severity.WARNING for f in prediction.findings):
         types = " and ".join(t for t in ("INT8", "FP8") if counts[t.lower()])
         return Verdict(f"TensorRT runs this model in {types} as intended.", Style.GOOD)
