@@ -154,7 +154,9 @@ def _add_changes(page: TextPage, comparison: Comparison) -> None:
         nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in listed]
         listed.update(map(id, nodes))
         if nodes:
-            page.add_heading(f"{name_formats(title, ChangeKind(change), nodes)} ({len(nodes)})")
+            others = comparison.count(ChangeKind(change)) - len(nodes)
+            count = f"{len(nodes)}, and {others} listed above" if others else f"{len(nodes)}"
+            page.add_heading(f"{name_formats(title, ChangeKind(change), nodes)} ({count})")
             _add_changed_nodes(page, nodes)
 
 

@@ -37,7 +37,10 @@ def test_format_change_is_no_loss() -> None:
     assert [n.name for n in comparison.where(ChangeKind.LOST_INT8)] == ["d"]
     text = str(render_comparison(comparison))
     assert "2 convolutions in FP8 instead of INT8" in text
-    assert "In FP8, but with float output (1)" in text and "FP8 instead of INT8 (1)" in text
+    assert (
+        "In FP8, but with float output (1)" in text
+        and "FP8 instead of INT8 (1, and 1 listed above)" in text
+    )
 
 
 def test_equal_ranges_are_equal_scales() -> None:
