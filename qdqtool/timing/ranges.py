@@ -25,7 +25,8 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
     elif not correction.direct:
         spread = load_constants().spreads["total_calibrated"]
     if gpu.notes:
-        time.notes.append(Note("; ".join(gpu.notes), code="of-gpu"))
+        wider = "" if correction else ". Therefore, the range of the estimate is wider"
+        time.notes.append(Note("; ".join(gpu.notes) + wider, code="of-gpu"))
     unknown, layers = len(time.unknown), time.layer_count
     if unknown:
         spread *= 1 + UNKNOWN_SPREAD * unknown / layers

@@ -309,8 +309,9 @@ def test_model_without_shapes_has_no_float_time() -> None:
         (find_gpu("H100"), 1.1, 1.1, ["not-measured"]),
         (find_gpu("T4"), 1.0, 1.3, ["slowed"]),
         (choose_gpu("T4", clock=1100.0), 1.0, 1.0, []),
+        (choose_gpu("Orin Nano"), 1.1, 1.1, ["of-gpu"]),
     ],
-    ids=["measured", "not measured", "power limit", "clock"],
+    ids=["measured", "not measured", "power limit", "clock", "several boards"],
 )
 def test_range_is_wider_for_gpus_that_are_less_known(
     gpu: Gpu, low_factor: float, high_factor: float, notes: list[str]
@@ -322,6 +323,7 @@ def test_range_is_wider_for_gpus_that_are_less_known(
     assert high > high_factor * usual if high_factor > 1 else high == pytest.approx(usual)
     assert low_factor != high_factor or low == pytest.approx(high)
     assert note_codes(time.notes)[:1] == notes
+    assert ("range of the estimate is wider" in "".join(time.notes)) == (low_factor > 1)
 
 
 @functools.cache
