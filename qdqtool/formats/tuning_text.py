@@ -180,6 +180,7 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     if not tuning.bought:
         if point.sites:
             page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
+            _add_further_float_layers(page, tuning)
         _add_changes(page, point)
         return
     head = f"{'accuracy':>8} {_format_title(tuning):>5} {'Q/DQ':>6}"
@@ -201,7 +202,22 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     rest = [site for site in point.sites if site not in listed]
     if rest:
         page.fill(f"also: {', '.join(rest)}", 4, "  ")
+    _add_further_float_layers(page, tuning)
     _add_changes(page, point)
+
+
+def _add_further_float_layers(page: TextPage, tuning: Tuning) -> None:
+    """Add the number of float convolutions that were not chosen in the search."""
+    chosen = {n for s in tuning.sites if s.site in tuning.chosen.sites for n in s.nodes}
+    convolutions = tuning.prediction.convolutions
+    further = [c for c in convolutions if c.precision.is_float and c.name not in chosen]
+    if further:
+        page.fill(
+            f"and {len(further)} for other reasons (such as --head, or no gain in "
+            f"{_format_title(tuning)}): {', '.join(c.name for c in further)}",
+            4,
+            "  ",
+        )
 
 
 def _add_changes(page: TextPage, point: PlacementResult) -> None:
