@@ -75,27 +75,27 @@ def test_constant_subgraph_has_no_layer(target: str) -> None:
 @pytest.mark.parametrize(
     ("prop", "since", "until", "on_rtx"),
     [
-        ("merges_parallel", "trt8.4", None, True),
-        ("fuses_stem_pool", "trt8.4", None, True),
-        ("int8_weights", "trt8.5", None, True),
-        ("multiply_in_pointwise_name", "trt10", None, False),
-        ("constants_first", "trt10", None, False),
-        ("has_local_functions", "trt10", None, True),
-        ("has_bfloat16", "trt10", None, True),
-        ("float16_scales", "trt10", None, True),
-        ("strongly_typed", "trt11", None, True),
-        ("residual_through_activation", "trt11", None, False),
-        ("copies_dq", "trt11", None, False),
-        ("keeps_relu_name", "trt8.0", "trt8.0", False),
-        ("deconvolution_seen", "trt8.0", "trt8.0", False),
+        ("merges_parallel", (8, 4), None, True),
+        ("fuses_stem_pool", (8, 4), None, True),
+        ("int8_weights", (8, 5), None, True),
+        ("multiply_in_pointwise_name", (10, 0), None, False),
+        ("constants_first", (10, 0), None, False),
+        ("has_local_functions", (9, 0), None, True),
+        ("has_bfloat16", (9, 0), None, True),
+        ("float16_scales", (10, 0), None, True),
+        ("strongly_typed", (11, 0), None, True),
+        ("residual_through_activation", (11, 0), None, False),
+        ("copies_dq", (11, 0), None, False),
+        ("keeps_relu_name", (8, 0), (8, 0), False),
+        ("deconvolution_seen", (8, 0), (8, 0), False),
     ],
 )
 def test_property_is_added_and_dropped_by_versions(
-    prop: str, since: str, until: str | None, on_rtx: bool
+    prop: str, since: tuple[int, int], until: tuple[int, int] | None, on_rtx: bool
 ) -> None:
-    first, last = TARGETS[since].version, TARGETS[until or CLASSIC[-1].name].version
+    last = until or CLASSIC[-1].version
     names = {t.name for t in CLASSIC if getattr(t, prop) is True}
-    assert names == {t.name for t in CLASSIC if first <= t.version <= last}
+    assert names == {t.name for t in CLASSIC if since <= t.version <= last}
     assert getattr(TARGETS["rtx1.7"], prop) is on_rtx
 
 
