@@ -443,7 +443,7 @@ def finding_pages() -> dict[str, str]:
 
 
 def _finding(code: FindingCodeEntry) -> str:
-    parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity.word})"]
+    parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity_text})"]
     parts += _sections(
         ("Cause", code.cause),
         ("Effect in TensorRT", code.tensorrt),

@@ -69,6 +69,8 @@ class FindingCodeEntry(NamedTuple):
             specific first. In `log`, prefixes in braces are placeholders for these texts.
         error_since: First version with the error text, by target. Only for targets whose earlier
             versions have another text.
+        other_severities: Further severities, which depend on the model. For example, a warning is a
+            note if the fix gains nothing.
     """
 
     code: str
@@ -85,6 +87,13 @@ class FindingCodeEntry(NamedTuple):
     saves_time: bool = True
     error: tuple[tuple[str, str], ...] = ()
     error_since: tuple[tuple[str, str], ...] = ()
+    other_severities: tuple[str, ...] = ()
+
+    @property
+    def severity_text(self) -> str:
+        """The severities for users: ``warning``, or ``warning or note, depending on the case``."""
+        words = [s.word for s in (self.severity, *map(Severity, self.other_severities))]
+        return f"{' or '.join(words)}, depending on the case" if len(words) > 1 else words[0]
 
     def scope_on(self, target: str) -> CodeScope | None:
         """Return the scope that includes a target; None if the code does not apply to it.

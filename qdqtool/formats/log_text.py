@@ -331,7 +331,7 @@ def _add_sections(page: TextPage, **texts: str) -> None:
 def render_finding_code(entry: FindingCodeEntry, width: int) -> TextPage:
     """Return the text that explains a finding code."""
     page = TextPage(width)
-    page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ", Style.BOLD)
+    page.fill(entry.title, 4, f"{entry.code} ({entry.severity_text}): ", Style.BOLD)
     _add_sections(
         page,
         Cause=entry.cause,

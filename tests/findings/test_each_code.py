@@ -5,6 +5,7 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.findings import codes
 from qdqtool.prediction import check_activations
 from tests.findings.graphs import GRAPHS, attention, ones, split, stem_before_pool, weighted
 from tests.findings.lint.test_bfloat16 import quantized
@@ -125,7 +126,13 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 @pytest.mark.parametrize(("code", "make"), NETWORKS.items())
 def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
-    assert code in qdqtool.predict(make(), "trt8.5").findings_by_code()
+    prediction = qdqtool.predict(make(), "trt8.5")
+    assert code in prediction.findings_by_code()
+    for finding in prediction.findings:
+        entry = codes.get(finding.code)
+        assert finding.severity in (entry.severity_on("trt8.5"), *entry.other_severities), (
+            entry.code
+        )
 
 
 PREDICTIONS: dict[str, Callable[[], qdqtool.Prediction]] = {
