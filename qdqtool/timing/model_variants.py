@@ -173,10 +173,26 @@ def fp32_variant(model: Model) -> Model:
     for node in variant.nodes:
         types = {variant.elem_type(tensor) for tensor in (*node.inputs, node.output)}
         if node.op == "Cast" and types == {TensorProto.FLOAT}:
-            editor.bypass(node, node.input(0))
+            _bypass_cast(editor, node)
     editor.finish()
     variant.reindex()
     return _with_metadata(variant, model)
+
+
+def _bypass_cast(editor: Editor, cast: Node) -> None:
+    """Bypass a Cast. If it produces a network output, its producer does so instead if possible."""
+    model, source = editor.model, cast.input(0)
+    producer = model.producer(source)
+    if (
+        producer is None
+        or not model.is_output(cast.output)
+        or model.is_output(source)
+        or len(model.consumers(source)) > 1
+    ):
+        editor.bypass(cast, source)
+        return
+    editor.set_output(producer, producer.outputs.index(source), cast.output)
+    editor.remove(cast)
 
 
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:

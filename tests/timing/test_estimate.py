@@ -595,6 +595,21 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
     assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
 
 
+def test_float_model_of_fp8_file_has_no_node_for_the_cast_of_the_output() -> None:
+    """Otherwise, the time of a ViT had a reformat of the output."""
+    proto = convolution_chain(quantized=False)
+    del proto.graph.node[-2:]  # the last Relu and the Sigmoid, which are not converted to FP16
+    proto.graph.output[0].name = proto.graph.node[-1].output[0]
+    float_model = load(proto)
+    typed = strongly_typed(target_named("trt10.13"))
+    written = model_variants.quantized_variant(float_model, typed, "fp8")
+    assert written.producer(written.outputs[0]).op == "Cast"
+    variant = model_variants.fill_missing_weights(model_variants.float_variant(written))
+    recovered = model_variants.fp32_variant(variant)
+    assert [node.op for node in recovered.nodes] == [node.op for node in float_model.nodes]
+    assert recovered.outputs == float_model.outputs
+
+
 @pytest.mark.parametrize("quantized", [True, False])
 def test_rtx_time_states_the_remaining_layers_of_the_engine_it_comes_from(quantized: bool) -> None:
     proto = convolution_chain(quantized=quantized)
