@@ -210,10 +210,18 @@ def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
     return [*texts, *time.notes]
 
 
+_UNLISTED_LAYERS = (
+    "The list includes layers that are not among the engine layers, such as activations after "
+    "convolutions, layout changes, and reformats of inputs and outputs."
+)
+
+
 def add_slowest_layers(page: TextPage, time: TimeEstimate) -> None:
     """Add the slowest layers."""
     if time.kernels:
         page.add_heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
+        if page.everything:
+            page.fill(_UNLISTED_LAYERS, 2, "  ")
     for kernel in page.first_rows(time.kernels, _MAX_LAYERS):
         name = kernel.name if page.everything else keep_end(kernel.title, page.width - 27)
         page.fill(f"{kernel.kind:<11} {name}", 26, f"  {format_ms(kernel.ms):>10}  ")

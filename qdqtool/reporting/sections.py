@@ -477,14 +477,16 @@ PARTS = {
     "copy": ("Copies", "copies that Concats and Splits need; they only move data"),
     "layout": ("Layout changes", "reformats, which change the memory layout but not the data type"),
     "region": (
-        "Unlisted regions",
-        "layers that the build compiles as one (ForeignNode) and the simulation does not list",
+        "Unlisted layers",
+        "layers that the simulation does not list: activations after convolutions, reshapes, and "
+        "layers that the build compiles as one (ForeignNode)",
     ),
     "edge": (
         "Inputs and outputs",
         "reformats of inputs and outputs, and all time outside of predicted layers",
     ),
 }
+_UNLISTED_PREFIXES = ("PWN after ", "reshape before ", "copy of ")  # names of unlisted kernels
 
 
 def collect_time(subject: ReportSubject) -> data.EngineTime | None:
@@ -546,10 +548,19 @@ def explain_time_parts(subject: ReportSubject, parts: list[data.TimePart]) -> st
         )
     if time is not None and parts:
         together = sum(p.ms or 0.0 for p in parts)
+        layouts = ""
+        if time.layouts:
+            layouts = f", of which layout changes take {time.layouts_ms:.3f} ms"
         sentences.append(
             f"Estimated parts: {together:.3f} ms together, as in a profile, which adds a few us "
-            f"per layer. The estimate without profiling is {time.total_ms:.3f} ms."
+            f"per layer. The estimate without profiling is {time.total_ms:.3f} ms{layouts}."
         )
+        timed, predicted = sum(p.layers for p in parts), len(subject.prediction.layers)
+        if timed > predicted and not measured:
+            sentences.append(
+                f"The parts have {timed} layers, but the prediction has {predicted} engine layers: "
+                "layout changes, unlisted layers, and reformats of inputs and outputs are added."
+            )
     return " ".join(sentences)
 
 
@@ -601,7 +612,11 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
         times[time_kind(layer)].append(ms)
         times["layout"] += [change["ms"] for change in layer.layouts]
     inside = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
-    times["region"] = [kernel.ms for kernel in time.kernels if kernel.name in inside]
+    times["region"] = [
+        kernel.ms
+        for kernel in time.kernels
+        if kernel.name in inside or kernel.name.startswith(_UNLISTED_PREFIXES)
+    ]
     sums = {kind: (sum(ms), sum(t > 0 for t in ms)) for kind, ms in times.items() if ms}
     rest, count = _sum_unassigned_kernels(time.kernels, sums)
     if rest > 1e-3:

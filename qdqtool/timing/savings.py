@@ -195,7 +195,7 @@ class _SavingFinder:
             layer = self.layers[i]
             for edge in layer.inputs:
                 kernels |= self._find_changes(edge.tensor)
-            kernels |= self._find_extras(f"PWN behind {layer.name}")
+            kernels |= self._find_extras(f"PWN after {layer.name}")
             pending += [edge.tensor for edge in layer.outputs]
         while pending:
             tensor = pending.pop()

@@ -248,7 +248,7 @@ class _WorkloadBuilder:
                 self.activated[result.tensor] = edge.tensor
                 mapped.add(edge.tensor)
             activation = EngineLayer(
-                f"PWN behind {layer.name}", "PointWise", results, list(layer.outputs)
+                f"PWN after {layer.name}", "PointWise", results, list(layer.outputs)
             )
             activation_work = LayerWork(
                 work.POINTWISE,

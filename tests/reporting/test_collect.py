@@ -270,6 +270,16 @@ def test_report_repr_is_short_and_ok_needs_info_only(files: NetworkFiles) -> Non
     assert report.ok == all(f.severity == "info" for f in report.page.model.findings)
 
 
+def test_activation_after_a_convolution_is_an_unlisted_layer(g: Graph) -> None:
+    x = g.conv(g.input(1, 64, 80, 80), "c", 64)
+    page = qdqtool.report(g.model(g.op("Mul", [x, g.op("Sigmoid", x, "s")], "m")), gpu="T4").page
+    parts = {part.kind: part.layers for part in page.parts}
+    assert parts["region"] == 1 and "edge" not in parts
+    engine = len(page.model.layers)
+    numbers = f"have {sum(parts.values())} layers, but the prediction has {engine} engine layers"
+    assert sum(parts.values()) > engine and numbers in page.parts_note
+
+
 def test_times_of_parts_add_up(files: NetworkFiles) -> None:
     page = collect(files.model, gpu="T4", before=files.float)
     assert page.model.time is not None and page.before is not None and page.before.time is not None
