@@ -6,12 +6,12 @@ import gc
 import os
 import sys
 
-_OBJECTS_BETWEEN_COLLECTIONS = 500_000  # garbage collection of this many takes about 0.1 s
+OBJECTS_BETWEEN_COLLECTIONS = 500_000  # garbage collection of this many takes about 0.1 s
 
 
 def main() -> None:
     """Run the command line, and exit with its exit code."""
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # imports create many objects, but no garbage
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports create many objects, but no garbage
     try:
         completing = "_QDQTOOL_COMPLETE" in os.environ  # shell completion
         if not completing and sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from qdqtool.commands.process import OBJECTS_BETWEEN_COLLECTIONS
+from qdqtool.__main__ import OBJECTS_BETWEEN_COLLECTIONS
 from tools.fuzz_inputs.check import MEMORY_MB, Bench
 
 
