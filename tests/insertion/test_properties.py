@@ -467,20 +467,22 @@ def test_large_scale_keeps_convolution_and_pairs_float32(net: Net) -> None:
 @pytest.mark.parametrize("factor", [1.0, 30000.0, 1e-7])
 @pytest.mark.parametrize("input_type", ["float", "int8"])
 def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_type: str) -> None:
-    """Pairs of values too large for FP16 stay FP32.
+    """Pairs of values too large for FP16 stay FP32, with scales that FP16 can hold.
 
     Scales below the smallest FP16 value are raised, with a note.
     """
     scaled = net.op("Mul", "scaled", net.conv("a", "x"), net.const("k", factor))
-    joined = net.op("Concat", "cat", scaled, scaled, axis=1)
-    model = net.output(net.conv("b", joined, 32), net.conv("c", "x")).model(19, ir=9)
+    other = net.op("Relu", "other", scaled)
+    joined = net.op("Concat", "cat", scaled, other, axis=1)
+    ends = net.conv("b", joined, 32), net.conv("c", "x"), net.conv("d", other)
     options = {"target": "trt11", "method": "max", "head": "none", "input_type": input_type}
-    result = qdqtool.insert(model, images(2), **options)
+    result = qdqtool.insert(net.output(*ends).model(19, ir=9), images(2), **options)
     index = Model(result.model)
     reported = {q.node: q.scale for q in result.quantized}
     for q in (n for n in index.nodes if n.op == "QuantizeLinear"):
         scale = index.constant(q.input(1))
         np.testing.assert_array_equal(scale, np.asarray(reported[q.name], scale.dtype))
+        assert scale.ndim or scale == scale.astype(np.float16)
         for dq in index.consumers(q.output):
             other = index.constant(dq.input(1))
             assert other is not None and np.array_equal(scale, other)
@@ -488,4 +490,5 @@ def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_ty
     assert [
         {q.scale for q in result.activations if q.group == i} for i in range(len(result.groups))
     ] == [{g.scale} for g in result.groups]
+    assert [g.group.quantized for g in result.groups] == [("cat.out", "other.out")]
     assert ("scales-raised" in note_codes(result.notes)) is (factor < 1)

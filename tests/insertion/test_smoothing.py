@@ -130,6 +130,13 @@ def chain(build: Callable[[Tokens, str], str], consumers: int = 1) -> onnx.Model
     return net.output(*(net.linear(f"last{i}", x) for i in range(consumers))).model(17)
 
 
+def open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    result = copy_model(model)
+    result.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    result.graph.ClearField("value_info")
+    return result
+
+
 def windows(net: Tokens, x: str) -> str:
     """Add Swin's shift and windows between a normalization and its Linears.
 
@@ -265,8 +272,11 @@ def test_smoothing_copies_shared_scale_of_normalization() -> None:
         (average_pooling, {"ln"}),
     ],
 )
-def test_smoothing_changes_producer(build: Callable[[Tokens, str], str], makers: set[str]) -> None:
-    _, places = smooth_model(chain(build, 2))
+@pytest.mark.parametrize("form", [copy_model, open_batch])
+def test_smoothing_changes_producer(
+    build: Callable[[Tokens, str], str], makers: set[str], form: Callable[..., onnx.ModelProto]
+) -> None:
+    _, places = smooth_model(form(chain(build, 2)))
     last = next(p for p in places if "last0" in p.linears)
     assert set(last.makers) == makers and set(last.linears) >= {"last0", "last1"}
 
@@ -327,18 +337,20 @@ def run_insert(folder: Path, model: onnx.ModelProto, data: list[Any], *options: 
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "remark"),
+    ("model", "data", "remark", "hint"),
     [
-        (chain(lambda net, x: x), samples(vit()), "none-smoothed"),
-        (one_layer(), images(2), "no-linear"),
+        (chain(lambda net, x: x), samples(vit()), "none-smoothed", False),
+        (open_batch(chain(lambda net, x: x)), samples(vit()), "none-smoothed", True),
+        (one_layer(), images(2), "no-linear", False),
     ],
-    ids=["Linear of the input", "no Linear"],
+    ids=["Linear of the input", "any batch size", "no Linear"],
 )
 def test_smooth_without_effect_is_a_note(
-    model: onnx.ModelProto, data: list[Any], remark: str, tmp_path: Path
+    model: onnx.ModelProto, data: list[Any], remark: str, hint: bool, tmp_path: Path
 ) -> None:
     result = qdqtool.insert(model, data, smooth=0.5, losses=0, predict=False)
     assert note_codes(result.notes).count(remark) == 1 and not result.smoothed
+    assert any("fixed input sizes" in str(note) for note in result.notes) is hint
     plain = qdqtool.insert(model, data, losses=0, predict=False)
     assert result.model.SerializeToString() == plain.model.SerializeToString()
     assert run_insert(tmp_path, model, data, "{}", "--smooth", "0.5") == 0

@@ -112,7 +112,7 @@ def vit(
 
 def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArray[Any]]]:
     (value,) = model.graph.input
-    shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+    shape = [d.dim_value or 1 for d in value.type.tensor_type.shape.dim]
     rng = np.random.default_rng(3)
     return [{value.name: rng.random(shape, np.float32)} for _ in range(count)]
 

@@ -405,11 +405,18 @@ def test_tensor_with_two_types(
 def test_inputs_and_outputs_of_the_network_cannot_be_int8(
     tensor: str, precision: Precision, bindings: list[str], wrong: bool
 ) -> None:
-    """Their names are those of the model or the bindings of the build."""
+    """Their names are those of the model or the bindings of the build.
+
+    If the model has an INT8 input, that input may be listed under another name.
+    """
     listed = BuiltLayer("a", "Reformat", tensors(**{tensor: precision}), [], line=3)
-    result = find_inconsistent_tensors(MODEL, Build(layers=[listed], bindings=bindings))
+    build = Build(layers=[listed], bindings=bindings)
+    result = find_inconsistent_tensors(MODEL, build)
     expected = [(tensor, Difference.END, INT8, 3)] * wrong
     assert [(m.name, m.differs, m.values[-1], m.line) for m in result] == expected
+    integers = convolution()
+    integers.proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT8
+    assert bool(find_inconsistent_tensors(integers, build)) is (wrong and tensor == "c:0")
 
 
 # Contradictions within a log, unknown results, and residuals of another convolution.

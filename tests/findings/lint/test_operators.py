@@ -64,6 +64,30 @@ def test_3d_conv_transpose_is_reported(g: Graph, op: str, axes: int, codes: set[
     assert {f.code for f in findings} & {"CT3D-FLOAT", "CT-AXIS", "W-AXIS"} == codes
 
 
+@pytest.mark.parametrize(
+    ("paired", "codes", "both"),
+    [
+        ("xy", ["EINSUM-FLOAT", "MATMUL-COMPUTED"], True),
+        ("y", ["EINSUM-FLOAT"], False),
+        ("", [], False),
+    ],
+)
+def test_product_of_activations_is_reported(
+    g: Graph, paired: str, codes: list[str], both: bool
+) -> None:
+    tensors = {n: g.op("Neg", g.input(1, 16, 16, name=n), f"neg_{n}") for n in "xy"}
+    operands = [g.pair(t, n) if n in paired else t for n, t in tensors.items()]
+    model = g.model(
+        g.op("MatMul", operands, "m"), g.op("Einsum", operands, "e", equation="bij,bjk->bik")
+    )
+    found = {
+        f.code: f.message
+        for f in qdqtool.predict(model).findings
+        if f.code in ("MATMUL-COMPUTED", "EINSUM-FLOAT")
+    }
+    assert sorted(found) == codes and ("Both operands" in found.get("EINSUM-FLOAT", "")) is both
+
+
 @pytest.mark.parametrize(("size", "nodes"), [(32, ["c"]), (14, ["c"]), (7, [])])
 def test_patch_embedding_is_reported(g: Graph, size: int, nodes: list[str]) -> None:
     x = g.pair(g.input(1, 3, 64, 64), "in")

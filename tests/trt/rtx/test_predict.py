@@ -19,6 +19,25 @@ def test_pads_from_the_shape_of_a_constant(g: Graph, op: str, is_int8: bool) -> 
 
 
 @pytest.mark.parametrize(
+    ("axis", "scales", "refused"),
+    [
+        (0, (2, 4, 4, 4), True),
+        (1, (4, 2, 4, 4), True),
+        (2, (4, 4, 2, 4), False),
+        (-1, (4, 4, 4, 2), False),
+    ],
+)
+def test_blocks_of_scales_are_along_one_of_the_last_two_axes(
+    axis: int, scales: tuple[int, ...], refused: bool
+) -> None:
+    g = Graph(21)
+    inputs = [g.const("w", np.ones((4, 4, 4, 4), np.int8)), g.const("s", np.ones(scales))]
+    w = g.op("DequantizeLinear", inputs, "dq", axis=axis, block_size=2)
+    findings = predict(g.model(g.op("Conv", [g.input(1, 4, 8, 8), w], "c")), "rtx1.7").findings
+    assert any(f"blocks of scales along axis {axis}." in f.message for f in findings) is refused
+
+
+@pytest.mark.parametrize(
     ("op", "output"),
     [("Relu", "INT8"), ("Transpose", "INT8"), ("Softmax", "FP32"), ("Add", "FP32")],
 )
