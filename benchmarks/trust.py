@@ -13,7 +13,7 @@ from collections import Counter
 from benchmarks.common import table
 from qdqtool.trt.targets import BUILDS
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
-from tests.trt.test_evidence import COUNTED_ONLY, said, width
+from tests.trt.test_evidence import COUNTED_ONLY, outcome
 
 
 def row(case: str) -> tuple[str, ...]:
@@ -21,11 +21,9 @@ def row(case: str) -> tuple[str, ...]:
     built = truth(case)["convolutions"]
     right = 0
     for c in built:
-        taken = sorted(n for n in c["fused"] if "Add" in n or "MaxPool" in n)
-        right += said(predicted[c["name"]]) == (
-            tuple(map(width, c["inputs"])),
-            width(c["output"]),
-            taken,
+        conv = predicted[c["name"]]
+        right += outcome(conv.inputs, conv.output, conv.fused) == outcome(
+            c["inputs"], c["output"], c["fused"]
         )
     logged = [n.removesuffix("_quantize_scale_node") for n in truth(case)["conversions"]]
     conversions = (Counter(logged) & Counter(prediction(case).conversion_nodes)).total()

@@ -20,6 +20,8 @@ from tests.calibration.nets import conv_net
 HERE = Path(__file__).parents[1] / "benchmarks"
 RUN: dict[str, Any] = runpy.run_path(str(HERE / "run.py"))
 NAMES = sorted(RUN["benchmarks"]())
+SCRIPTS = [*HERE.glob("*.py"), *HERE.parent.glob("tools/**/*.py")]
+PACKAGES = ("qdqtool", "calibration", "tests.", "tools.", "benchmarks.")
 
 
 def needs_arguments(tree: ast.Module) -> bool:
@@ -52,22 +54,16 @@ def test_run_lists_scripts_that_need_arguments(name: str) -> None:
     )
 
 
-def test_imports_of_scripts_exist() -> None:
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_imports_of_a_script_exist(path: Path) -> None:
     """Scripts that need data or packages run rarely, so that a moved name would go unnoticed."""
-    pytest.importorskip("torch")
-    for path in HERE.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
-                ("qdqtool", "calibration")
-            ):
-                if "ultralytics" in str(node.module):
-                    pytest.importorskip("ultralytics")
-                module = import_module(str(node.module))
-                for name in node.names:
-                    assert hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}"), (
-                        path,
-                        name.name,
-                    )
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGES):
+            for package in {"torch", "ultralytics"} if "qat" in str(node.module) else ():
+                pytest.importorskip(package)
+            module = import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}"), name
 
 
 def test_paired_difference_has_an_interval() -> None:
