@@ -653,7 +653,7 @@ class TensorStatistics:
 def _merge_channels(
     first: npt.NDArray[np.float32] | None, second: npt.NDArray[np.float32] | None
 ) -> npt.NDArray[np.float32] | None:
-    """Return the ranges [2, c] that cover both ranges of each channel; None if both are None.
+    """Return the ranges [2, c] that cover both ranges of each channel; None without any range.
 
     Raises:
         DataError: The numbers of channels differ.

@@ -113,7 +113,7 @@ class ConvolutionCounts(_SubscriptableRecord):
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts(_SubscriptableRecord):
-    """Numbers of engine layers; the numbers are None if the build lists no layers.
+    """Numbers of engine layers; each number is None if the build lists no layers.
 
     Attributes:
         total: Built layers.
@@ -131,7 +131,7 @@ class LayerCounts(_SubscriptableRecord):
 
 @dataclass(frozen=True, slots=True)
 class TraceCounts(_SubscriptableRecord):
-    """Numbers of the optimizer's log lines; the numbers are None if the log has no such lines.
+    """Numbers of the optimizer's log lines; each is None if the log has no such lines.
 
     Attributes:
         predicted: Predicted lines.

@@ -33,7 +33,7 @@ ENGINE_SCHEMA = "qdqtool/engine/1"
 class LayerCost:
     """Layer of an engine and its cost.
 
-    Bytes are None if a shape is unknown or dynamic.
+    Each number of bytes is None if a shape is unknown or dynamic.
 
     Attributes:
         index: Position of the layer in the engine.

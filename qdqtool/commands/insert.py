@@ -236,7 +236,7 @@ def _estimate_times(
     Args:
         model: Path of the float model.
         result: The insertion.
-        options: GPU and image size. Without a GPU, both times are None.
+        options: GPU and image size. Without a GPU, each time is None.
         target: Target of the command.
         built: Target of the Q/DQ model, which is strongly typed for FP8.
     """

@@ -57,7 +57,7 @@ def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
 
 
 def count_subgraphs(model: Model) -> dict[str, int]:
-    """Return the numbers of layers and quantizers in all subgraphs; empty if there are none.
+    """Return the numbers of layers and quantizers in all subgraphs; empty without subgraphs.
 
     The keys are ``convolutions``, ``matrix_products`` and ``quantizers``.
     """

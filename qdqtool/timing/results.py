@@ -313,7 +313,7 @@ class TimeEstimate:
 
         ``layers_ms`` is the sum of `layers`. It differs from `total_ms`, because a profile adds an
         overhead to each layer, and because changes of memory layout are not among the layers.
-        Times are None if no engine can be built.
+        Each time is None if no engine can be built.
         """
         fields = self._to_json()
         if not self.is_supported:

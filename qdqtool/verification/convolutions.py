@@ -135,7 +135,7 @@ def _read_built_node(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
 
 @dataclass
 class BuiltConvolution:
-    """A convolution as a build shows it. Fields that the build does not show are None.
+    """A convolution as a build shows it. A field that the build does not show is None.
 
     Attributes:
         contradiction: How the pass lines contradict the listing; None if they agree.
