@@ -38,24 +38,21 @@ def find_restorable_constants(view: View) -> tuple[list[FixSite], Note | None]:
     """
     constants = _find_constants(view)
     sizes = _find_feature_maps(view.model) if constants else []
-    names: list[str] = []
-    steps: list[float] = []
+    steps: dict[str, float] = {}
     sites: list[FixSite] = []
     for tensor, dq in constants.items():
         exact = _compute_exact_values(view.model, sizes, view.model.constant_shape(tensor) or ())
         rounded = None if exact is None else _read_values(view, tensor, dq)
-        if exact is None or rounded is None:
+        if exact is None or rounded is None or np.array_equal(rounded, exact):
             continue
         step = _find_float_step(rounded) if dq is None else _read_step(view, dq)
-        is_exact = np.array_equal(rounded, exact)
-        site = None
-        if not is_exact and _is_rounding_of(rounded, exact, step):
-            site = _restoration_site(view, tensor, dq, exact.astype(rounded.dtype))
+        if not _is_rounding_of(rounded, exact, step):
+            continue
+        site = _restoration_site(view, tensor, dq, exact.astype(rounded.dtype))
         if site is not None:
             sites.append(site)
-            names.append(tensor)
-            steps.append(step)
-    return sites, _describe_restored(names, steps, sizes) if sites else None
+            steps[tensor] = step
+    return sites, _describe_restored(steps, sizes) if sites else None
 
 
 def _find_constants(view: View) -> dict[str, Node | None]:
@@ -176,16 +173,15 @@ def _is_rounding_of(rounded: npt.NDArray[Any], exact: FloatArray, step: float) -
     return is_end_equal and distance <= _HALF_STEP * step
 
 
-def _describe_restored(names: list[str], steps: list[float], sizes: list[tuple[int, int]]) -> Note:
-    listed = " and ".join(
-        f"'{name}' (step {step:.4g})" for name, step in zip(names, steps, strict=True)
-    )
+def _describe_restored(steps: dict[str, float], sizes: list[tuple[int, int]]) -> Note:
+    """Return a note on restored constants, with the former step of each by name."""
+    listed = " and ".join(f"'{name}' (step {step:.4g})" for name, step in steps.items())
     maps = ", ".join(f"{height}x{width}" for height, width in sizes)
     return Note(
         f"exact values of {listed} were restored: each rounded value is within half a step of the "
         f"anchor or stride of its cell (feature maps {maps})",
         code="constants-restored",
-        tensors=names,
-        steps=steps,
+        tensors=list(steps),
+        steps=list(steps.values()),
         sizes=[list(size) for size in sizes],
     )
