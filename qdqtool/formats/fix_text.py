@@ -100,9 +100,7 @@ def _is_changed(fixed: Fixed) -> bool:
 
 
 def _describe_slow_places(fixed: Fixed) -> str:
-    gaining = {f.code for f in fixed.after.findings if f.gains and f.severity != Severity.INFO}
-    if fixed.time is not None:
-        gaining = {code for fix in fixed.time.fixes for code in fix.codes}
+    gaining = _find_gaining_codes(fixed)
     counts = Counter(change.code for change in fixed.refused)
     slow = [
         format_count(count, f"{code} place")
@@ -110,6 +108,13 @@ def _describe_slow_places(fixed: Fixed) -> str:
         if code in gaining and codes.get(code).saves_time
     ]
     return f"; slower because of {' and '.join(slow)} (not applied)" if slow else ""
+
+
+def _find_gaining_codes(fixed: Fixed) -> set[str]:
+    """Return the codes whose fixes save time: by the estimate for a GPU, else by the prediction."""
+    if fixed.time is not None:
+        return {code for fix in fixed.time.fixes for code in fix.codes}
+    return {f.code for f in fixed.after.findings if f.gains and f.severity != Severity.INFO}
 
 
 def _describe_time(time: TimeEstimate) -> str:
