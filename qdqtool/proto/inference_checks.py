@@ -69,13 +69,22 @@ def is_safe_to_infer(proto: onnx.ModelProto) -> bool:
     lengths = _vector_lengths(proto, constants)
     if not all(_has_usual_sizes(node, constants, lengths) for node in nodes):
         return False
-    if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
-        if _has_negative_size(proto, constants):
-            return False
-        producers = {node.output[0]: node for node in nodes if node.output}
-        if not all(_keeps_sizes_positive(node, constants, producers) for node in nodes):
-            return False
+    if _may_crash_on_negative_size(proto, nodes, constants):
+        return False
     return not _has_long_vectors(nodes, lengths, _largest_input(proto))
+
+
+def _may_crash_on_negative_size(
+    proto: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    constants: Mapping[str, onnx.TensorProto],
+) -> bool:
+    if not any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
+        return False
+    producers = {node.output[0]: node for node in nodes if node.output}
+    return _has_negative_size(proto, constants) or not all(
+        _keeps_sizes_positive(node, constants, producers) for node in nodes
+    )
 
 
 def _is_harmless_node(node: onnx.NodeProto) -> bool:
