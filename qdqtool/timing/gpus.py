@@ -561,6 +561,25 @@ def parse_description(text: str) -> Gpu:
     Raises:
         QdqtoolError: A part of the description is missing, unknown or not a valid number.
     """
+    parts = _split_description(text)
+    rates, notes = find_rates(parts["sm"])
+    numbers = {key: _parse_number(key, parts[key]) for key in _LIMITS}
+    return Gpu(
+        name=parts.get("name") or f"GPU of {rates.cc} with {numbers['sms']:.0f} SMs",
+        aliases=(),
+        sms=int(numbers["sms"]),
+        clock=numbers["clock"],
+        bandwidth=numbers["bandwidth"],
+        l2=numbers["l2"],
+        power=0.0,
+        rates=rates,
+        evidence=Evidence.ASSUMED,
+        source="described by the user",
+        notes=notes,
+    )
+
+
+def _split_description(text: str) -> dict[str, str]:
     parts: dict[str, str] = {}
     advice = "give sm=, sms=, clock= (MHz), bandwidth= (GB/s) and l2= (MB)"
     for part in text.split(","):
@@ -577,21 +596,7 @@ def parse_description(text: str) -> Gpu:
         raise QdqtoolError(
             f"`gpu`: the description lacks {missing}; {advice}", code="wrong-type", parameter="gpu"
         )
-    rates, notes = find_rates(parts["sm"])
-    numbers = {key: _parse_number(key, parts[key]) for key in _LIMITS}
-    return Gpu(
-        name=parts.get("name") or f"GPU of {rates.cc} with {numbers['sms']:.0f} SMs",
-        aliases=(),
-        sms=int(numbers["sms"]),
-        clock=numbers["clock"],
-        bandwidth=numbers["bandwidth"],
-        l2=numbers["l2"],
-        power=0.0,
-        rates=rates,
-        evidence=Evidence.ASSUMED,
-        source="described by the user",
-        notes=notes,
-    )
+    return parts
 
 
 def _parse_number(key: str, text: str) -> float:
