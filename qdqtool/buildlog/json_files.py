@@ -161,8 +161,12 @@ def _add_listing(build: Build, content: dict[str, Any], path: str) -> None:
         build.tensorrt = version
     bindings = content.get("Bindings", content.get("I/O Tensors"))
     if isinstance(bindings, list):
-        names = [item.get("Name") if isinstance(item, dict) else item for item in bindings]
-        build.bindings = [name for name in names if isinstance(name, str)]
+        build.bindings = _read_binding_names(bindings)
+
+
+def _read_binding_names(bindings: list[Any]) -> list[str]:
+    names = [item.get("Name") if isinstance(item, dict) else item for item in bindings]
+    return [name for name in names if isinstance(name, str)]
 
 
 def _add_layers(build: Build, listed: Any, path: str) -> None:
