@@ -106,12 +106,15 @@ class NodeTypeCache:
         outputs: list[KnownType] = []
         for tensor in node.output:
             kind = inferred[tensor].tensor_type if tensor in inferred else None
-            if kind is None or not kind.HasField("shape"):
-                return None
-            if not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            if kind is None or not _has_fixed_shape(kind):
                 return None
             outputs.append((kind.elem_type, tuple(dim.dim_value for dim in kind.shape.dim)))
         return outputs
+
+
+def _has_fixed_shape(tensor_type: onnx.TypeProto.Tensor) -> bool:
+    is_fixed = all(dim.HasField("dim_value") for dim in tensor_type.shape.dim)
+    return tensor_type.HasField("shape") and is_fixed
 
 
 def _is_complete_type(tensor_type: KnownType) -> bool:
