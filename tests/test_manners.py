@@ -355,9 +355,10 @@ def test_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
 def test_small_address_space_is_one_line(
     model: Path, command: str, limits: tuple[int, ...]
 ) -> None:
+    # 127: the loader of shared libraries ends the process before Python can report it
     for kilobytes in limits:
         done = shell(f"ulimit -v {kilobytes}; {TOOL} {command.format(m=model)}")
-        assert (done.returncode, len(done.stderr.splitlines())) in ((2, 1), (0, 0)), (
+        assert (done.returncode, len(done.stderr.splitlines())) in ((2, 1), (0, 0), (127, 1)), (
             kilobytes,
             done.returncode,
             done.stderr[-500:],
