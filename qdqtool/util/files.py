@@ -355,8 +355,12 @@ def check_writable(target: Path, option: str = "") -> None:
         reason = f"cannot be written: {error.strerror or error}"
         raise _output_error(reason, target, option, "not-written") from None
     if not is_stream(target) and not os.access(target.parent, os.W_OK):
-        reason = f"the folder {target.parent} cannot be written to; give another folder"
-        raise _output_error(reason, target, option, "not-written")
+        raise _output_error(
+            f"the folder {target.parent} cannot be written to; give another folder",
+            target,
+            option,
+            "not-written",
+        )
 
 
 def _check_new_file(target: Path, option: str) -> None:

@@ -57,7 +57,7 @@ def collect_names(item: Any) -> tuple[str, ...]:
 
 
 # Types without names. Most fields have one of these types, so skipping them early saves time.
-_NAMELESS_TYPES = frozenset((int, float, bool, type(None)))
+_NAMELESS_TYPES = frozenset((str, int, float, bool, type(None)))
 
 
 def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
@@ -81,9 +81,8 @@ def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
         return
     visited.add(id(value))
     for part in parts:
-        if type(part) is str:
-            if part:
-                names[part] = None
+        if type(part) is str and part:
+            names[part] = None
         elif type(part) not in _NAMELESS_TYPES:
             _add_names(part, names, visited)
 
