@@ -249,7 +249,8 @@ def _find_scale_faults(
         yield computed
         return
     is_rtx = target_named(target).is_rtx
-    if params.scale_type == _HALF:
+    if params.scale_type == _HALF and params.precision != Precision.FP8:
+        # The finding FP8-TARGET reports FP8 on a TensorRT that reads no float16 scales.
         yield Float16Scale(MODEL_CHECK, name, params.summary)
     yield fault_checks.check_scale_positive(MODEL_CHECK, view.model, node, params.scales)
     yield fault_checks.check_scale_plausible(

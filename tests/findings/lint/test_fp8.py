@@ -19,8 +19,10 @@ from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 
 
-def chain(*types: str, channels: int = 32, **options: int) -> onnx.ModelProto:
-    g = Graph(opset=19)
+def chain(
+    *types: str, channels: int = 32, half: bool = False, **options: int
+) -> onnx.ModelProto:
+    g = Graph(opset=19, half=half)
     x = g.input(1, channels, 8, 8)
     for number, kind in enumerate(types):
         g.fp8 = kind == "FP8"
@@ -47,9 +49,11 @@ def test_fp8_layers_write_fp8_to_each_other() -> None:
     assert (summary["fp8_to_fp8"], summary["fp8_to_float"]) == (2, 1)
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.5", "trt8.6"])
-def test_tensorrt_8_rejects_fp8(target: str) -> None:
-    assert severities(predict(chain("FP8"), target)) == {"FP8-TARGET": Severity.ERROR}
+def test_tensorrt_8_rejects_fp8(target: str, half: bool) -> None:
+    findings = predict(chain("FP8", half=half), target).findings
+    assert [f.code for f in findings if f.severity == Severity.ERROR] == ["FP8-TARGET"]
 
 
 def test_weakly_typed_target_is_reported_and_built_strongly_typed() -> None:
