@@ -89,7 +89,6 @@ from qdqtool.util.notes import Note
 
 _MIN_DETECTOR_OUTPUTS = 2  # minimum number of final convolutions of a detector that has no DFL
 _MIN_CHANNELS = 16  # with fewer channels, TensorRT has fast INT8 kernels for some shapes only
-_MIN_FP8_CHANNELS = 17  # minimum number of input and output channels of a convolution in FP8
 _MIN_FP8_PRODUCT = 16  # minimum number of rows and columns of a product's weights in FP8
 _InputChoice = tuple[list[int], Reason | None]
 """Positions of the inputs to quantize, and the reason for an empty list; None if not reported."""
@@ -716,7 +715,8 @@ def _find_convolution_obstacle(node: Node, shape: tuple[int, ...]) -> SkipCause 
         return SkipCause.FP8_KERNEL
     if node.integer("group", 1) > 1:
         return SkipCause.FP8_GROUPS
-    if min(shape[:2], default=_MIN_FP8_CHANNELS) < _MIN_FP8_CHANNELS:
+    least = fault_checks.MIN_FP8_CHANNELS
+    if min(shape[:2], default=least) < least:
         return SkipCause.FP8_CHANNELS
     return None
 

@@ -51,6 +51,9 @@ MAX_CHANNELS = 5  # maximum number of channels that a reason lists
 # SM120, with an exception for depthwise convolutions on SM120. The release notes of TensorRT
 # 10.16.1 name the same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
+# Minimum number of input and output channels of a convolution that is faster in FP8 than in FP16
+# on every GPU (ModelOpt pull request 1083).
+MIN_FP8_CHANNELS = 17
 # An attention with heads of at most this size runs in FP16. Sources: a build of TensorRT-RTX 1.7.1
 # with head size 8, and ModelOpt.
 _FP16_HEAD = 8

@@ -101,13 +101,16 @@ def to_step(layer: Layer, part: int = -1) -> PathStep:
 # Consumers ------------------------------------------------------------------------------------
 
 
-def find_consumers(tensor: Tensor, *, through: bool = True) -> SharedTuple[TensorConsumer]:
+def find_consumers(
+    tensor: Tensor, *, through: bool = True, precision: Precision = Precision.INT8
+) -> SharedTuple[TensorConsumer]:
     """Return the consumers of a tensor, looking past the operators that a Q could pass.
 
     If ``through`` is False, return only direct consumers. If the list is not complete, its
-    attribute ``more`` names the node or tensor after which consumers are missing.
+    attribute ``more`` names the node or tensor after which consumers are missing. ``precision`` is
+    the type to which Q/DQ before a consumer would quantize.
     """
-    return _ConsumerSearch(tensor, through).run()
+    return _ConsumerSearch(tensor, through, precision).run()
 
 
 class _ConsumerSearch:
@@ -116,9 +119,10 @@ class _ConsumerSearch:
     The limits are :data:`MAX_CONSUMERS`, :data:`MAX_TENSORS` and :data:`MAX_PATH_STEPS`.
     """
 
-    def __init__(self, tensor: Tensor, through: bool) -> None:
+    def __init__(self, tensor: Tensor, through: bool, precision: Precision) -> None:
         self.tensor = tensor
         self.through = through
+        self.precision = precision
         self.consumers: list[TensorConsumer] = []
         self.more = ""
         self.queue: list[tuple[Tensor, _Path]] = [(tensor, ())]
@@ -149,7 +153,7 @@ class _ConsumerSearch:
         if not self.consumers and self.last_operator is not None:
             # Without this entry the list would be empty. The operator stands for the consumers
             # after it.
-            self.consumers.append(_describe_consumer(*self.last_operator))
+            self.consumers.append(_describe_consumer(*self.last_operator, self.precision))
         return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
     def remove_other_consumers(self) -> None:
@@ -180,7 +184,7 @@ class _ConsumerSearch:
             elif self.through and _can_q_pass(layer, tensor):
                 self.follow(layer, tensor, path)
             else:
-                self.consumers.append(_describe_consumer(layer, tensor, path))
+                self.consumers.append(_describe_consumer(layer, tensor, path, self.precision))
 
     def add_quantizers(self, q: Layer, path: _Path) -> None:
         """Add a Q as consumer, and each Q that was merged into it."""
@@ -266,7 +270,9 @@ def _can_q_pass(layer: Layer, tensor: Tensor) -> bool:
     return layer.passage is not None and is_moved_input
 
 
-def _describe_consumer(layer: Layer, tensor: Tensor, path: _Path) -> TensorConsumer:
+def _describe_consumer(
+    layer: Layer, tensor: Tensor, path: _Path, precision: Precision
+) -> TensorConsumer:
     kind = ConsumerKind.SUM if is_sum(layer) else ConsumerKind.OP
     node, op = node_name(layer), layer.op or layer.kind.value
     if layer.activation_and_add is not None and tensor is not layer.data:
@@ -278,7 +284,7 @@ def _describe_consumer(layer: Layer, tensor: Tensor, path: _Path) -> TensorConsu
         path,
         scale=None,
         feeds_weighted=_feeds_weighted(layer),
-        gains=_gains_from_qdq(layer),
+        gains=_gains_from_qdq(layer, precision),
         shares=kind == ConsumerKind.SUM and all(map(_has_scale, layer.inputs)),
     )
 
@@ -330,21 +336,32 @@ def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
 # Gains ----------------------------------------------------------------------------------------
 
 
-def _gains_from_qdq(layer: Layer) -> bool:
+def _gains_from_qdq(layer: Layer, precision: Precision) -> bool:
     """Return whether Q/DQ before a layer that reads float would make the engine faster.
 
-    A layer with constant or quantized weights gains if another layer with weights is downstream.
+    A layer with constant or quantized weights gains if another layer with weights is downstream,
+    unless the layer is a convolution without a fast kernel of the precision.
     An average, a pointwise layer of activation and Add, and a sum with an operand that can be INT8
     gain if only Qs read the result. Activations, other sums and operators that a Q can pass may be
     between the layer and these Qs.
     """
     if layer.kind in WEIGHTED:
+        if precision == Precision.FP8 and _is_slow_in_fp8(layer):
+            return False
         has_int8_weights = layer.weights.constant or any(map(dq_before, layer.inputs[1:]))
         return has_int8_weights and _precedes_weighted(layer)
     is_int8_sum = is_sum(layer) and any(map(_can_be_int8_operand, layer.inputs))
     if layer.activation_and_add is None and not _is_average(layer) and not is_int8_sum:
         return False
     return _has_only_q_consumers(layer)
+
+
+def _is_slow_in_fp8(layer: Layer) -> bool:
+    if layer.kind != LayerKind.CONVOLUTION:
+        return layer.kind == LayerKind.DECONVOLUTION
+    channels = [size for size in layer.weights.dims[:2] if size]
+    has_few_channels = any(size < fault_checks.MIN_FP8_CHANNELS for size in channels)
+    return has_few_channels or layer.weights.group > 1
 
 
 def _has_only_q_consumers(layer: Layer) -> bool:
@@ -418,7 +435,7 @@ def explain_float_output(
     layer: Layer, pass_name: str
 ) -> OutputNotQuantized | OutputDifferentScales | OutputMixedConsumers:
     """Return the reason why an INT8 layer writes float, from the consumers of its output."""
-    consumers = find_consumers(layer.out)
+    consumers = find_consumers(layer.out, precision=layer.quantized_type)
     node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
     quantizers = [consumer for consumer in consumers if consumer.kind == ConsumerKind.Q]
     if quantizers and len(quantizers) < len(consumers):

@@ -19,9 +19,7 @@ from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 
 
-def chain(
-    *types: str, channels: int = 32, half: bool = False, **options: int
-) -> onnx.ModelProto:
+def chain(*types: str, channels: int = 32, half: bool = False, **options: int) -> onnx.ModelProto:
     g = Graph(opset=19, half=half)
     x = g.input(1, channels, 8, 8)
     for number, kind in enumerate(types):
@@ -54,6 +52,20 @@ def test_fp8_layers_write_fp8_to_each_other() -> None:
 def test_tensorrt_8_rejects_fp8(target: str, half: bool) -> None:
     findings = predict(chain("FP8", half=half), target).findings
     assert [f.code for f in findings if f.severity == Severity.ERROR] == ["FP8-TARGET"]
+
+
+@pytest.mark.parametrize(
+    ("channels", "severity"), [(32, Severity.WARNING), (16, Severity.INFO)], ids=["32", "16"]
+)
+def test_float_residual_of_fp8_is_a_note_with_few_channels(
+    channels: int, severity: Severity
+) -> None:
+    g = Graph(opset=19, fp8=True)
+    x = g.relu(g.conv(g.input(1, 32, 8, 8), "c0", channels), "r0")
+    branch = g.conv(x, "c1", channels, scale=None, weights="float")
+    y = g.concat([g.add(x, g.relu(branch, "r1"), "sum"), x], "cat")
+    findings = predict(g.model(g.conv(y, "c2", 32)), "trt11").findings
+    assert {f.severity for f in findings if f.code == "SKIP-FLOAT"} == {severity}
 
 
 def test_weakly_typed_target_is_reported_and_built_strongly_typed() -> None:
