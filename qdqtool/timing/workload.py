@@ -624,7 +624,7 @@ class _WorkloadBuilder:
     def _add_product(self, node: Node) -> None:
         product = product_work(node, self._shape)
         if product is None:
-            self.result.unknown.append(node.name)
+            self._add_unknown_kernel(node.name)
             return
         precision, size = self._compute_type(node, self.float_type), 0.0
         if not self._is_fixed(node.input(1)):
@@ -666,12 +666,16 @@ class _WorkloadBuilder:
             self._add_kernel(chain, work.POINTWISE)
             chain.clear()
 
+    def _add_unknown_kernel(self, name: str) -> None:
+        """Add a minimal kernel for an operator of unknown shapes."""
+        self.result.unknown.append(name)
+        self._add_extra(name, LayerWork(work.UNKNOWN, self.float_type, self.float_type))
+
     def _add_kernel(self, nodes: list[Node], kind: str) -> None:
         read = self._sum_elements(self._outside_inputs(nodes))
         written, name = self._count_elements(nodes[-1].output), nodes[-1].name
         if read is None or written is None:
-            self.result.unknown.append(name)
-            self._add_extra(name, LayerWork(work.UNKNOWN, self.float_type, self.float_type))
+            self._add_unknown_kernel(name)
             return
         size = bytes_per_element(self.float_type)
         kernel = LayerWork(

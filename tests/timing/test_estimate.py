@@ -57,6 +57,14 @@ def test_copy_of_a_constant_into_a_concat_has_a_known_shape(g: Graph) -> None:
     assert not model_workload(g.model(g.concat(inputs, "cat"))).unknown
 
 
+def test_product_of_unknown_shape_is_one_minimal_kernel(g: Graph) -> None:
+    proto = g.model(g.op("MatMul", [g.input(4, 4), g.input(4, 4, name="y")], "product"))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    engine = model_workload(proto, "rtx1.7")
+    assert (engine.unknown, [w.kind for w in engine.all_work]) == (["product"], [work.UNKNOWN])
+
+
 def test_total_time_is_the_sum_of_kernels_and_gaps() -> None:
     """There is a gap between kernels unless a CUDA graph is used."""
     (_, time), (_, graph) = (
