@@ -411,7 +411,7 @@ def render_verification(
 def _describe_missing(result: Verification, consequence: str) -> str:
     if not any((result.convolutions.agree, result.layers.agree, result.trace.agree)):
         return "has no data to compare"
-    if not result.complete:
+    if not result.build.complete:
         return consequence
     listed = format_count(result.convolutions.unknown, "layer")
     return f"agrees, but the data types of {listed} are unknown"
@@ -454,8 +454,8 @@ def _add_compared_counts(page: TextPage, result: Verification) -> None:
     build, prediction = result.build, result.prediction
     target = target_named(prediction.target).title if prediction else "no target"
     page.add_row("Compared", f"{build.source} with the prediction for {target}")
-    if not result.complete or build.missing:
-        label = "Not given" if result.complete else "Incomplete"
+    if not build.complete or build.missing:
+        label = "Not given" if build.complete else "Incomplete"
         page.add_row(label, ", ".join(build.missing or ["not stated"]))
     for label, text in _list_counts(result).items():
         page.add_row(label, text)

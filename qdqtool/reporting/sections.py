@@ -66,7 +66,7 @@ def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
         build=_describe_build(build),
         verdict=verdict(result),
         ok=exit_code(result, True) == 0,
-        complete=result.complete,
+        complete=build.complete,
         missing=[display_message(m) for m in build.missing],
         rows=_agreement_rows(result),
         mismatches=[_format_mismatch(m) for m in mismatches],

@@ -467,9 +467,7 @@ def exit_code(result: Verification, allow_partial: bool = False) -> int:
     """
     if result.mismatches:
         return 1
-    if allow_partial or (result.complete and not result.convolutions.unknown):
-        return 0
-    return 2
+    return 0 if allow_partial or result.complete else 2
 
 
 # A local build, and a log without its model

@@ -67,12 +67,12 @@ class Verification(SavableResult):
     @property
     def ok(self) -> bool:
         """Whether nothing mismatches, the build is complete, and no convolution is unknown."""
-        return not self.mismatches and self.complete and not self.convolutions.unknown
+        return not self.mismatches and self.complete
 
     @property
     def complete(self) -> bool:
-        """Whether the build is complete."""
-        return self.build.complete
+        """Whether the build is complete and states the types of all convolutions."""
+        return self.build.complete and not self.convolutions.unknown
 
     def summary(self) -> Json:
         """Return the counts of agreement as JSON values."""
@@ -89,9 +89,9 @@ class Verification(SavableResult):
             "compute_capabilities": list(self.prediction.compute_capabilities)
             if self.prediction
             else [],
+            "build": {**self.build.as_json(), "complete": self.complete},
             **to_json_fields(
                 self,
-                "build",
                 "convolutions",
                 "layers",
                 "trace",

@@ -440,6 +440,7 @@ def test_exit_code(complete: bool, unknown: int, mismatch: bool, partial: bool, 
         mismatches=[Mismatch(MismatchKind.CONVOLUTION, "c", {}, {}, Difference.ABSENT)] * mismatch,
     )
     assert exit_code(result, partial) == code
+    assert result.as_json()["build"]["complete"] == (complete and not unknown)
 
 
 # A model is built and the build is mapped back to it. A function of the test replaces the builder.
