@@ -119,12 +119,6 @@ class ModelShrinker:
             if holds or self.exhausted:
                 return
 
-    def run(self) -> onnx.ModelProto:
-        """Run all steps, and return the smallest model that passes the check."""
-        for _ in self.steps():
-            pass
-        return self.proto
-
     def _spend_budget(self, nodes: int, size: int = 0) -> bool:
         if self._budget is not None:
             self._budget = (self._budget[0] - nodes, self._budget[1] - size)

@@ -86,7 +86,7 @@ def test_refused_candidates_count_the_bytes_that_they_copy(
     model = g.model(g.op("MatMul", [x, g.const("v", np.ones((1, 1, 1600, 7)))], "product"))
     monkeypatch.setattr(limits, "MINIMIZED_BYTES", weights.nbytes)
     shrinker = ModelShrinker(model, lambda proto: False, (reduction,), bounded=True)
-    shrinker.run()
+    list(shrinker.steps())
     assert shrinker.tried == 0 and shrinker.exhausted is exhausted
 
 
@@ -116,10 +116,11 @@ def count_convolutions(model: onnx.ModelProto) -> int:
 
 
 def test_shrinker_keeps_a_single_node() -> None:
-    small = ModelShrinker(residual(), has_add).run()
-    onnx.checker.check_model(small, full_check=True)
-    assert [n.op_type for n in small.graph.node] == ["Add"]
-    for value in small.graph.input:
+    shrinker = ModelShrinker(residual(), has_add)
+    list(shrinker.steps())
+    onnx.checker.check_model(shrinker.proto, full_check=True)
+    assert [n.op_type for n in shrinker.proto.graph.node] == ["Add"]
+    for value in shrinker.proto.graph.input:
         assert {d.dim_value for d in value.type.tensor_type.shape.dim} == {1}
 
 
@@ -141,7 +142,7 @@ def test_shrinker_tries_each_model_once_and_up_to_the_limit() -> None:
         tried.append(model.SerializeToString(deterministic=True))
         return has_add(model)
 
-    ModelShrinker(residual(), holds, reductions.ALL, limit=40).run()
+    list(ModelShrinker(residual(), holds, reductions.ALL, limit=40).steps())
     assert len(tried) == len(set(tried)) <= 40
 
 
@@ -149,8 +150,9 @@ def test_shrinker_keeps_model_if_the_check_fails() -> None:
     def fail(model: onnx.ModelProto) -> bool:
         raise ValueError("no")
 
-    small = ModelShrinker(residual(), fail, limit=5).run()
-    assert len(small.graph.node) == len(residual().graph.node)
+    shrinker = ModelShrinker(residual(), fail, limit=5)
+    list(shrinker.steps())
+    assert len(shrinker.proto.graph.node) == len(residual().graph.node)
 
 
 def test_shrinker_ends_if_the_builder_is_gone() -> None:
@@ -158,7 +160,7 @@ def test_shrinker_ends_if_the_builder_is_gone() -> None:
         raise BuilderError("gone", code="crashed")
 
     with pytest.raises(BuilderError, match="gone"):
-        ModelShrinker(residual(), lose_builder).run()
+        list(ModelShrinker(residual(), lose_builder).steps())
 
 
 def inferred_shapes(model: onnx.ModelProto) -> list[list[int]]:

@@ -262,7 +262,6 @@ def test_small_convolution_is_left_float(
 
 
 def test_small_products_and_deconvolutions_are_quantized() -> None:
-    """The rule covers convolutions along one axis as well."""
     net = Net(channels=8)
     flat = net.op("Flatten", "flat", net.op("Relu", "r", "x"))
     rows = net.op("Reshape", "rows", "r.out", net.const("shape", [1, 8, 64], np.int64))

@@ -140,7 +140,6 @@ def test_inserted_model_is_valid_and_runs(
 def test_insert_gives_each_convolution_one_output_scale(
     model: onnx.ModelProto, method: str, residual: str
 ) -> None:
-    """Tensors that a Q can pass share a scale."""
     result = qdqtool.insert(
         model, images(2), method=method, residual=residual, include=["Conv"], predict=False
     )

@@ -278,7 +278,6 @@ def test_sketched_weights_have_scales_of_one(net: Net, dtype: type) -> None:
 def test_quantized_consumers_share_pair(
     net: Net,
 ) -> None:
-    """Float consumers and outputs keep the float tensor."""
     relu = net.op("Relu", "r", net.conv("c", "x"))
     net.output(relu, net.conv("d", relu), net.op("Sigmoid", "s", relu), net.conv("e", relu))
     model, quantized = insert_scaled(net.model())

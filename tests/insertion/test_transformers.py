@@ -244,7 +244,6 @@ def test_tensorrt_rtx_builds_attention_as_predicted(attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["float", "int8"])
 def test_tuning_sites_of_attention(attention: str) -> None:
-    """`tune` may choose each product of an attention alone, or both."""
     planner = Planner(
         Model(vit()), PlacementRules(attention=attention), target_named("trt10"), MethodChoice()
     )
@@ -416,7 +415,6 @@ def test_classifier_of_four_classes_is_no_box_mlp() -> None:
 
 
 def test_convolution_of_flow_grid_stays_float() -> None:
-    """Only the last convolution before GridSample makes coordinates."""
     net = Net(3, 16)
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 32))
     flow = net.conv("flow", net.op("Relu", "r1", net.conv("c1", x, 32, 32)), 32, 2)
@@ -557,6 +555,5 @@ def test_projections_with_three_dimensional_weights_are_quantized(
 
 @needs_compiler
 def test_tensorrt_rtx_builds_einsums_as_predicted() -> None:
-    """An attention is one kernel or two products."""
     answer = build(replace_by_einsums(quantize(attention="int8", target="rtx1.7").model))
     assert (answer.convolutions + answer.absent, answer.wrong) == (18, []) and answer.absent <= 2

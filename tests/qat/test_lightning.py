@@ -52,7 +52,6 @@ def test_freeze_norms(own: Any, frozen: bool | None, tmp_path: Path) -> None:
     not torch.distributed.is_available(), reason="torch was built without torch.distributed"
 )
 def test_callback_in_two_processes(own: Any, tmp_path: Path) -> None:
-    """Lightning starts two processes. Both end with the same ranges and the same weights."""
     callback = own.QATCallback(own.SAMPLE, network="net", method="max", path=tmp_path / "q.onnx")
     # A forked process needs no import of torch and Lightning. Once CUDA has started, a process
     # cannot fork.
