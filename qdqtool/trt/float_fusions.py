@@ -14,7 +14,7 @@ from qdqtool.trt.neighbors import is_sum
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.passes.point_wise_fusion import POINTWISE_KINDS
-from qdqtool.trt.targets import TARGETS, Target
+from qdqtool.trt.targets import TARGETS
 
 # Maximum number of tensors between a residual Add and its convolution; real networks have few.
 MAX_TENSORS_BETWEEN = 200
@@ -38,14 +38,14 @@ class FloatFusions:
             convolution and Add. Every target fuses such an Add into the convolution.
     """
 
-    def __init__(self, model: Model, target: Target = ANY_TARGET) -> None:
+    def __init__(self, model: Model) -> None:
         self.layers: dict[str, Layer] = {}
         self.add_inputs: dict[str, Layer] = {}
         self.add_inputs_without_activation: set[str] = set()
         try:
             network = importer.build(model)
             residual_adds = _exclude_residual_adds(network, model)
-            pipeline.run(network, target, last=GenericConvActFusion)
+            pipeline.run(network, ANY_TARGET, last=GenericConvActFusion)
         except QdqtoolError:
             return
         for layer in network.layers_of_kind(*CONVOLVE):
