@@ -38,7 +38,7 @@ def row(case: str) -> tuple[str, ...]:
         f"{right} of {len(built)}",
         f"{conversions} of {len(logged)}",
         lines,
-        "yes" if build.made_rules else "no",
+        "yes" if build.is_rule_source else "no",
     )
 
 

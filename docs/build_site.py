@@ -611,7 +611,7 @@ def builds_page() -> str:
             b.network,
             b.parts,
             b.source,
-            *("yes" if there else "no" for there in (b.graph, b.made_rules)),
+            *("yes" if there else "no" for there in (b.graph, b.is_rule_source)),
         )
         for b in BUILDS.values()
     ]

@@ -70,7 +70,7 @@ class Target:
         blocked_scales: A scale may have several dimensions (blocks of weights).
         int8_weights: Weights that are stored as int8, with a DQ but no Q, are accepted.
         uint8_inputs: A network input that a Cast reads may be UINT8 (release notes of 8.5: kUINT8).
-        deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
+        has_seen_deconvolution: An INT8 ConvTranspose was seen in a build of this version.
         deconvolution_3d_float: A quantized ConvTranspose of three spatial dimensions runs in float,
             regardless of the layers after it.
         transposed_per_channel: A ConvTranspose is proven to accept one weight scale for each output
@@ -99,8 +99,8 @@ class Target:
         has_named_capability: The user or a build named ``capabilities``.
         has_built_typing: A build shows the value of ``strongly_typed``, so that the model does not
             change it.
-        typed_for_fp8: The network is strongly typed because the model contains FP8, not because the
-            user requested it.
+        is_typed_for_fp8: The network is strongly typed because the model contains FP8, not because
+            the user requested it.
         largest_fp8_head: Largest head size for which TensorRT is known to fuse an FP8 attention.
             Release notes of 10.6: 64, on compute capability 8.9. TensorRT-RTX 1.7.1 fuses 32, 64
             and 80.
@@ -126,7 +126,7 @@ class Target:
     blocked_scales: bool = False
     int8_weights: bool = False
     uint8_inputs: bool = True
-    deconvolution_seen: bool = False
+    has_seen_deconvolution: bool = False
     deconvolution_3d_float: bool = False
     transposed_per_channel: bool = False
     fuses_quantized_relu: bool = False
@@ -141,7 +141,7 @@ class Target:
     capabilities: tuple[int, ...] = DEFAULT_SM
     has_named_capability: bool = False
     has_built_typing: bool = False
-    typed_for_fp8: bool = False
+    is_typed_for_fp8: bool = False
     largest_fp8_head: int = 64
     buildable: tuple[int, ...] = ()
 
@@ -371,7 +371,7 @@ class Target:
             return self if is_named else replace(self, capabilities=DEFAULT_FP8_SM)
         if self.strongly_typed or self.has_built_typing or not self.has_fp8:
             return self
-        return replace(strongly_typed(self), typed_for_fp8=True)
+        return replace(strongly_typed(self), is_typed_for_fp8=True)
 
 
 _TRT10 = Target(
@@ -410,7 +410,7 @@ TARGETS: dict[str, Target] = {
                 fuses_stem_pool=False,
                 keeps_relu_name=True,
                 quantize_suffix="_quantize_scale_node",
-                deconvolution_seen=True,
+                has_seen_deconvolution=True,
                 uint8_inputs=False,
             ),
             Target(
@@ -661,7 +661,7 @@ class PublishedBuild(NamedTuple):
         parts: Published parts, such as the log or the engine's layers.
         graph: Whether the ONNX graph could be reconstructed. The tests then compare the simulation
             with the build.
-        made_rules: Whether rules were derived from the build.
+        is_rule_source: Whether rules were derived from the build.
     """
 
     name: str
@@ -672,13 +672,13 @@ class PublishedBuild(NamedTuple):
     source: str
     parts: str
     graph: bool
-    made_rules: bool
+    is_rule_source: bool
 
 
 _ROWS: list[dict[str, Any]] = [*read_rows(Path(__file__).with_name("builds.tsv"))]
 BUILDS: dict[str, PublishedBuild] = {
     row["name"]: PublishedBuild(
-        **{**row, "graph": row["graph"] == "yes", "made_rules": row["made_rules"] == "yes"}
+        **{**row, "graph": row["graph"] == "yes", "is_rule_source": row["is_rule_source"] == "yes"}
     )
     for row in _ROWS
 }

@@ -103,9 +103,9 @@ def test_entries_are_single_lines() -> None:
 
 def test_builds_have_every_field() -> None:
     for row in read_rows(HOME / "trt" / "builds.tsv"):
-        assert {row["graph"], row["made_rules"]} <= {"yes", "no"}, row["name"]
+        assert {row["graph"], row["is_rule_source"]} <= {"yes", "no"}, row["name"]
         fields = {name: value for name, value in row.items() if value or name != "gpu"}
-        fields |= {"graph": row["graph"] == "yes", "made_rules": True}
+        fields |= {"graph": row["graph"] == "yes", "is_rule_source": True}
         make_entry(PublishedBuild, {"gpu": "not stated", **fields}, row["name"])
 
 

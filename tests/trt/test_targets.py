@@ -87,7 +87,7 @@ def test_constant_subgraph_has_no_layer(target: str) -> None:
         ("residual_through_activation", (11, 0), None, False),
         ("copies_dq", (11, 0), None, False),
         ("keeps_relu_name", (8, 0), (8, 0), False),
-        ("deconvolution_seen", (8, 0), (8, 0), False),
+        ("has_seen_deconvolution", (8, 0), (8, 0), False),
     ],
 )
 def test_property_is_added_and_dropped_by_versions(

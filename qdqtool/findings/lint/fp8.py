@@ -28,7 +28,7 @@ def run(view: View, report: FindingReport) -> None:
         fault = fp8.Fp8Unsupported(MODEL_CHECK, first, target.display_name, len(nodes))
         report.add(fault, convolutions=_find_consuming_convolutions(view, nodes))
         return
-    if not target.strongly_typed or target.typed_for_fp8:
+    if not target.strongly_typed or target.is_typed_for_fp8:
         report.add(
             fp8.WeaklyTypedFp8(MODEL_CHECK, first, len(nodes), target.strongly_typed), node=""
         )

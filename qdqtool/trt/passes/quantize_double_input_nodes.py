@@ -246,7 +246,7 @@ class QuantizeDoubleInputNodes(Pass):
         if quantized_type(dq_before(layer.data)) == Precision.FP8:
             return FP8_CONVOLUTION if layer.op == "Conv" else FP8_PRODUCT
         if layer.kind == LayerKind.DECONVOLUTION:
-            return DECONVOLUTION_80 if self.target.deconvolution_seen else DECONVOLUTION
+            return DECONVOLUTION_80 if self.target.has_seen_deconvolution else DECONVOLUTION
         return MATRIX if layer.kind == LayerKind.MATRIX_MULTIPLY else CONVOLUTION
 
     def _quantize_pointwise(self, network: Network, layer: Layer) -> None:
