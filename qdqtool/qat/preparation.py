@@ -300,7 +300,8 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         if isinstance(module, QuantizedModule):
             module.qdq_off = frozenset(off.pop(name, ()))
     if off:
-        raise _other_network_error(next(iter(off)))
+        name = next(iter(off))
+        raise _other_network_error(f"this network has no quantizers in module '{name}'", name)
     return plan
 
 
@@ -312,9 +313,16 @@ def _merge_and_check_modules(model: nn.Module, plan: Plan) -> None:
     """
     merged = merge_branches(model) if plan.merged else []
     modules = dict(model.named_modules())
-    missing = [w.module for w in plan.weights if w.module not in modules]
-    if missing or set(merged) != set(plan.merged):
-        raise _other_network_error([*missing, *plan.merged][0])
+    names = [*plan.merged, *(w.module for w in plan.weights)]
+    missing = next((name for name in names if name not in modules), None)
+    if missing is not None:
+        raise _other_network_error(f"this network has no module '{missing}'", missing)
+    different = sorted(set(merged).symmetric_difference(plan.merged))
+    if different:
+        raise _other_network_error(
+            f"only one of the networks has parallel branches to merge in module '{different[0]}'",
+            different[0],
+        )
 
 
 def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
@@ -329,12 +337,12 @@ def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
             )
 
 
-def _other_network_error(missing: str) -> QdqtoolError:
+def _other_network_error(difference: str, module: str) -> QdqtoolError:
     return QdqtoolError(
-        f"the checkpoint is of another network: this network has no module '{missing}'; restore "
-        "the checkpoint into the network that it was saved from",
+        f"the checkpoint is of another network: {difference}; restore the checkpoint into the "
+        "network that it was saved from",
         code="different-models",
-        node=missing,
+        node=module,
     )
 
 

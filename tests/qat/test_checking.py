@@ -374,8 +374,18 @@ class TwoBranches(nn.Module):
         self.conv = conv
 
 
-def test_restore_into_network_with_fewer_modules_after_merging_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([TwoBranches()], "no module '1'"),
+        ([nn.ModuleDict({"conv": nets.conv()}), nets.conv()], "branches to merge in module '0'"),
+    ],
+    ids=["fewer modules", "another module"],
+)
+def test_restore_into_network_with_other_modules_after_merging_is_refused(
+    modules: list[nn.Module], message: str
+) -> None:
     saved = qat.checkpoint(nets.ready(nn.Sequential(TwoBranches(), nets.conv()), X))
     assert saved["plan"]["merged"] == ["0"]
-    with pytest.raises(QdqtoolError, check=has("different-models"), match="no module '1'"):
-        qat.restore(nn.Sequential(TwoBranches()), saved)
+    with pytest.raises(QdqtoolError, check=has("different-models"), match=message):
+        qat.restore(nn.Sequential(*modules), saved)
