@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from calibration.presets import note_preprocess
 from qdqtool.findings.report import title_of
-from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options
+from qdqtool.formats.output import (
+    ROW_COLUMN,
+    SEVERITY_STYLES,
+    Style,
+    TextPage,
+    as_options,
+    wrap_command,
+)
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import name_float_type, verdict
 from qdqtool.insertion.format_choice import FP8_SPREAD
@@ -251,8 +258,9 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     for loss in losses.tensors if page.everything else confirmed:
         page.add_row_item(f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}")
     for loss in confirmed[:1]:
-        # The option can be copied, because add_row() does not split words.
-        page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")
+        first = f"{'':{ROW_COLUMN}}Try: "
+        command = f"--exclude {_exclude_pattern(loss)}"
+        page.add_lines(*wrap_command(command, page.width, first, ROW_COLUMN))
 
 
 def _describe_unconfirmed(losses: ActivationLosses) -> str:

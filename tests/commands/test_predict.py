@@ -104,7 +104,6 @@ def test_predict_help_imports_no_libraries() -> None:
 
 
 def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
-    """Imports take most of the time of a prediction."""
     onnx.save(convolutions(12), tmp_path / "m.onnx")
     modules = imported_modules("predict", str(tmp_path / "m.onnx"))
     assert "qdqtool.trt.pipeline" in modules

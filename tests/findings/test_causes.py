@@ -395,7 +395,6 @@ def test_cast_after_dq_decides_the_float_type(weights: str, int8: bool) -> None:
 @pytest.mark.parametrize("weights", [np.float16, np.float32])
 @pytest.mark.parametrize("data", [np.float16, np.float32])
 def test_float_inputs_of_two_types_are_reported(data: type, weights: type) -> None:
-    """The builder also rejects different types without Q/DQ."""
     g = Graph(opset=19, half=data == np.float16)
     x = g.input(1, 16, 8, 8)
     w = g.const("w", np.ones((16, 16, 1, 1)), weights)

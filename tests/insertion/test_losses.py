@@ -464,8 +464,10 @@ def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
-@pytest.mark.parametrize("confirmed", [False, True])
-def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed: bool) -> None:
+@pytest.mark.parametrize(("confirmed", "width"), [(False, 80), (True, 80), (True, 40)])
+def test_text_suggests_exclusion_for_confirmed_gain(
+    yolov8: Insertion, confirmed: bool, width: int
+) -> None:
     worst = replace(
         yolov8.losses.tensors[0],
         gain=0.4,
@@ -474,7 +476,7 @@ def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed
         confirmed=confirmed,
     )
     losses = replace(yolov8.losses, tensors=[worst, *yolov8.losses.tensors[1:]])
-    text = str(render(replace(yolov8, losses=losses), 80))
+    text = str(render(replace(yolov8, losses=losses), width))
     lines = [line for line in text.splitlines() if "--exclude" in line]
     assert len(lines) == int(confirmed)
     for line in lines:

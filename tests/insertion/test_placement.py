@@ -246,7 +246,6 @@ def test_poolings_in_a_row_are_quantized(net: Net) -> None:
 def test_small_convolution_is_left_float(
     cin: int, cout: int, kernel: int | list[int], group: int, first: bool, quantized: bool
 ) -> None:
-    """The rule is ModelOpt's."""
     net = Net(channels=cin)
     tensor = "x" if first else net.op("Relu", "r", "x")
     sides = [kernel] * 2 if isinstance(kernel, int) else kernel

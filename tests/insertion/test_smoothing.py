@@ -223,7 +223,6 @@ def one_tensor(net: Tokens, x: str) -> str:
 
 
 def test_smoothing_changes_values_of_shared_projection() -> None:
-    """Only the last third of the Linear for queries, keys and values changes."""
     model = chain(one_tensor)
     after, places = smooth_model(model)
     assert [p.makers for p in places if "last0" in p.linears] == [("qkv",)]

@@ -81,7 +81,6 @@ def normalized() -> nn.Module:
 
 
 def test_folding_keeps_trained_integers(tmp_path: Path) -> None:
-    """One channel has a negative factor, and another a factor of zero."""
     model = normalized()
     with torch.no_grad():
         model[1].weight[3:5] = torch.tensor([-0.7, 0.0])

@@ -124,6 +124,5 @@ def test_weights_per_tensor_are_fixed_from_float_weights_alone(g: Graph, kind: s
 
 
 def test_weights_per_tensor_where_the_target_takes_no_other(g: Graph) -> None:
-    """`insert` also gives the layer one scale."""
     out = g.conv(g.input(1, 16, 8, 8), "c", 16, weights="tensor", op="ConvTranspose", k=2, stride=2)
     assert findings(g, out, "W-PER-TENSOR") == []
