@@ -113,6 +113,12 @@ def test_layer_type_defaults_to_operator(
     assert [layer.type for layer in layers if layer.nodes == ["n"]] == [kind]
 
 
+def test_convolution_of_constants_is_not_reported(g: Graph) -> None:
+    anchors = g.conv(g.const("grid", np.ones((1, 8, 8, 8))), "anchors", 8, scale=None)
+    prediction = predict(g.model(g.add(g.conv(g.input(1, 8, 8, 8), "c"), anchors, "sum")), "trt8.5")
+    assert outcomes(prediction).keys() == {"c"}
+
+
 @pytest.mark.parametrize("op", ["Custom", "GridSample", "Einsum"])
 def test_unknown_operator_is_a_float_layer(g: Graph, op: str) -> None:
     g.nodes.append(

@@ -64,6 +64,14 @@ def test_quantized_residual_is_fused(skip_scale: float, conv_first: bool) -> Non
     assert (layer.residual.name, layer.out.name) == ("skip.Q:0", "Next.Q:0")
 
 
+def test_shared_weights_are_not_fused() -> None:
+    g = block()
+    data = g.pair("before:0", "other", 0.3)
+    other = g.op("Conv", [data, "Conv_34.w.DQ:0"], "Conv_35", kernel_shape=[3, 3])
+    result = run_pass(g.model("end:0", other), QuantizeConvWithResidualAdd)
+    assert result.layer("Conv_34 + Add_42 + Relu_43").int8
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
