@@ -78,7 +78,8 @@ def test_cache_of_insert_has_every_tensor(tmp_path: Path) -> None:
 
 
 def test_other_tensors_are_measured_on_the_data(tmp_path: Path) -> None:
-    result = qdqtool.insert(one_layer(), images(), predict=False, head="none", method="max")
+    onnx.save(one_layer(), tmp_path / "m.onnx")
+    result = qdqtool.insert(tmp_path / "m.onnx", images(), predict=False, head="none", method="max")
     report = write_table(result, tmp_path / "t.cache")
     assert report.scales.rules == {"x": "quantizer", "c.out": "measured", "r.out": "measured"}
 
@@ -291,7 +292,9 @@ def test_convolution_before_an_add_gets_a_unary_scale_on_request() -> None:
 
 
 def test_shapes_and_indices_are_no_float_tensors(net: Net) -> None:
+    index = net.op("Cast", "index", "x", to=onnx.TensorProto.INT64)
     net.output(net.op("Reshape", "same", net.conv("c", "x"), net.op("Shape", "shape", "x")))
+    net.output(index, dtype=onnx.TensorProto.INT64)
     assert list_float_tensors(net.index()) == ["x", "c.out", "same.out"]
 
 
