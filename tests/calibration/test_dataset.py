@@ -455,6 +455,7 @@ def test_open_data_uses_512_images_by_default() -> None:
             for images in (0, -1)
         ),
         pytest.param([{"images": ROW}], [], {}, has("no-inputs"), id="no inputs"),
+        pytest.param(VALUE, [A, B], {}, has("missing-input", "'a'", node="b"), id="second input"),
         pytest.param(3.5, [SPEC], {}, has("wrong-type", "float", parameter="data"), id="type"),
     ],
 )
@@ -462,7 +463,7 @@ def test_open_data_rejects_other_arguments(
     data: Any, inputs: list[InputSpec], options: dict[str, int], check: Any
 ) -> None:
     with pytest.raises(DataError, check=check):
-        open_data(data, inputs, **options)
+        list(open_data(data, inputs, **options))
 
 
 @pytest.mark.parametrize(

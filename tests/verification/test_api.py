@@ -121,7 +121,9 @@ def test_verify_needs_a_build(builds: tuple[Any, ...], code: str) -> None:
 def test_verify_rejects_a_build_of_another_export() -> None:
     """The two exports share a few names, which belong to different convolutions."""
     path = build_file(CASE, "log.txt")
-    with pytest.raises(BuildLogError, check=has("different-exports", path=str(path))):
+    with pytest.raises(
+        BuildLogError, check=has("different-exports", path=str(path)), match=r"names .* are used"
+    ):
         verify(build_file("resnet18-a100-qat", "model.onnx.gz"), path)
 
 

@@ -42,15 +42,16 @@ def test_scale_dead_behind_what_moves_values(g: Graph) -> None:
     ]
 
 
-def test_scale_dead_of_a_part(g: Graph) -> None:
-    """A Concat of a gate and other values before a convolution is not a head."""
+@pytest.mark.parametrize("count", [1, 9])
+def test_scale_dead_of_parts(g: Graph, count: int) -> None:
+    """A Concat of gates and other values before a convolution is not a head."""
     x = g.conv(g.input(1, 16, 8, 8), "c", 16)
-    gate = g.op("Sigmoid", x, "gate")
-    joined = g.concat([gate, g.relu(x, "r")], "cat")
-    g.channels[joined] = 32
+    gates = [g.op("Sigmoid", x, f"gate{i}") for i in range(count)]
+    joined = g.concat([*gates, g.relu(x, "r")], "cat")
+    g.channels[joined] = 16 * (count + 1)
     (found,) = findings(g, g.conv(joined, "next", 16, scale=4.0), "SCALE-DEAD")
     r = found.causes[0].reason
-    assert [p.tensor for p in r.parts] == [gate] and not r.whole and not found.automatic
+    assert [p.tensor for p in r.parts] == gates[:8] and not r.whole and not found.automatic
 
 
 def head(g: Graph, scale: float, sigmoid: bool = True, own: float | None = None) -> str:
