@@ -11,6 +11,8 @@ from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
 
 _MAX_SITES, _MAX_CONVERSIONS = 8, 8  # maximum lengths of lists if --all is not given
@@ -261,11 +263,9 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
             reason = f"No single layer was measured before the {tuning.effort['stopped']}"
         page.add_heading(reason)
         return
-    part = ""
-    if len(measured) < len(tuning.sites):
-        part = f" ({len(measured)} of {len(tuning.sites)} measured)"
     page.add_heading(
-        f"Most sensitive layers{part}: output error if only this layer is {_format_title(tuning)} "
+        f"Most sensitive layers ({_count_measured(tuning, measured)}): output error if only this "
+        f"layer is {_format_title(tuning)} "
         "(fraction of the outputs' standard deviation), and change of cost if the layer is "
         f"{_float_type(tuning)}"
     )
@@ -290,6 +290,15 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     elif tuning.effort["never_measured"]:
         skipped = format_count(tuning.effort["never_measured"], "choice")
         page.fill(f"{skipped} not measured (--all gives the reasons)", 4, "    ")
+
+
+def _count_measured(tuning: Tuning, measured: Sequence[SiteResult]) -> str:
+    counts = [site.swept_on for site in measured]
+    images = format_count(max(counts, default=0), "image")
+    if len(set(counts)) > 1:
+        images = f"{min(counts)} to {images}"
+    number = f"{len(measured)} of {len(tuning.sites)} " if len(measured) < len(tuning.sites) else ""
+    return f"{number}measured on {images}"
 
 
 def _format_choice(tuning: Tuning, choice: str) -> str:

@@ -69,6 +69,7 @@ class SiteResult:
         why: Reason for the choice, in one sentence.
         loss: Decrease of the output error if the site is float; None if this was not measured.
         choices: All alternatives for the site.
+        swept_on: Number of samples on which `loss` was measured, which depends on the time limit.
     """
 
     site: str
@@ -79,6 +80,7 @@ class SiteResult:
     why: str
     loss: float | None
     choices: list[SiteChoice]
+    swept_on: int = 0
 
     def as_json(self, base: PlacementCost) -> Json:
         """Return the fields of the JSON. Costs are relative to `base`."""
@@ -93,6 +95,7 @@ class SiteResult:
             "choice": self.choice,
             "why": self.why,
             "loss": _round_number(self.loss),
+            "swept_on": self.swept_on,
             **change,
             "choices": [choice.as_json(base) for choice in self.choices],
         }

@@ -40,7 +40,7 @@ def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list
 
 def build_site_results(search: PlacementSearch, placement: PlacementResult) -> list[SiteResult]:
     """Return the result of every site, in the order of the search's sites."""
-    choices, losses = _collect_choices(search)
+    choices, losses, samples = _collect_choices(search)
     results = []
     for site in search.sites:
         key = (site.kind, *site.nodes)
@@ -55,6 +55,7 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
                 why=reason,
                 loss=losses.get(key),
                 choices=choices[key],
+                swept_on=samples.get(key, 0),
             )
         )
     return results
@@ -62,10 +63,14 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
 
 def _collect_choices(
     search: PlacementSearch,
-) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
-    """Return the choices of each site, and how much a float site decreases the output error."""
+) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float], dict[_SiteKey, int]]:
+    """Return the choices of each site, and how much a float site decreases the output error.
+
+    The last dict has the number of samples on which this decrease was measured.
+    """
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
+    samples: dict[_SiteKey, int] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
     entries += [
         (candidate, search.planner.cost(search.sensitivity.apply_choice(candidate)), "")
@@ -79,8 +84,9 @@ def _collect_choices(
             before, error = errors
             if candidate.choice == FLOAT and not choices[key]:
                 losses[key] = before - error
+                samples[key] = len(search.sensitivity.gains(candidate))
         choices[key].append(SiteChoice(candidate.choice, cost, error, reason))
-    return choices, losses
+    return choices, losses, samples
 
 
 def _explain_choice(

@@ -196,7 +196,6 @@ def test_einsum_equation_gets_lower_case(net: Net, equation: str, written: bool)
 
 
 def test_shared_weights_are_copied(net: Net) -> None:
-    """This holds before a BatchNormalization is folded, and for a consumer that is not a layer."""
     square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
     first, *others = (net.op("Conv", f"c{i}", "x", square) for i in range(3))
     net.output(net.norm("n", first), *others)

@@ -129,9 +129,17 @@ def test_chosen_placement_has_the_range_of_conversions_that_predict_gives(tuned:
     )
 
 
-def test_number_of_measured_layers_is_shown_if_it_is_not_all(tuned: Tuning) -> None:
-    sites = [replace(site, loss=0.1) for site in tuned.sites]
-    for unmeasured, expected in ((0, "Most sensitive layers: "), (2, f" (8 of {len(sites)} meas")):
+def test_numbers_of_measured_layers_and_of_images_are_shown(tuned: Tuning) -> None:
+    counts = {site.swept_on for site in tuned.sites if site.loss is not None}
+    assert counts == {tuned.images["swept_on"]}
+    last, *others = tuned.sites[::-1]
+    sites = [replace(site, loss=0.1, swept_on=4) for site in others]
+    sites.append(replace(last, loss=0.1, swept_on=2))
+    for unmeasured, expected in (
+        (0, "Most sensitive layers (measured on 2 to 4 images): "),
+        (2, f" (8 of {len(sites)} measured on 2 to 4 images)"),
+        (len(sites) - 1, f" (1 of {len(sites)} measured on 2 images)"),
+    ):
         shown = [replace(site, loss=None) for site in sites[:unmeasured]] + sites[unmeasured:]
         assert expected in str(render_tuning(replace(tuned, sites=shown), 500))
 

@@ -27,7 +27,6 @@ def samples(count: int = 12) -> Array:
 
 
 def test_tuned_model_is_that_of_insert() -> None:
-    """A goal that everything in FP8 reaches needs no float layer."""
     tuning = qdqtool.tune(network(), samples(), keep=0.5, **OPTIONS)
     check(tuning.model)
     counts = tuning.prediction.summary()

@@ -108,7 +108,6 @@ def per_tensor(g: Graph, spread: float, rounded: bool = False, stored: bool = Fa
     [(4.0, Severity.WARNING), (40.0, Severity.WARNING), (3.0, Severity.INFO), (1.0, None)],
 )
 def test_weights_per_tensor(g: Graph, spread: float, severity: Severity | None) -> None:
-    """Many channels that lose two bits are a warning."""
     found = findings(g, per_tensor(g, spread), "W-PER-TENSOR")
     assert [f.severity for f in found] == [severity] * (severity is not None)
     for f in found:
