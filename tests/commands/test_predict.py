@@ -121,7 +121,8 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(
     assert "trtexec" not in text and not re.search(r"\d ms", text)
     assert "qdqtool fix m.onnx -o m_fixed.onnx" in text
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
-    assert "time" not in cli.json("predict", model, "--gpu", "T4")
+    prediction = cli.json("predict", model, "--gpu", "T4")
+    assert prediction["rejected"] and "time" not in prediction
     assert cli.json("predict", model, "--gpu", "T4", "--gpu", "L4")["times"] == []
     cli("predict", model, "--gpu", "T4", "--require-gain", "0.1", code=1)
     assert "rejects" in cli.err

@@ -163,6 +163,7 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
     assert "reject" not in text and "trtexec" in text
     answer = cli.json(*arguments)
     orin, ada = answer["times"]
+    assert not answer["rejected"]
     assert not orin["supported"] and orin["total_ms"] is None and orin["float"] is None
     assert orin == cli.json("predict", path, "--gpu", "Jetson Orin Nano 8GB")["time"]
     assert ada == cli.json("predict", path, "--gpu", "RTX 4090")["time"]
