@@ -44,8 +44,9 @@ CASES = ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual")
 def test_work_of_a_convolution_chain() -> None:
     engine = model_workload(convolution_chain())
     convs = [w for w in engine.layers if w.kind == work.CONV]
-    assert [w.macs for w in convs] == [56 * 56 * 64 * 64 * 9] * 3
-    assert [(w.read, w.weights) for w in convs] == [(56 * 56 * 64, 64 * 64 * 9)] * 3
+    assert [(w.macs, w.read, w.weights) for w in convs] == [
+        (56 * 56 * 64 * 64 * 9, 56 * 56 * 64, 64 * 64 * 9)
+    ] * 3
     assert [w.written for w in convs] == [56 * 56 * 64, 56 * 56 * 64, 2 * 56 * 56 * 64]
     first = next(w for w in engine.layers if w.kind == work.CONVERSION)
     assert (first.read, first.written) == (4 * 56 * 56 * 64, 56 * 56 * 64)
