@@ -39,6 +39,7 @@ from qdqtool.trt.fault_checks import compute_channel_maxima, find_extreme_scales
 from qdqtool.trt.targets import Target
 
 _LEVELS = 127.0
+_MULTIPLE_TOLERANCE = 1e-3  # maximum distance of rounded floats from multiples of a step, in steps
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -76,21 +77,50 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:
     """Return scale and name of quantized constants whose values were probably rounded.
 
-    Weights, biases and single values are left out, and so are constants whose values are all
+    A constant that is stored as float before a Q counts if all its values are multiples of the
+    scale. Weights, biases and single values are left out, and so are constants whose values are all
     multiples of 0.5 (anchors and strides that rounding did not change).
     """
     weights = _weight_dqs(view)
     constants: list[tuple[float, str]] = []
     for dq in view.quantizers:
-        params, shape = view.params(dq), view.model.constant_shape(dq.input(0))
-        if not qdq.is_dq(dq) or dq.index in weights or shape is None or int(np.prod(shape)) <= 1:
+        params = view.params(dq)
+        if not qdq.is_dq(dq) or dq.index in weights or params.precision not in BYTES:
             continue
-        if params.precision in BYTES and params.scale is not None and params.scale.size == 1:
+        if params.scale is not None and params.scale.size == 1:
             step = float(params.scale[0])
-            stored = view.model.constant(dq.input(0))
-            if stored is None or not _has_exact_halves(stored, step, params.zero_point):
-                constants.append((step, dq.input(0)))
+            tensor = _find_rounded_constant(view, dq, step, params.zero_point)
+            if tensor:
+                constants.append((step, tensor))
     return constants
+
+
+def _find_rounded_constant(view: View, dq: Node, step: float, zero: npt.NDArray[Any] | None) -> str:
+    """Return the constant that a DQ or its pair reads; empty if it was probably not rounded."""
+    q = view.model.producer(dq.input(0))
+    is_pair = q is not None and qdq.is_q(q)
+    tensor = q.input(0) if q is not None and is_pair else dq.input(0)
+    shape = view.model.constant_shape(tensor)
+    if shape is None or int(np.prod(shape)) <= 1:
+        return ""
+    stored = view.model.constant(tensor)
+    if is_pair:
+        is_rounded = stored is not None and _is_rounded_float(stored, step)
+    else:
+        is_rounded = stored is None or not _has_exact_halves(stored, step, zero)
+    return tensor if is_rounded else ""
+
+
+def _is_rounded_float(values: npt.NDArray[Any], step: float) -> bool:
+    """Return whether floats are multiples of a step, which is unlikely unless they were rounded.
+
+    False for constants with fewer than three magnitudes: their largest value may determine the
+    step.
+    """
+    levels = values.astype(np.float64) / step
+    is_multiple = bool(np.all(np.abs(levels - np.rint(levels)) < _MULTIPLE_TOLERANCE))
+    is_exact = _has_exact_halves(np.rint(levels), step, None)
+    return is_multiple and not is_exact and np.unique(np.abs(np.rint(levels))).size > 2
 
 
 def _has_exact_halves(stored: npt.NDArray[Any], step: float, zero: npt.NDArray[Any] | None) -> bool:

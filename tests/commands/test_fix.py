@@ -176,15 +176,25 @@ def test_refused_fix_states_the_time_that_it_would_save(
     assert "slower because of" in without_gpu and "would save" not in without_gpu
 
 
-def test_fix_lists_rounded_constants_as_left(g: Graph, folder: Path, cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("form", "offset", "is_rounded"),
+    [("DQ", 0, True), ("float", 0, True), ("float", 0.3, False)],
+    ids=["integers", "floats", "exact floats"],
+)
+def test_fix_lists_rounded_constants_as_left(
+    g: Graph, folder: Path, cli: Cli, form: str, offset: float, is_rounded: bool
+) -> None:
     """Anchors of 0.5, 1.5, ... lose their exact values with the steps 1.004."""
     x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
     stored = np.arange(128).astype(np.uint8).reshape(1, 1, 1, 128)
-    grid = g.dq(g.const("grid", stored), "gdq", 1.004, zero=3, integer=np.uint8)
+    if form == "DQ":
+        grid = g.dq(g.const("grid", stored), "gdq", 1.004, zero=3, integer=np.uint8)
+    else:
+        grid = g.pair(g.const("grid", stored * 1.004 + offset), "gdq", 1.004)
     onnx.save(g.model(g.add(x, grid, "sum")), "m.onnx")
-    text = cli("fix", "m.onnx", "-o", "f.onnx")
-    left = " ".join(text[text.index("Left: ") :].split())
-    assert "1 constant was rounded" in left and "'grid' in steps of 1.004." in left
+    text = " ".join(cli("fix", "m.onnx", "-o", "f.onnx").partition("Left: ")[2].split())
+    assert ("1 constant was rounded" in text) == is_rounded
+    assert ("'grid' in steps of 1.004." in text) == is_rounded
 
 
 def test_fix_marks_codes_without_an_automatic_fix(g: Graph, folder: Path, cli: Cli) -> None:

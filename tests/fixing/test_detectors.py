@@ -277,7 +277,6 @@ BOXES, SCORES = ("out", "boxes"), ("out", "scores")
 def test_part_that_gets_worse(
     scores: float, lost: tuple[tuple[str, str], ...], worst: tuple[str, str] | None
 ) -> None:
-    """Boxes determine the error of an output, scores that of its parts."""
     before = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: 0.1})
     after = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: scores}, frozenset(lost))
     assert find_worst_part(before, after, 1.5) == worst

@@ -712,7 +712,6 @@ def test_class_outputs_of_heat_map(net: Net) -> None:
 def test_class_outputs_are_maps(
     net: Net, scores: Callable[[Net], str], expected: tuple[str, ...]
 ) -> None:
-    """A position of a map [n, classes, h, w] is a place in the image."""
     model = net.output(net.op("Sigmoid", "sigmoid", scores(net))).open_model()
     assert find_class_outputs(Model(model)) == expected
 

@@ -428,7 +428,6 @@ def test_convolution_of_flow_grid_stays_float() -> None:
 @needs_compiler
 @pytest.mark.parametrize("kind", slow_after(1, KINDS))
 def test_tensorrt_rtx_builds_detr_as_predicted(kind: str) -> None:
-    """GridSample reads float values of an INT8 Linear, because no Q passes it."""
     answer = build(insert_detr(kind, target="rtx1.7").model)
     assert answer.status == "built" and not answer.wrong and answer.convolutions > 20
 
