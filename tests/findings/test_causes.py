@@ -110,6 +110,7 @@ def test_pair_inside_silu_is_reported(g: Graph, gate: bool) -> None:
     m = g.op("Mul", [inside, g.pair(s, "gate", 0.008) if gate else s], "mul")
     finding = outcome(g.model(quantized_reader(g, m)))[1]["SILU-INNER-Q"]
     assert (finding.node, finding.convolutions) == ("gate.Q" if gate else "in1.Q", ["c0"])
+    assert finding.values == 16 * 16 * 16
 
 
 @pytest.mark.parametrize(("weights", "code"), [("float", "NOT-QUANTIZED"), ("qdq", "IN-FLOAT")])

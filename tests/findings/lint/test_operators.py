@@ -130,6 +130,7 @@ def test_small_bias_that_a_convolution_absorbs_is_not_reported(net: Net) -> None
         ("RoundToInteger", "com.microsoft", "rtx1.7", ["QOPERATOR"]),
         ("QGemm", "com.microsoft", "trt8.5", ["QOPERATOR"]),
         ("QGemm", "", "rtx1.7", ["QOPERATOR"]),
+        ("TRT_FP4QuantizeLinear", "trt", "trt10", ["FP8-OUTSIDE"]),
         ("QLinearAdd", "acme", "trt8.5", ["PLUGIN-OUTSIDE"]),
         ("QGemm", "acme", "rtx1.7", []),
     ],
@@ -139,7 +140,7 @@ def test_integer_operator_is_reported_unless_it_is_a_plugin(
 ) -> None:
     y = g.op(op, g.pair(g.input(1, 16, 8, 8), "in"), "plug", domain=domain)
     findings = qdqtool.predict(g.model(g.conv(y, "c", 16)), target).findings
-    assert [f.code for f in findings if f.node == "plug"] == codes
+    assert [f.code for f in findings if f.causes[0].reason.node == "plug"] == codes
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])

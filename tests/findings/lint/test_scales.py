@@ -91,12 +91,14 @@ def test_scales_of_insert_fit(method: str) -> None:
     assert activation_scales(inserted.model) is None
 
 
-def test_scale_that_a_concat_shares_fits(g: Graph) -> None:
-    x = g.input(1, 8, 16, 16)
-    parts = [g.conv(x, f"c{i}", scale=None, weights="float") for i in range(2)]
-    small = g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")
-    last = g.conv(g.concat([parts[0], small], "cat"), "last", scale=None, weights="float")
-    assert activation_scales(insert_max(g.model(last)).model) is None
+@pytest.mark.parametrize(("shared", "others", "fits"), [(2, 1, True), (3, 6, True), (3, 5, False)])
+def test_scale_that_a_concat_shares_fits(g: Graph, shared: int, others: int, fits: bool) -> None:
+    """Two quantizers, or a third of all, may have the scale of the largest part."""
+    x, tenth = g.input(1, 8, 16, 16), g.const("tenth", np.float32(0.1))
+    small = [g.op("Mul", [x, tenth], f"small{i}") for i in range(1, shared)]
+    joined = g.concat([g.pair(part, f"p{i}", 0.03) for i, part in enumerate([x, *small])], "cat")
+    outputs = [g.conv(x, f"c{i}", scale=0.031 + i / 1000) for i in range(others)]
+    assert (activation_scales(g.model(joined, *outputs)) is None) is fits
 
 
 @pytest.mark.parametrize("factor", [0.25, 1 / 16])
