@@ -241,6 +241,16 @@ def test_smoothing_copies_shared_scale_of_normalization() -> None:
     assert next(n for n in after.graph.node if n.name == "ln").input[1] == "ln.gamma"
 
 
+def test_smoothing_divides_the_rows_of_one_part() -> None:
+    net = Tokens(3, 32)
+    scaled = net.op("Mul", "m", net.embed(8), net.const("c", np.full((16, WIDTH), 2.0)))
+    first, second = net.op("Split", "rows", scaled, outputs=2, axis=1)
+    net.output(net.op("Sigmoid", "s", first), net.linear("last0", second))
+    after, places = smooth_model(net.model(17))
+    assert [p.makers for p in places] == [("m",)]
+    assert (value_of(after, "c")[:8] == 2.0).all() and (value_of(after, "c")[8:] != 2.0).any()
+
+
 @pytest.mark.parametrize(
     ("build", "makers"),
     [

@@ -130,9 +130,11 @@ def test_prediction_without_attention_has_no_myelin_region(target: str) -> None:
     assert prediction.summary()["matrix_products"] == 0
 
 
-def test_attention_int8_without_attention_is_a_note() -> None:
-    result = qdqtool.insert(one_layer(), images(2), attention="int8", predict=False)
-    assert "no-attention" in note_codes(result.notes) and len(result.activations) == 1
+@pytest.mark.parametrize("attention", ["int8", "float"])
+def test_attention_int8_without_attention_is_a_note(attention: str) -> None:
+    result = qdqtool.insert(one_layer(), images(2), attention=attention, predict=False)
+    assert ("no-attention" in note_codes(result.notes)) is (attention == "int8")
+    assert len(result.activations) == 1
 
 
 def test_unused_and_constant_products_are_not_counted() -> None:
