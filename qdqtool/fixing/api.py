@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -456,7 +456,8 @@ def add_fix_savings(
 
     A kind of fix is left out if it saves no time, if :func:`fix` would refuse it because of the
     prediction, or if it cannot be applied because weights are missing. It is also left out, with a
-    note, if it has more than 512 places. Nothing is added for a GPU without INT8.
+    note, if it has more than 512 places. Nothing is added for a GPU without INT8. If a kind of fix
+    saves no time or is refused, ``saves_ms`` of its findings becomes None.
     """
     if not time.gpu.has_int8:
         return
@@ -472,14 +473,22 @@ def add_fix_savings(
                 time.notes += _note_many_sites(sites)
             if not 0 < len(sites) <= _MAX_SITES:
                 continue
-            sites, saved_ms = _estimate_saving(model, prediction, time, target, step, sites)
+            accepted, saved_ms = _estimate_saving(model, prediction, time, target, step, sites)
         except QdqtoolError:
             continue
         if saved_ms > 0:
-            nodes = list(dict.fromkeys(site.node for site in sites))
-            time.fixes.append(FixTime(sorted({s.code for s in sites}), nodes, saved_ms))
+            nodes = list(dict.fromkeys(site.node for site in accepted))
+            time.fixes.append(FixTime(sorted({s.code for s in accepted}), nodes, saved_ms))
+        else:
+            _remove_savings(prediction, {site.code for site in sites})
     _add_type_savings(model, prediction, time, target)
     time.fixes.sort(key=lambda f: -f.saves_ms)
+
+
+def _remove_savings(prediction: Prediction, names: Collection[str]) -> None:
+    for finding in prediction.findings:
+        if finding.automatic and finding.code in names:
+            finding.saves_ms = None
 
 
 def _estimate_saving(
