@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import describe_range, describe_ratio, ratio_style, speed_verdict
@@ -60,21 +60,31 @@ def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
     return text
 
 
-def list_times(time: TimeEstimate) -> dict[str, float]:
-    """Return milliseconds by label: model, float network, and results of ``insert``."""
+class ListedTime(NamedTuple):
+    """Time of an engine, in milliseconds, and its share of the GPU's boost clock."""
+
+    ms: float
+    clock_share: float
+
+
+def list_times(time: TimeEstimate) -> dict[str, ListedTime]:
+    """Return times by label: model, float network, and results of ``insert``."""
     float_time, times = time.float_time, {}
+    model_time = ListedTime(time.total_ms, time.clock_share)
     if not time.is_float:
-        times[str(time.quantized)] = time.total_ms
+        times[str(time.quantized)] = model_time
     if float_time is not None:
-        times[str(float_time.precision)] = float_time.total_ms
+        share = float_time.clock_share
+        times[str(float_time.precision)] = ListedTime(float_time.total_ms, share)
         if float_time.fp32_ms is not None:
-            times["FP32"] = float_time.fp32_ms
+            times["FP32"] = ListedTime(float_time.fp32_ms, float_time.fp32_clock_share)
     elif time.is_float:
-        times[str(time.float_type)] = time.total_ms
+        times[str(time.float_type)] = model_time
     for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
         if best is not None and _is_listed(time, precision, best):
             options = "(defaults)" if precision == "INT8" else "--precision fp8"
-            times[f"{precision} by qdqtool insert {options}"] = best.total_ms
+            label = f"{precision} by qdqtool insert {options}"
+            times[label] = ListedTime(best.total_ms, best.clock_share)
     return times
 
 
@@ -90,7 +100,7 @@ def _is_listed(time: TimeEstimate, precision: str, best: BestTime) -> bool:
 
 def describe_times(time: TimeEstimate) -> str:
     """Return the times as one line, such as ``INT8 0.807 ms, FP16 1.06 ms on L4 ...``."""
-    texts = [f"{label} {format_ms(ms)}" for label, ms in list_times(time).items()]
+    texts = [f"{label} {format_ms(listed.ms)}" for label, listed in list_times(time).items()]
     method = "estimated" if time.calibration is None else "estimated, corrected by a measurement"
     return (
         f"{', '.join(texts)} on {time.gpu.name} at {time.gpu.clock:.0f} MHz ({method}; 80 % of "
@@ -136,12 +146,13 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
     first = next(iter(times), "")  # the model itself
     column = max(12, *(len(label) + 2 for label in times))
     page.add_lines(f"  {'':<{column}}{'time':>11}{'80 % range':>21}")
-    for label, ms in times.items():
+    for label, listed in times.items():
         bounds = ""
         if time.calibration is None or label == first:
-            low, high = (ms * end / time.total_ms for end in (time.low_ms, time.high_ms))
+            low, high = (listed.ms * end / time.total_ms for end in (time.low_ms, time.high_ms))
+            high *= listed.clock_share / time.clock_share  # the upper end is for one low clock
             bounds = f"{format_ms(low, unit=False)} - {format_ms(high)}"
-        page.add_lines(f"  {label:<{column}}{format_ms(ms):>11}{bounds:>21}".rstrip())
+        page.add_lines(f"  {label:<{column}}{format_ms(listed.ms):>11}{bounds:>21}".rstrip())
 
 
 def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
@@ -163,7 +174,7 @@ def _list_columns(times: Sequence[TimeEstimate]) -> list[str]:
 
 def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:
     listed = list_times(time) if time.is_supported else {}
-    cells = (format_ms(listed[label]) if label in listed else "-" for label in labels)
+    cells = (format_ms(listed[label].ms) if label in listed else "-" for label in labels)
     return "".join(f"{cell:>11}" for cell in cells)
 
 

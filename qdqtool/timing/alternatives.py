@@ -12,6 +12,7 @@ from qdqtool.ir.qdq import uses_fp8
 from qdqtool.timing import model_variants
 from qdqtool.timing.engine_time import (
     WEAKLY_TYPED,
+    TimedEngine,
     file_float_type,
     list_float_types,
     target_with_layers,
@@ -19,7 +20,6 @@ from qdqtool.timing.engine_time import (
 )
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
 from qdqtool.trt.outcome import simulate_without_alternatives
-from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, strongly_typed, weakly_typed
 from qdqtool.util.notes import Note
 
@@ -77,11 +77,12 @@ def _float_time(
     """
     typed = target.strongly_typed
     stored = file_float_type(resolved_model) if typed else result.float_type
-    stored_ms = result.total_ms
+    stored_ms, stored_share = result.total_ms, result.clock_share
     if not result.is_float:
-        _, stored_ms = _simulate_variant(result, resolved_model, target)
+        engine, stored_ms = _time_variant(result, resolved_model, target)
+        stored_share = engine.clock_share
     if stored == result.gpu.float_type or result.gpu.float_type == Precision.FP32:
-        return FloatTime(stored, stored_ms)
+        return FloatTime(stored, stored_ms, clock_share=stored_share)
     if typed:
         fp16 = None if model is None else model_variants.fp16_variant(model, target)
         if fp16 is None:
@@ -89,10 +90,10 @@ def _float_time(
         else:
             resolved_model, _ = model_variants.resolve_inputs(fp16, result.requested_batch or 1)
     with_fp16 = replace(result, float_type=Precision.FP16)
-    _, fp16_ms = _simulate_variant(with_fp16, resolved_model, target)
+    engine, fp16_ms = _time_variant(with_fp16, resolved_model, target)
     if fp16_ms <= stored_ms:
-        return FloatTime(Precision.FP16, fp16_ms, stored_ms)
-    return FloatTime(stored, stored_ms)
+        return FloatTime(Precision.FP16, fp16_ms, stored_ms, engine.clock_share, stored_share)
+    return FloatTime(stored, stored_ms, clock_share=stored_share)
 
 
 def _best_time(
@@ -106,13 +107,13 @@ def _best_time(
     try:
         quantized = model_variants.quantized_variant(model, target, precision.lower())
         resolved, _ = model_variants.resolve_inputs(quantized, result.requested_batch or 1)
-        simulated, ms = _simulate_variant(result, resolved, target)
+        engine, ms = _time_variant(result, resolved, target)
     except QdqtoolError as error:
         if result.is_float:
             text = f"the possible gain of {precision} is unknown: {error.reason}"
             result.notes.append(Note(text, code="gain-unknown", why=error.reason))
         return None
-    summary = simulated.summary()
+    summary = engine.prediction.summary()
     return BestTime(
         ms,
         result.float_time.total_ms / ms if ms else 1.0,
@@ -120,6 +121,7 @@ def _best_time(
         summary["fp8"],
         summary["convolutions"],
         summary["conversions"],
+        engine.clock_share,
     )
 
 
@@ -129,15 +131,16 @@ def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
     GPU, batch, float type and calibration are taken from ``time``.
     """
     resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
-    return _simulate_variant(time, resolved_model, target)[1]
+    return _time_variant(time, resolved_model, target)[1]
 
 
-def _simulate_variant(
+def _time_variant(
     time: TimeEstimate, resolved_model: Model, target: Target
-) -> tuple[Prediction, float]:
+) -> tuple[TimedEngine, float]:
+    """Return the engine of another model, and its milliseconds, as for an existing estimate."""
     resolved_model = fold_constants(resolved_model)
     simulated = simulate_without_alternatives(resolved_model, target_with_layers(target))
     float_types = list_float_types(resolved_model, target, time.float_type)
     engine = time_engine(resolved_model, simulated, time.gpu, float_types, time.batch)
     ms = engine.running_ms(time.calibration, has_gaps=not time.is_cuda_graph)
-    return simulated, float(ms.sum())
+    return engine, float(ms.sum())

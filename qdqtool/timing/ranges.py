@@ -68,7 +68,8 @@ def _gpu_spread(gpu: Gpu, notes: list[Note], clock_share: float) -> tuple[float,
         limit = f"below {gpu.clock:.0f} MHz ({gpu.power:g} W limit)"
         throttles = f"may throttle {limit}: the"
         if clock_share < 1:
-            throttles = f"throttles {limit}, here to about {gpu.clock * clock_share:.0f} MHz; the"
+            clock = f"{gpu.clock * clock_share:.0f} MHz"
+            throttles = f"throttles {limit}: the time of this model is for about {clock}, and the"
         notes.append(
             Note(
                 f"the GPU {throttles} upper end of the range is for {gpu.clock * share:.0f} MHz. "

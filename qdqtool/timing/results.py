@@ -34,11 +34,15 @@ class FloatTime:
         total_ms: Milliseconds.
         fp32_ms: Milliseconds in FP32, if the file or the options specify FP32, but FP16 is faster.
             None otherwise.
+        clock_share: Share of the GPU's boost clock at which the engine of `total_ms` runs.
+        fp32_clock_share: The same for the engine of `fp32_ms`.
     """
 
     precision: Precision
     total_ms: float
     fp32_ms: float | None = None
+    clock_share: float = 1.0
+    fp32_clock_share: float = 1.0
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""
@@ -144,6 +148,7 @@ class BestTime:
         fp8: Number of convolutions and products in FP8.
         convolutions: Number of convolutions and products.
         conversions: Number of remaining Q and DQ; None if the target does not count them.
+        clock_share: Share of the GPU's boost clock at which the engine runs.
     """
 
     total_ms: float
@@ -152,6 +157,7 @@ class BestTime:
     fp8: int
     convolutions: int
     conversions: int | None
+    clock_share: float = 1.0
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""

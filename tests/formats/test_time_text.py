@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from qdqtool.formats.time_text import describe_fastest
+from qdqtool.formats.output import TextPage
+from qdqtool.formats.time_text import add_speed_verdict, describe_fastest
 from qdqtool.ir.precision import Precision
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
@@ -46,3 +47,14 @@ def test_fastest_type_rates_the_written_model(
     text = describe_fastest(formats, TimeEstimate(GPU, written, float_time=base))
     assert re.search(pattern, text)
     assert not ("is the fastest" in text and "not certain" in text)
+
+
+def test_range_of_each_engine_ends_at_the_same_clock() -> None:
+    base = FloatTime(Precision.FP16, 12.0, clock_share=0.8)
+    time = TimeEstimate(
+        choose_gpu("L4"), 10.0, low_ms=8.0, high_ms=15.0, float_time=base, clock_share=0.9
+    )
+    page = TextPage()
+    add_speed_verdict(page, [time])
+    ends = re.findall(r"- +([\d.]+) ms", "\n".join(page.lines))
+    assert [float(end) for end in ends] == pytest.approx([15.0, 12.0 * 1.5 * 0.8 / 0.9], rel=0.01)
