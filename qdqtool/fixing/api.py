@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -456,8 +456,8 @@ def add_fix_savings(
 
     A kind of fix is left out if it saves no time, if :func:`fix` would refuse it because of the
     prediction, or if it cannot be applied because weights are missing. It is also left out, with a
-    note, if it has more than 512 places. Nothing is added for a GPU without INT8. If a kind of fix
-    saves no time or is refused, ``saves_ms`` of its findings becomes None.
+    note, if it has more than 512 places. Nothing is added for a GPU without INT8. ``saves_ms`` of
+    findings becomes None if their fix saves no time or is refused.
     """
     if not time.gpu.has_int8:
         return
@@ -479,15 +479,20 @@ def add_fix_savings(
         if saved_ms > 0:
             nodes = list(dict.fromkeys(site.node for site in accepted))
             time.fixes.append(FixTime(sorted({s.code for s in accepted}), nodes, saved_ms))
-        else:
-            _remove_savings(prediction, {site.code for site in sites})
+        _remove_savings(prediction, sites, accepted)
     _add_type_savings(model, prediction, time, target)
     time.fixes.sort(key=lambda f: -f.saves_ms)
 
 
-def _remove_savings(prediction: Prediction, names: Collection[str]) -> None:
+def _remove_savings(
+    prediction: Prediction, sites: Sequence[FixSite], accepted: Sequence[FixSite]
+) -> None:
+    """Set ``saves_ms`` of the findings to None whose code or place has no accepted site."""
+    refused_codes = {s.code for s in sites} - {s.code for s in accepted}
+    refused_places = {(s.code, s.node) for s in sites} - {(s.code, s.node) for s in accepted}
     for finding in prediction.findings:
-        if finding.automatic and finding.code in names:
+        is_refused = finding.code in refused_codes or (finding.code, finding.node) in refused_places
+        if finding.automatic and is_refused:
             finding.saves_ms = None
 
 
