@@ -488,12 +488,16 @@ def test_open_data_chooses_the_source_by_the_name(tmp_path: Path, name: str) -> 
         ("c.csv", "wrong-format", [".txt", ".npz", ".npy"]),
         ("no.png", "file-missing", []),
         ("empty", "no-images", ["bmp, jpeg, jpg, png, webp", "npz", "npy"]),
+        ("blank.txt", "no-images", []),
+        ("bytes.txt", "wrong-encoding", ["'utf-8'"]),
     ],
 )
 def test_open_data_rejects_other_files(
     tmp_path: Path, name: str, code: str, values: list[str]
 ) -> None:
     (tmp_path / "c.csv").write_text("")
+    (tmp_path / "blank.txt").write_text("# nothing\n \n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\n")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, check=has(code, *values, path=str(tmp_path / name))):
         open_data(tmp_path / name, [SPEC])
@@ -533,22 +537,6 @@ def test_paths_of_a_list_begin_at_the_list_or_the_current_folder(tmp_path: Path)
         source: Any = open_data(image_list, [SPEC]).source
     names = [lists / "both.png", lists / "one.png", Path("two.png"), lists / "three.png"]
     assert source.paths == names
-
-
-@pytest.mark.parametrize(
-    ("content", "code", "values"),
-    [
-        pytest.param(b"# nothing\n \n", "no-images", [], id="empty"),
-        pytest.param(b"\xff\n", "wrong-encoding", ["'utf-8'"], id="not text"),
-    ],
-)
-def test_lists_with_other_content_are_rejected(
-    tmp_path: Path, content: bytes, code: str, values: list[str]
-) -> None:
-    path = tmp_path / "list.txt"
-    path.write_bytes(content)
-    with pytest.raises(DataError, check=has(code, *values, path=str(path))):
-        open_data(path, [SPEC])
 
 
 def test_long_path_of_a_list_is_skipped_as_an_image(tmp_path: Path) -> None:

@@ -534,19 +534,14 @@ def test_scale_per_channel_is_not_reported(uneven: onnx.ModelProto) -> None:
     assert weight_scales_of(rescaled(uneven, lambda s, w, n: largest(w) / 127)) is None
 
 
-def test_mean_scale_in_all_channels_is_reported(uneven: onnx.ModelProto) -> None:
-    """The scale clips few weights, but is equal in all channels."""
-    mean = lambda s, w, n: np.full_like(s, largest(w).mean() / 127)  # noqa: E731
-    reason = weight_scales_of(rescaled(uneven, mean))
-    assert reason is not None and reason.cause == WeightScalesCause.TENSOR
-
-
-def test_scale_of_the_tensor_in_all_channels_is_not_reported_as_clipping(
-    uneven: onnx.ModelProto,
+@pytest.mark.parametrize(("choose", "reported"), [(np.mean, True), (np.max, False)])
+def test_mean_scale_in_all_channels_is_reported(
+    uneven: onnx.ModelProto, choose: Callable[[Array], float], reported: bool
 ) -> None:
-    whole = lambda s, w, n: np.full_like(s, largest(w).max() / 127)  # noqa: E731
-    reason = weight_scales_of(rescaled(uneven, whole))
-    assert reason is None or reason.cause != WeightScalesCause.TENSOR
+    """The mean clips few weights, but is equal in all channels."""
+    model = rescaled(uneven, lambda s, w, n: np.full_like(s, choose(largest(w)) / 127))
+    reason = weight_scales_of(model)
+    assert (reason is not None and reason.cause == WeightScalesCause.TENSOR) is reported
 
 
 def test_dead_channels_are_not_reported(placed: onnx.ModelProto) -> None:
