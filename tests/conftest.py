@@ -3,6 +3,8 @@
 Slow tests run with ``--all``.
 """
 
+import contextlib
+import importlib
 import os
 import sys
 import time
@@ -26,6 +28,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+TESTS = Path(__file__).resolve().parent
 STARTED = time.monotonic()
 # Tests with this mark run only with this option.
 OPTIONS = {"slow": "--all"}
@@ -48,6 +51,25 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("qdqtool")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import the test modules, each worker from another one on.
+
+    All workers need all modules. In the same order, each would compile each module of a new
+    checkout.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    paths = [Path(argument.partition("::")[0]).resolve() for argument in session.config.args]
+    found = {path for start in paths for path in [start, *start.rglob("test_*.py")]}
+    files = sorted(path for path in found if path.is_file() and path.is_relative_to(TESTS))
+    first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+    for path in files[first:] + files[:first]:
+        # The collection imports it again and reports the error.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
