@@ -43,7 +43,7 @@ def from_graphsurgeon(graph: onnx_graphsurgeon.Graph) -> onnx.ModelProto:
                 "graph",
                 code="export-failed",
             ) from error
-    metadata = getattr(graph, "metadata_props", None)
+    metadata = vars(graph).get("metadata_props")  # getattr would log a missing attribute to stdout
     if metadata:
         onnx.helper.set_model_props(proto, dict(metadata))
     return proto
