@@ -251,11 +251,13 @@ def test_parameters_in_answers_become_options() -> None:
         {
             "notes": [option, 1, None],
             "refused": [{"c": other, "node": "`exclude`"}],
+            "findings": [{"fix": option, "convolutions": [option]}],
             "model": option,
         }
     ) == {
         "notes": ["--exclude", 1, None],
         "refused": [{"c": "--no-unify", "node": "`exclude`"}],
+        "findings": [{"fix": "--exclude", "convolutions": [option]}],
         "model": "`exclude`",
     }
     assert wrap("leave it out with `exclude`", 2, 16, "- ") == [

@@ -127,7 +127,7 @@ def command(
     patterns = list(map(_compile_pattern, required))
     codes = list(map(_find_code, fail_on))
     from qdqtool.findings.build_methods import find_build_method
-    from qdqtool.formats.output import emit, to_json
+    from qdqtool.formats.output import emit, to_json, use_option_names
     from qdqtool.formats.verdicts import describe_rejection
     from qdqtool.timing.options import TimingOptions
 
@@ -170,7 +170,7 @@ def command(
         extra: dict[str, Any] = {"rejected": bool(describe_rejection(predictions[0]))}
         extra |= {} if build_method is None else {"for": build_method.as_json(chosen_target.name)}
         answer.write(
-            lambda: predictions[0].as_json() | extra,
+            lambda: use_option_names(predictions[0].as_json()) | extra,
             lambda width: _render_text(
                 results,
                 chosen_target,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from qdqtool.findings import codes
+from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_times
 from qdqtool.formats.verdicts import describe_rejection, remarks, speed_verdict, verdict
 from qdqtool.reasons.finding import Finding
@@ -83,7 +84,7 @@ def _sarif_run(review: ModelReview) -> Json:
             positions,
             str(f.code),
             f.severity.word,
-            one_line(f"{f.message} {f.fix}"),
+            one_line(as_options(f"{f.message} {f.fix}")),
             f.node,
         )
         for f in findings
@@ -197,7 +198,8 @@ def _finding_table(findings: list[Finding]) -> list[str]:
     lines = ["| | code | places | first place | fix |", "|---|---|---|---|---|"]
     for code, same in list(by_code.items())[:_ROWS]:
         first = same[0]
-        cells = (first.severity.word, code, str(len(same)), first.message, first.fix)
+        texts = (as_options(first.message), as_options(first.fix))
+        cells = (first.severity.word, code, str(len(same)), *texts)
         lines.append(f"| {' | '.join(map(_table_cell, cells))} |")
     return lines
 

@@ -217,9 +217,10 @@ def _add_style(line: str, style: Style) -> str:
 
 # Parameters as options ----------------------------------------------------------------------------
 
-_NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # JSON fields that contain messages
+# JSON fields that contain messages
+_NOTE_FIELDS = ("skipped", "refused", "notes", "warnings", "findings", "sites")
 # JSON fields that contain names of the model
-_NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")
+_NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name", "site", "convolutions", "values")
 # Options whose names differ from those of the parameters, by parameter.
 _OPTION_NAMES = {"data": "calib", "evaluation": "eval", "way": "for"}
 # Parameters that messages name. Other words in backticks are from a model or a compiler.

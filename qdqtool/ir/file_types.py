@@ -67,7 +67,7 @@ _TYPES = (
     ),
     FileType(
         "an image",
-        "give the ONNX model here, and images to --calib",
+        "give the ONNX model here, and images to `data`",
         (".jpg", ".jpeg", ".png", ".bmp"),
         ((0, b"\x89PNG"), (0, b"\xff\xd8\xff")),
     ),

@@ -650,7 +650,7 @@ class OutlierScales(Reason):
         if self.linear:
             return message
         return message, (
-            "Keep the consumers of these tensors float (--exclude), and compare the accuracy. A "
-            "method that clips (--method-for TENSOR=percentile) helps if the outliers do not "
-            "matter."
+            "Keep the consumers of these tensors float (`exclude` of insert), and compare the "
+            "accuracy. A method that clips, such as percentile (`method_for` of insert), helps if "
+            "the outliers do not matter."
         )

@@ -18,6 +18,7 @@ from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import Build
 from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
+from qdqtool.formats.output import as_options
 from qdqtool.formats.verdicts import (
     describe_rejection,
     overall_verdict,
@@ -412,8 +413,8 @@ class ModelCollector:
                     title=title_of(finding.code),
                     severity=str(finding.severity),
                     at=display_name(finding.node),
-                    message=display_message(finding.message),
-                    fix=display_message(finding.fix),
+                    message=display_message(as_options(finding.message)),
+                    fix=display_message(as_options(finding.fix)),
                     evidence=str(finding.evidence),
                     node=nodes[0] if nodes else -1,
                     nodes=nodes,

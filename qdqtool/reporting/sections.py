@@ -265,7 +265,7 @@ def _format_site(site: dict[str, Any]) -> list[str]:
         *(display_name(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
         "" if loss is None else f"{loss:.4g}",
         "" if ms is None else f"{ms:.4g}",
-        display_message(str(site.get("why", ""))),
+        display_message(as_options(str(site.get("why", "")))),
     ]
 
 

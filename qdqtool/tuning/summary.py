@@ -111,7 +111,7 @@ def _explain_choice(
             return methods[tensor], reason
     if choices and choices[0].why:
         return site.default, choices[0].why
-    return site.default, _ACCURATE if site.default == INT8 else "left float by --head"
+    return site.default, _ACCURATE if site.default == INT8 else "left float by `head`"
 
 
 def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:
