@@ -10,6 +10,7 @@ import pytest
 from qdqtool.demo.images import write_images
 from tests.commands.conftest import Cli
 from tests.insertion.nets import Net, check, detector
+from tests.slow import slow_after
 
 # The least that insert can do.
 QUICK = ("--losses", "0", "--no-predict", "--method", "max", "--max-images", "1")
@@ -313,7 +314,9 @@ def test_insert_names_the_part_that_causes_the_output_error(
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8", "fp8 --strongly-typed", "auto"])
+@pytest.mark.parametrize(
+    "precision", slow_after(2, ["int8", "auto", "fp8", "fp8 --strongly-typed"])
+)
 def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precision: str) -> None:
     quick = ("--losses", "0", "--method", "max", "--max-images", "1", "--gpu", "L4")
     data = cli.json(*f"insert m.onnx --calib images --precision {precision}".split(), *quick)

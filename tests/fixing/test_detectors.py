@@ -372,7 +372,7 @@ SYMMETRIC: dict[str, Any] = {
 @pytest.mark.parametrize(
     "options",
     slow_after(
-        2,
+        1,
         [
             {},
             {**SYMMETRIC, "per_channel": True},
