@@ -62,9 +62,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
-    paths = [Path(argument.partition("::")[0]).resolve() for argument in session.config.args]
-    found = {path for start in paths for path in [start, *start.rglob("test_*.py")]}
-    files = sorted(path for path in found if path.is_file() and path.is_relative_to(TESTS))
+    named = [Path(argument.partition("::")[0]).resolve() for argument in session.config.args]
+    files = sorted(p for p in TESTS.rglob("test_*.py") if any(p.is_relative_to(n) for n in named))
     first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
     for path in files[first:] + files[:first]:
         # The collection imports it again and reports the error.

@@ -349,7 +349,6 @@ def quoted_names(options: set[str]) -> set[str]:
 
 
 def test_parameters_in_messages_become_options() -> None:
-    """The command line prints options instead of the parameters that messages name."""
     named = quoted_names(
         {
             parameter.name

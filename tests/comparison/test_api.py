@@ -417,8 +417,6 @@ def test_match_with_a_missing_block() -> None:
 
 
 def test_match_numbered_names_with_a_missing_convolution() -> None:
-    """With a convolution missing, the same numbered name belongs to another convolution."""
-
     def chain(sizes: list[int]) -> onnx.ModelProto:
         g = Graph()
         x = g.input(1, 3, 8, 8)
