@@ -52,14 +52,15 @@ def test_output_of_the_stem_depends_on_scales(equal: bool, output: str) -> None:
 @pytest.mark.parametrize(
     ("case", "total", "unknown", "unknown_name", "known_name"),
     [
-        (
+        ("resnet18-qat-rtx2000-trt8510", 21, 8, "Conv_9", "Conv_22"),
+        pytest.param(
             "yolo-resnet18-orin-trt8502",
             43,
             2,
             "/neck/detect1/conv5/conv/Conv",
             "/backbone/conv1/Conv",
+            marks=pytest.mark.slow,
         ),
-        ("resnet18-qat-rtx2000-trt8510", 21, 8, "Conv_9", "Conv_22"),
     ],
 )
 def test_verify_from_log_of_recorded_logs(
