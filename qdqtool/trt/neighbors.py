@@ -32,6 +32,7 @@ from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import (
     QDQ,
     WEIGHTED,
+    Dims,
     Layer,
     Tensor,
     constant_before,
@@ -223,46 +224,60 @@ def _follow_spans(
     None if the output has none of the values. Axes on which the positions are unknown have no span.
     """
     before, after = tensor.shape, output.shape
-    if spans is None or before is None or after is None:
-        return None if spans is None else {}
+    if spans is None:
+        return None
+    if before is None or after is None:
+        return {}
     if layer.part_of_split is not None:
-        axis, start = layer.part_of_split
-        size = after[axis] if axis < len(after) else None
-        if axis not in spans or size is None:
-            return {other: span for other, span in spans.items() if other != axis}
-        low, high = (min(max(index - start, 0), size) for index in spans[axis])
-        return {**spans, axis: (low, high)} if low < high else None
+        return _follow_spans_past_split(*layer.part_of_split, after, spans)
     if layer.kind == LayerKind.CONCATENATION:
-        return _follow_spans_past_concat(layer, tensor, output, spans)
+        return _follow_spans_past_concat(layer, tensor, after, spans)
     if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.reorders_values:
-        # A Reshape keeps the positions on the leading axes whose sizes it keeps.
-        pairs = enumerate(zip(before, after, strict=False))
-        changed = (n for n, (a, b) in pairs if a != b or (n and a is None))
-        kept = next(changed, min(len(before), len(after)))
-        return {axis: span for axis, span in spans.items() if axis < kept}
+        return _follow_spans_past_reshape(before, after, spans)
     return spans if layer.kind == LayerKind.IDENTITY and before == after else {}
 
 
-def _follow_spans_past_concat(
-    layer: Layer, tensor: Tensor, output: Tensor, spans: _Spans
-) -> _Spans:
-    if len(layer.inputs) > _MAX_CONCAT_INPUTS:
+def _follow_spans_past_split(axis: int, start: int, shape: Dims, spans: _Spans) -> _Spans | None:
+    """Return the spans in a part of a Split, which begins at an index of the split axis."""
+    size = shape[axis] if axis < len(shape) else None
+    if axis not in spans or size is None:
+        return {other: span for other, span in spans.items() if other != axis}
+    low, high = (min(max(index - start, 0), size) for index in spans[axis])
+    return {**spans, axis: (low, high)} if low < high else None
+
+
+def _follow_spans_past_reshape(before: Dims, after: Dims, spans: _Spans) -> _Spans:
+    """Return the spans on the leading axes whose sizes a Reshape keeps."""
+    kept = 0
+    for size, new_size in zip(before, after, strict=False):
+        if size != new_size or (kept and size is None):
+            break
+        kept += 1
+    return {axis: span for axis, span in spans.items() if axis < kept}
+
+
+def _follow_spans_past_concat(layer: Layer, tensor: Tensor, shape: Dims, spans: _Spans) -> _Spans:
+    if len(layer.inputs) > _MAX_CONCAT_INPUTS or layer.inputs.count(tensor) != 1:
         return {}
     shapes = [x.shape or () for x in layer.inputs]
-    size = output.shape or ()
-    if any(len(shape) != len(size) for shape in shapes):
+    axis = _find_concat_axis(shapes, shape)
+    if axis is None:
         return {}
-    axes = [n for n, total in enumerate(size) if any(shape[n] != total for shape in shapes)]
-    if len(axes) != 1 or layer.inputs.count(tensor) != 1:
-        return {}
-    (axis,) = axes
-    sizes = [shape[axis] or 0 for shape in shapes]
-    if sum(sizes) != size[axis] or not all(sizes):
+    sizes = [input_shape[axis] or 0 for input_shape in shapes]
+    if sum(sizes) != shape[axis] or not all(sizes):
         return {}
     position = layer.inputs.index(tensor)
     start = sum(sizes[:position])
     low, high = spans.get(axis, (0, sizes[position]))
     return {**spans, axis: (start + low, start + high)}
+
+
+def _find_concat_axis(shapes: Sequence[Dims], joined: Dims) -> int | None:
+    """Return the only axis on which the sizes of inputs and output differ, if there is one."""
+    if any(len(shape) != len(joined) for shape in shapes):
+        return None
+    axes = [n for n, sizes in enumerate(zip(joined, *shapes, strict=True)) if len(set(sizes)) > 1]
+    return axes[0] if len(axes) == 1 else None
 
 
 def _can_q_pass(layer: Layer, tensor: Tensor) -> bool:
