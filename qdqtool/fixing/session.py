@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qdqtool.errors import ModelError
@@ -61,6 +61,47 @@ class FixAttempt:
     def as_json(self) -> Json:
         """Return the attempt as a JSON object."""
         return {"code": self.code, "node": self.node, "what": self.what, "why_not": self.why_not}
+
+
+@dataclass(slots=True)
+class _StepProgress:
+    """Places of a step that were accepted or refused so far.
+
+    Attributes:
+        accepted: Places whose fixes were kept.
+        refused: Refused fixes, by place.
+        suspects: Places of which at least one prevents acceptance; empty if none is suspected.
+    """
+
+    accepted: set[Place] = field(default_factory=set)
+    refused: dict[Place, FixAttempt] = field(default_factory=dict)
+    suspects: list[Place] = field(default_factory=list)
+
+    def is_open(self, site: FixSite) -> bool:
+        return site.place not in self.refused and site.place not in self.accepted
+
+    def select(self, sites: list[FixSite]) -> list[FixSite]:
+        """Return the sites of the first half of the suspects, or `sites` if there are none."""
+        half = self.suspects[: max(1, len(self.suspects) // 2)]
+        return [site for site in sites if site.place in half] or sites
+
+    def accept(self, sites: Sequence[FixSite]) -> None:
+        self.accepted.update(site.place for site in sites)
+        self.suspects = [place for place in self.suspects if place not in self.accepted]
+
+    def refuse(self, sites: Iterable[FixSite], reason: str) -> None:
+        self.refused.update((site.place, _make_attempt(site, reason)) for site in sites)
+
+    def narrow(self, sites: Sequence[FixSite], culprits: Mapping[int, Note]) -> None:
+        """Refuse the culprits among sites that failed together; if there are none, suspect all.
+
+        Args:
+            sites: Sites that were tried together.
+            culprits: Reasons by index of the site.
+        """
+        for number, reason in culprits.items():
+            self.refuse([sites[number]], reason)
+        self.suspects = [] if culprits else _list_places(sites)
 
 
 def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set[int]]]:
@@ -175,46 +216,47 @@ class FixSession:
         Yields after each try, so that the caller can show progress.
         """
         self._start_step()
-        refused: dict[Place, FixAttempt] = {}
-        done: set[Place] = set()
-        suspects: list[Place] = []  # at least one of these places prevents acceptance
-        reason: Note | None = None
+        progress = _StepProgress()
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
         pending: Note | None = None
-        earlier_model, known_reason = self._outcomes.get(step, (None, None))
-        if known_reason is not None and earlier_model is self.model:
-            # All places together were refused for this model already.
-            reason = known_reason
-            suspects = _list_places(self._find_open_sites(step, codes, refused, done))
-        while sites := self._find_open_sites(step, codes, refused, done):
+        is_last_round = step in self._outcomes
+        reason = self._find_known_refusal(step)
+        if reason is not None:
+            progress.suspects = _list_places(self._find_open_sites(step, codes, progress))
+        while sites := self._find_open_sites(step, codes, progress):
             if tries == limit:
-                reason = _describe_try_limit(limit, reason, len({s.code for s in sites}))
-                refused.update((s.place, _make_attempt(s, reason)) for s in sites)
+                progress.refuse(sites, _describe_try_limit(limit, reason, sites))
                 break
             tries += 1
-            half = suspects[: max(1, len(suspects) // 2)]
-            selection = [s for s in sites if s.place in half] or sites
+            selection = progress.select(sites)
             reason, culprits = self._try_sites(selection, step)
             yield
             if reason is None:
-                done.update(s.place for s in selection)
-                suspects = [place for place in suspects if place not in done]
+                progress.accept(selection)
                 if selection is sites:
                     break
-                continue
-            if not separate and selection is sites and self._can_defer(step, sites, reason):
+            elif not separate and selection is sites and self._can_defer(step, sites, reason):
                 pending = reason
-                if earlier_model is not None:  # this is the last round
-                    refused.update((s.place, _make_attempt(s, reason)) for s in sites)
+                if is_last_round:
+                    progress.refuse(sites, reason)
                 break
-            culprits = self._choose_refused_sites(selection, reason, culprits)
-            for number, why in culprits.items():
-                refused[selection[number].place] = _make_attempt(selection[number], why)
-            suspects = [] if culprits else _list_places(selection)
-        earlier = [a for a in self.refused if (a.code, a.node) not in {*refused, *done}]
-        self.refused = [*earlier, *refused.values()]
+            else:
+                culprits = self._choose_refused_sites(selection, reason, culprits)
+                progress.narrow(selection, culprits)
+        self._replace_refusals(progress)
         self._outcomes[step] = self.model, pending
+
+    def _find_known_refusal(self, step: FixStep) -> Note | None:
+        """Return why all places of a step together were refused for the current model, if so."""
+        model, reason = self._outcomes.get(step, (None, None))
+        return reason if model is self.model else None
+
+    def _replace_refusals(self, progress: _StepProgress) -> None:
+        """Replace the refusals at the places of a step by its own."""
+        decided = {*progress.refused, *progress.accepted}
+        earlier = [a for a in self.refused if (a.code, a.node) not in decided]
+        self.refused = [*earlier, *progress.refused.values()]
 
     def _can_defer(self, step: FixStep, sites: Sequence[FixSite], reason: Note) -> bool:
         removes_errors = any(
@@ -224,19 +266,19 @@ class FixSession:
         return reason.code in _OUTPUT_REFUSALS and is_separable and not removes_errors
 
     def _find_open_sites(
-        self, step: FixStep, codes: set[str], refused: dict[Place, FixAttempt], done: set[Place]
+        self, step: FixStep, codes: set[str], progress: _StepProgress
     ) -> list[FixSite]:
-        """Return the sites that are neither refused nor done.
+        """Return the sites that are neither refused nor accepted.
 
-        Sites that have a skip reason are added to `refused`.
+        Sites that have a skip reason are refused.
         """
         sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
-        sites = [s for s in sites if s.place not in refused and s.place not in done]
+        sites = list(filter(progress.is_open, sites))
         for site in sites:
             self._attempt_places.update(dict.fromkeys(site.findings, site.place))
             if site.skip_reason:
-                refused[site.place] = _make_attempt(site, site.skip_reason)
-        return [s for s in sites if s.place not in refused]
+                progress.refuse([site], site.skip_reason)
+        return list(filter(progress.is_open, sites))
 
     def _choose_refused_sites(
         self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]
@@ -432,8 +474,9 @@ def _list_places(sites: Sequence[FixSite]) -> list[Place]:
     return list(dict.fromkeys(site.place for site in sites))
 
 
-def _describe_try_limit(tries: int, reason: Note | None, codes: int) -> Note:
-    advice = "; try each code alone with `only`" if codes > 1 else ""
+def _describe_try_limit(tries: int, reason: Note | None, sites: Sequence[FixSite]) -> Note:
+    codes = {site.code for site in sites}
+    advice = "; try each code alone with `only`" if len(codes) > 1 else ""
     limit = f"the limit of {tries} attempts was reached before"
     if reason is None:
         return Note(f"{limit} these places were tried{advice}", code="not-separated")
