@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from qdqtool.buildlog.names import base_name, parse_layer_name
@@ -199,29 +199,47 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
         n.index: view.weights(n).source for n in view.nodes_with_weights if view.weights(n).folded
     }
     shapes = {i: tuple(view.model.constant_shape(name) or ()) for i, name in weights.items()}
+    conflicts = {conflict.name: conflict for conflict in _find_parse_conflicts(view, build, shapes)}
+    for conflict in _find_layer_conflicts(mapper, weights, shapes):
+        conflicts.setdefault(conflict.name, conflict)
+    return list(conflicts.values())
+
+
+def _find_parse_conflicts(
+    view: View, build: Build, shapes: Mapping[int, tuple[int, ...]]
+) -> Iterator[NameConflict]:
+    """Yield the conflicts with the parse section. Shapes of weights are given by node index."""
     parsed = {n.name: n for n in build.parse.nodes if n.name}
-    conflicts: dict[str, NameConflict] = {}
     for node in view.nodes_with_weights:
         printed = parsed.get(trt_name(node))
-        conflict = printed and _compare_parsed_node(node, printed, shapes.get(node.index, ()))
-        if conflict:
-            conflicts[node.name] = conflict
+        if printed is not None:
+            conflict = _compare_parsed_node(node, printed, shapes.get(node.index, ()))
+            if conflict is not None:
+                yield conflict
+
+
+def _find_layer_conflicts(
+    mapper: NodeMapper, weights: Mapping[int, str], shapes: Mapping[int, tuple[int, ...]]
+) -> Iterator[NameConflict]:
+    """Yield the conflicts of the layers that compute one node with weights.
+
+    Args:
+        mapper: The layers and their nodes.
+        weights: Names of weights, by node index.
+        shapes: Shapes of weights, by node index.
+    """
     weight_names = set(weights.values())
     for layer in mapper.layers:
         products = [n for n in mapper.layer_nodes(layer) if n.op in WEIGHTED]
         if len(products) != 1 or product_rank(layer) is None:
             continue
         product = products[0]
-        if product.name in conflicts:
-            continue
-        bases = layer.parse_name().bases
-        built_weights = [name for name in bases if name in weight_names]
+        built_weights = [name for name in layer.parse_name().bases if name in weight_names]
         conflict = _compare_layer_shape(
             product, layer, shapes.get(product.index, ())
         ) or _compare_weight_names(product, weights.get(product.index), built_weights)
         if conflict is not None:
-            conflicts[product.name] = conflict
-    return list(conflicts.values())
+            yield conflict
 
 
 def _compare_parsed_node(
