@@ -198,14 +198,16 @@ def format_svg(drawing: EngineDrawing) -> str:
         )
     for box in drawing.boxes:
         box.w, box.h = BOX_WIDTH, 14 + LINE_HEIGHT * len([text for text in box.lines if text])
-    width, height, excess = lay_out(drawing.boxes, drawing.arrows, COLUMN_GAP, ROW_GAP, MARGIN, 40)
-    if excess:
-        raise QdqtoolError(f"{excess}; write DOT text instead (`dot`)", code="drawing-too-large")
+    size = lay_out(drawing.boxes, drawing.arrows, COLUMN_GAP, ROW_GAP, MARGIN, 40)
+    if size.excess:
+        raise QdqtoolError(
+            f"{size.excess}; write DOT text instead (`dot`)", code="drawing-too-large"
+        )
     # A character of a 16-pixel font is 9.5 pixels wide on average.
-    width = max(width, 2 * MARGIN + 9.5 * len(drawing.title))
+    width = max(size.width, 2 * MARGIN + 9.5 * len(drawing.title))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{size.height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {size.height:.0f}" font-family="Helvetica, Arial, sans-serif">',
         '<rect width="100%" height="100%" fill="white"/>',
         *_draw_title_and_legend(drawing),
         *(text for arrow in drawing.arrows for text in _format_svg_arrow(arrow)),

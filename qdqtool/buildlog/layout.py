@@ -11,6 +11,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from qdqtool.util import limits
 
@@ -46,6 +47,32 @@ class LayoutEdge:
     source: int
     target: int
     points: list[list[float]] = field(default_factory=list, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingSize:
+    """Size of a drawing in pixels.
+
+    Attributes:
+        width: Width; 0 if the graph is too large to be drawn.
+        height: Height; 0 if the graph is too large to be drawn.
+        excess: Why the graph is too large; empty if it is drawn.
+    """
+
+    width: float = 0.0
+    height: float = 0.0
+    excess: str = ""
+
+
+class _Row(NamedTuple):
+    """Vertical extent of the boxes of one rank, in pixels."""
+
+    top: float
+    height: float
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
 
 
 def is_layout_available() -> bool:
@@ -105,8 +132,10 @@ def lay_out(
     row_gap: float,
     margin: float,
     head: float = 0,
-) -> tuple[float, float, str]:
-    """Set the positions of boxes and the points of edges.
+) -> DrawingSize:
+    """Set the positions of boxes and the points of edges, and return the size of the drawing.
+
+    If the graph is too large, boxes and edges are unchanged.
 
     Args:
         boxes: Boxes of equal width, producers first.
@@ -115,41 +144,56 @@ def lay_out(
         row_gap: Pixels between rows.
         margin: Pixels around the drawing.
         head: Pixels above the first row, for a title.
-
-    Returns:
-        Width and height of the drawing in pixels, and an empty text. If the graph is too large: 0,
-        0 and the reason; boxes and edges are unchanged.
     """
     keys = [f"B{i}" for i in range(len(boxes))]
     links = [(keys[edge.source], keys[edge.target]) for edge in edges]
     ranks = _compute_ranks(keys, links)
     excess = _describe_excess(ranks, links)
     if excess:
-        return 0.0, 0.0, excess
-    all_ranks, passing, short_links = _insert_vertices(ranks, links)
-    columns = _compute_columns(all_ranks, short_links)
-    alone = [key for key in keys if key not in columns]
-    columns |= {key: float(column) for column, key in enumerate(alone)}
+        return DrawingSize(excess=excess)
+    passing = _list_passing_vertices(ranks, links)
+    all_ranks = ranks.copy()
+    for vertices in passing:
+        all_ranks |= vertices
+    columns = _compute_columns(all_ranks, _split_links(links, passing))
     box_width = max((box.w for box in boxes), default=0.0)
     centers = _convert_to_pixels(columns, all_ranks, box_width, column_gap, margin)
-    heights: dict[int, float] = defaultdict(float)
-    for key, box in zip(keys, boxes, strict=True):
-        heights[ranks[key]] = max(heights[ranks[key]], box.h)
-    last = max(ranks.values(), default=-1)
-    steps = (heights[rank] + row_gap for rank in range(last + 1))
-    tops = list(itertools.accumulate(steps, initial=head + margin))
-    for key, box in zip(keys, boxes, strict=True):
+    rows = _compute_rows(list(ranks.values()), boxes, row_gap, head + margin)
+    for (key, rank), box in zip(ranks.items(), boxes, strict=True):
         box.x = round(centers[key] - box.w / 2, 1)
-        box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
+        box.y = round(rows[rank].top + (rows[rank].height - box.h) / 2, 1)
     for edge, vertices in zip(edges, passing, strict=True):
-        edge.points = []
-        for vertex in vertices:
-            x, top = round(centers[vertex], 1), tops[all_ranks[vertex]]
-            edge.points += [[x, top], [x, top + heights[all_ranks[vertex]]]]
+        edge.points = _cross_rows(vertices, centers, rows)
     _attach_edges(boxes, edges)
+    bottom = rows[-1].bottom if rows else head + margin - row_gap
+    return DrawingSize(round(_find_right_end(boxes, edges) + margin, 1), round(bottom + margin, 1))
+
+
+def _compute_rows(
+    ranks: Sequence[int], boxes: Sequence[LayoutBox], gap: float, top: float
+) -> list[_Row]:
+    """Return the rows of boxes, whose ranks are given, from a top downwards."""
+    heights = [0.0] * (max(ranks, default=-1) + 1)
+    for rank, box in zip(ranks, boxes, strict=True):
+        heights[rank] = max(heights[rank], box.h)
+    tops = itertools.accumulate((height + gap for height in heights), initial=top)
+    return list(map(_Row, tops, heights))
+
+
+def _cross_rows(
+    vertices: dict[str, int], centers: dict[str, float], rows: Sequence[_Row]
+) -> list[list[float]]:
+    """Return the points of an edge: top and bottom of each row at the edge's vertex in the row."""
+    points = []
+    for vertex, rank in vertices.items():
+        x = round(centers[vertex], 1)
+        points += [[x, rows[rank].top], [x, rows[rank].bottom]]
+    return points
+
+
+def _find_right_end(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> float:
     points = itertools.chain.from_iterable(edge.points for edge in edges)
-    right = max([0.0, *(box.x + box.w for box in boxes), *(x for x, _ in points)])
-    return round(right + margin, 1), round(tops[-1] - row_gap + margin, 1), ""
+    return max([0.0, *(box.x + box.w for box in boxes), *(x for x, _ in points)])
 
 
 def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
@@ -172,32 +216,35 @@ def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> No
                 edge.points.insert(0 if end == "source" else len(edge.points), port)
 
 
-def _insert_vertices(
-    ranks: dict[str, int], links: Sequence[_Link]
-) -> tuple[dict[str, int], list[list[str]], list[_Link]]:
-    """Add invisible vertices for edges over several ranks.
-
-    Returns the ranks of boxes and vertices, the names of the vertices of each edge, and the links
-    between neighboring boxes and vertices.
-    """
-    all_ranks = dict(ranks)
-    passing: list[list[str]] = []
-    short_links: dict[_Link, None] = {}
+def _list_passing_vertices(ranks: dict[str, int], links: Sequence[_Link]) -> list[dict[str, int]]:
+    """Return, for each edge, the invisible vertices between its ends, with their ranks."""
+    passing = []
     for number, (source, target) in enumerate(links):
-        vertices = {f"P{number}_{rank}": rank for rank in range(ranks[source] + 1, ranks[target])}
-        all_ranks |= vertices
-        passing.append(list(vertices))
+        between = range(ranks[source] + 1, ranks[target])
+        passing.append({f"P{number}_{rank}": rank for rank in between})
+    return passing
+
+
+def _split_links(links: Sequence[_Link], passing: Sequence[dict[str, int]]) -> list[_Link]:
+    """Return the links between neighboring boxes and vertices."""
+    short_links: dict[_Link, None] = {}
+    for (source, target), vertices in zip(links, passing, strict=True):
         if source != target:
             short_links |= dict.fromkeys(itertools.pairwise([source, *vertices, target]))
-    return all_ranks, passing, list(short_links)
+    return list(short_links)
 
 
 def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, float]:
+    """Return the column of each box and vertex; boxes without edges are side by side."""
+    columns = _compute_connected_columns(ranks, links) if links else {}
+    alone = [name for name in ranks if name not in columns]
+    return columns | {name: float(column) for column, name in enumerate(alone)}
+
+
+def _compute_connected_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, float]:
     """Return the column of each box and vertex with edges; unconnected parts are side by side."""
     from fast_sugiyama import from_edges
 
-    if not links:
-        return {}
     names = list(dict.fromkeys(itertools.chain.from_iterable(links)))
     # The layout depends on hashes. Hashes of strings differ between runs, hashes of numbers do not.
     numbers = {name: number for number, name in enumerate(names)}

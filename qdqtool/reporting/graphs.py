@@ -74,10 +74,10 @@ def _lay_out_drawing(boxes: list[data.Box], edges: list[data.Edge]) -> data.Grap
         border = HEADER + PADDING if box.role == "fused" else 0.0
         box.w = BOX_WIDTH
         box.h = fixed.get(box.role) or sum(box.heights) + border
-    width, height, problem = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
-    if problem:
-        return data.GraphDrawing(why=f"{problem}. {_TABLES}")
-    return data.GraphDrawing(boxes, edges, width, height)
+    size = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
+    if size.excess:
+        return data.GraphDrawing(why=f"{size.excess}. {_TABLES}")
+    return data.GraphDrawing(boxes, edges, size.width, size.height)
 
 
 def _create_binding_box(role: str, tensor: str, precision: Precision) -> data.Box:
