@@ -64,6 +64,16 @@ def run(view: View, report: FindingReport) -> None:
     """Add the findings on operators and unsupported types, and one if quantizers are missing."""
     other_types = _find_other_types(view)
     reported = {node.index for group in other_types.values() for node in group}
+    unknown = _check_nodes(view, report, reported)
+    if other_types:
+        _report_other_types(view, report, other_types)
+    _report_unknown(view, report, unknown)
+    if not other_types and not any(f.code == "FAKE-QUANT" for f in report.findings):
+        _check_missing_quantizers(view, report)
+
+
+def _check_nodes(view: View, report: FindingReport, reported: set[int]) -> dict[str, list[Node]]:
+    """Check each node that is not reported yet, and return those of unknown operators."""
     unknown: dict[str, list[Node]] = defaultdict(list)
     kinds = {(node.op, node.domain): node for node in view.model.nodes}
     plain = {kind for kind, node in kinds.items() if _needs_no_check(node)}
@@ -78,11 +88,7 @@ def run(view: View, report: FindingReport) -> None:
             unknown[node.op].append(node)
         else:
             _check_special_operator(view, report, node)
-    if other_types:
-        _report_other_types(view, report, other_types)
-    _report_unknown(view, report, unknown)
-    if not other_types and not any(f.code == "FAKE-QUANT" for f in report.findings):
-        _check_missing_quantizers(view, report)
+    return unknown
 
 
 def _report_unknown(
