@@ -6,6 +6,7 @@ onnx's shape inference is C++ code that trusts the model. Some invalid models cr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -182,6 +183,10 @@ def _keeps_sizes_positive(
             return False
         if attribute.name not in ("axis", "axes"):
             numbers += (attribute.i, *attribute.ints, *attribute.floats)
+    return _are_usual_sizes(numbers)
+
+
+def _are_usual_sizes(numbers: Iterable[float]) -> bool:
     return all(0 <= number <= _LARGE_SIZE for number in numbers)
 
 
@@ -190,17 +195,25 @@ def _keeps_window_sizes_positive(
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
 ) -> bool:
-    if any(a.ints and a.type != a.INTS for a in node.attribute):
+    stated = _read_integer_lists(node)
+    if stated is None:
         return False
-    stated = {a.name: list(a.ints) for a in node.attribute if a.ints}
     if any(a.name == "auto_pad" and a.s.startswith(b"SAME") for a in node.attribute):
         return "pads" not in stated
     kernel = stated.get("kernel_shape") or _weight_sizes(node, constants, producers)
     if not kernel or "output_shape" in stated:
         return False
-    if not all(0 <= number <= _LARGE_SIZE for numbers in stated.values() for number in numbers):
+    if not _are_usual_sizes(itertools.chain.from_iterable(stated.values())):
         return False
     return _has_positive_sizes(kernel, stated, node.op_type == "ConvTranspose")
+
+
+def _read_integer_lists(node: onnx.NodeProto) -> dict[str, list[int]] | None:
+    """Return the attributes with several integers; None if one has another type."""
+    lists = [attribute for attribute in node.attribute if attribute.ints]
+    if any(attribute.type != attribute.INTS for attribute in lists):
+        return None
+    return {attribute.name: list(attribute.ints) for attribute in lists}
 
 
 def _weight_sizes(
