@@ -15,10 +15,10 @@ and the Linears keep the channels separate.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -45,15 +45,6 @@ _SMALLEST = 1e-5  # minimum of a channel's largest value, as a fraction of the t
 _Array = npt.NDArray[Any]
 _Constants = dict[tuple[int, int], _Array]
 """New constants, by node and input."""
-
-
-class _SkipReason(StrEnum):
-    """Reason why tensors cannot be smoothed. A note prints it after the number of tensors."""
-
-    OUTPUT = "among the network's outputs"
-    INPUT = "among the network's inputs or constants"
-    PRODUCER = "computed by {op}"
-    CONSUMER = "with {op} as another consumer"
 
 
 @dataclass(frozen=True)
@@ -117,8 +108,7 @@ def smooth_activations(
     """
     _check_arguments(alpha, data)
     shapes = NetworkShapes(model, data, images)
-    consumers = [consumer.node for inputs in placement.inputs.values() for consumer in inputs]
-    regions = list(_find_regions(shapes, consumers))
+    regions = list(_find_regions(shapes, placement))
     usable = [region for region in regions if not region.skip_reason]
     if not regions:
         return [], Note(
@@ -126,9 +116,7 @@ def smooth_activations(
             code="no-linear",
             alpha=alpha,
         )
-    reasons = ", ".join(_describe_skipped(regions))
-    if reasons and shapes.has_dynamic_inputs:
-        reasons += " (export with fixed input sizes: more may then be possible)"
+    reasons = _describe_skipped(regions, shapes)
     if not usable:
         return [], Note(
             f"`smooth={alpha:g}` has no effect: no input of a quantized Linear can be smoothed "
@@ -138,7 +126,13 @@ def smooth_activations(
             tensors=len(regions),
         )
     quantized = {site.node.index for site in placement.weights}
-    migrations = _smooth_regions(usable, quantized, alpha, data, images)
+    linears = [region.select_linears(quantized) for region in usable]
+    channels = {
+        node.input(0): _count_channels(model, node)
+        for node in itertools.chain.from_iterable(linears)
+    }
+    maxima = measure_channel_maxima(model, channels, data, images=images, samples=SAMPLES)
+    migrations = _smooth_regions(usable, linears, maxima, alpha)
     if not migrations:
         return [], Note(
             f"`smooth={alpha:g}` has no effect: activations or weights are NaN, infinite or all 0, "
@@ -146,8 +140,13 @@ def smooth_activations(
             code="too-large-to-smooth",
             alpha=alpha,
         )
-    names = [t for migration in migrations for t in migration.tensors]
+    names = itertools.chain.from_iterable(migration.tensors for migration in migrations)
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
+    return migrations, _describe_migrations(migrations, alpha, reasons)
+
+
+def _describe_migrations(migrations: Sequence[ScaleMigration], alpha: float, reasons: str) -> Note:
+    """Return the note on smoothed tensors; `reasons` describe those that cannot be smoothed."""
     linears, places = sum(len(migration.linears) for migration in migrations), len(migrations)
     text = (
         f"`smooth={alpha:g}`: outlier channels in the inputs of {format_count(linears, 'Linear')} "
@@ -157,7 +156,7 @@ def smooth_activations(
     if reasons:
         text += f"; not possible for these inputs: {reasons}"
         code = "smoothed-in-part"
-    return migrations, Note(text, code=code, alpha=alpha, linears=linears, places=places)
+    return Note(text, code=code, alpha=alpha, linears=linears, places=places)
 
 
 def _check_arguments(alpha: float, data: object) -> None:
@@ -183,40 +182,39 @@ def _check_arguments(alpha: float, data: object) -> None:
         )
 
 
-def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
+def _describe_skipped(regions: Sequence[_ScaleRegion], shapes: NetworkShapes) -> str:
+    """Return how many regions cannot be smoothed for each reason; empty if all can."""
     counts = Counter(region.skip_reason for region in regions if region.skip_reason)
     first = {region.skip_reason: region.blocking_node for region in reversed(regions)}
     texts = []
-    for (reason, op), count in counts.most_common():
-        node = first[reason, op]
-        text = f"{count} {reason.value.format(op=op)}"
-        if node:
-            text += f" ({node})" if count == 1 else f" (such as {node})"
+    for reason, count in counts.most_common():
+        text = f"{count} {reason}"
+        if first[reason]:
+            text += f" ({first[reason]})" if count == 1 else f" (such as {first[reason]})"
         texts.append(text)
-    return texts
+    if texts and shapes.has_dynamic_inputs:
+        texts[-1] += " (export with fixed input sizes: more may then be possible)"
+    return ", ".join(texts)
 
 
 def _smooth_regions(
     regions: Sequence[_ScaleRegion],
-    quantized: set[int],
+    linears: Sequence[Sequence[Node]],
+    maxima: Mapping[str, _Array],
     alpha: float,
-    data: object,
-    images: ImageOptions,
 ) -> list[ScaleMigration]:
-    model = regions[0].model
-    linears = [[n for n in region.linears if n.index in quantized] for region in regions]
-    channels = {n.input(0): _count_channels(model, n) for nodes in linears for n in nodes}
-    maxima = measure_channel_maxima(model, channels, data, images=images, samples=SAMPLES)
+    """Change the constants of regions, and return the changes.
+
+    Args:
+        regions: The regions.
+        linears: Quantized Linears of each region.
+        maxima: Largest magnitude in each channel of the Linears' inputs.
+        alpha: Fraction of the differences between channels that moves into the weights.
+    """
     constants: _Constants = {}
     migrations = []
     for region, nodes in zip(regions, linears, strict=True):
-        activations, weights = np.zeros(region.channels, np.float32), np.zeros(region.channels)
-        for node in nodes:
-            places = region.tensors[node.input(0)]
-            is_channel = places >= 0
-            channel = places[is_channel]
-            np.maximum.at(activations, channel, maxima[node.input(0)][is_channel])
-            np.maximum.at(weights, channel, _weight_maxima(model, node)[is_channel])
+        activations, weights = region.combine_maxima(nodes, maxima)
         factors = _compute_factors(activations, weights, alpha)
         if factors is not None and region.add_scaled_constants(factors, constants):
             migration = ScaleMigration(
@@ -228,7 +226,7 @@ def _smooth_regions(
             )
             migrations.append(migration)
     if migrations:
-        _write_constants(model, constants)
+        _write_constants(regions[0].model, constants)
     return migrations
 
 
@@ -268,9 +266,10 @@ def _count_channels(model: Model, linear: Node) -> int:
     return shape[_input_channel_axis(linear)]
 
 
-def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[_ScaleRegion]:
+def _find_regions(shapes: NetworkShapes, placement: Placement) -> Iterator[_ScaleRegion]:
     visited: set[str] = set()
-    for linear in consumers:
+    for consumer in itertools.chain.from_iterable(placement.inputs.values()):
+        linear = consumer.node
         tensor = linear.input(0)
         if tensor in visited or not is_linear(shapes.model, linear):
             continue
@@ -295,8 +294,8 @@ class _ScaleRegion:
         tensors: For each tensor, the index in s for each entry.
         linears: Linears that consume one of the tensors as their data.
         producers: Nodes whose constants are divided by s.
-        skip_reason: Why the tensors cannot be divided, and the type of the operator that prevents
-            it (empty if no operator prevents it). None if the tensors can be divided.
+        skip_reason: Why the tensors cannot be divided, in words that follow the number of such
+            regions; empty if the tensors can be divided.
         blocking_node: Name of the node that prevents the division; empty if no node prevents it.
     """
 
@@ -314,7 +313,7 @@ class _ScaleRegion:
         self.tensors: dict[str, Places] = {tensor: np.arange(channels)}
         self.linears: list[Node] = []
         self.producers: list[Node] = []
-        self.skip_reason: tuple[_SkipReason, str] | None = None
+        self.skip_reason = ""
         self.blocking_node = ""
         self._shapes = shapes
         self._whole = whole
@@ -325,6 +324,28 @@ class _ScaleRegion:
         while visited < len(self.tensors) and not self.skip_reason:
             self._visit_tensor(list(self.tensors)[visited])
             visited += 1
+
+    def select_linears(self, quantized: set[int]) -> list[Node]:
+        """Return the region's Linears that are quantized; the indices of such nodes are given."""
+        return [node for node in self.linears if node.index in quantized]
+
+    def combine_maxima(
+        self, linears: Iterable[Node], maxima: Mapping[str, _Array]
+    ) -> tuple[_Array, _Array]:
+        """Return the largest magnitude for each entry of s, in the inputs and weights of Linears.
+
+        Args:
+            linears: Linears of the region.
+            maxima: Largest magnitude in each channel of the Linears' inputs.
+        """
+        activations, weights = np.zeros(self.channels, np.float32), np.zeros(self.channels)
+        for node in linears:
+            places = self.tensors[node.input(0)]
+            is_channel = places >= 0
+            channel = places[is_channel]
+            np.maximum.at(activations, channel, maxima[node.input(0)][is_channel])
+            np.maximum.at(weights, channel, _weight_maxima(self.model, node)[is_channel])
+        return activations, weights
 
     def add_scaled_constants(self, factors: npt.NDArray[np.float64], constants: _Constants) -> bool:
         """Add the new constants of the region to `constants`, and return whether they were added.
@@ -352,16 +373,16 @@ class _ScaleRegion:
         model, places = self.model, self.tensors[tensor]
         producer = model.producer(tensor)
         if model.is_output(tensor):
-            self.skip_reason = _SkipReason.OUTPUT, ""
+            self.skip_reason = "among the network's outputs"
         elif producer is None:
-            self.skip_reason = _SkipReason.INPUT, ""
+            self.skip_reason = "among the network's inputs or constants"
         elif not self._try_divide_output(producer, tensor, places):
-            self.skip_reason = _SkipReason.PRODUCER, producer.op
+            self.skip_reason = f"computed by {producer.op}"
             self.blocking_node = producer.name
         else:
             for consumer in dict.fromkeys(model.consumers(tensor)):
                 if consumer.op != "Shape" and not self._try_divide_input(consumer, tensor, places):
-                    self.skip_reason = _SkipReason.CONSUMER, consumer.op
+                    self.skip_reason = f"with {consumer.op} as another consumer"
                     self.blocking_node = consumer.name
                     break
 
@@ -382,12 +403,7 @@ class _ScaleRegion:
             return self._try_divide_summands(node, places)
         if node.op == "MatMul":
             return self._try_divide_product_operand(node, places)
-        moved = None
-        if self._has_same_channels(node, places):
-            moved = [places] * (len(node.inputs) if operator_of(node).joins else 1)
-        if moved is None or not self._whole:
-            moved = self._shapes.map_upstream(node, node.outputs.index(tensor), places) or moved
-        return self._add_tensors(node.inputs, moved)
+        return self._try_divide_before_move(node, node.outputs.index(tensor), places)
 
     def _try_divide_linear(self, node: Node, places: Places) -> bool:
         bias = [2] if node.input(2) else []
@@ -407,6 +423,14 @@ class _ScaleRegion:
             and self._record_producer_folds(node, parameters, places, -1)
         )
 
+    def _try_divide_before_move(self, node: Node, position: int, places: Places) -> bool:
+        moved = None
+        if self._has_same_channels(node, places):
+            moved = [places] * (len(node.inputs) if operator_of(node).joins else 1)
+        if moved is None or not self._whole:
+            moved = self._shapes.map_upstream(node, position, places) or moved
+        return self._add_tensors(node.inputs, moved)
+
     def _try_divide_input(self, node: Node, tensor: str, places: Places) -> bool:
         positions = [p for p, t in enumerate(node.inputs) if t == tensor]
         if is_linear(self.model, node):
@@ -420,7 +444,7 @@ class _ScaleRegion:
             return self._try_divide_summands(node, places) and self._add_tensor(node.output, places)
         if node.op == "MatMul":
             return self._try_divide_product_input(node, positions[0], places)
-        return all(self._try_divide_through_move(node, position, places) for position in positions)
+        return all(self._try_divide_after_move(node, position, places) for position in positions)
 
     def _try_divide_linear_input(self, node: Node, positions: list[int], places: Places) -> bool:
         if positions != [0] or places.ndim > 1:
@@ -440,7 +464,7 @@ class _ScaleRegion:
             and self._add_tensor(node.output, places)
         )
 
-    def _try_divide_through_move(self, node: Node, position: int, places: Places) -> bool:
+    def _try_divide_after_move(self, node: Node, position: int, places: Places) -> bool:
         moved = None
         if self._has_same_channels(node, places) and (operator_of(node).joins or position == 0):
             moved = [places] * len(node.outputs)
@@ -531,23 +555,25 @@ class _ScaleRegion:
         if node.op == "Transpose":
             perm = node.attributes.get("perm")
             return isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
-        if node.op == "Slice":
-            value = self._shapes.value(node.input(3)) if node.input(3) else None
-            return value is not None and self._is_last_axis_excluded(
-                node, value.reshape(-1).tolist()
-            )
-        if node.op == "ReduceMean":
-            return self._is_last_axis_excluded(node, reduction_axes(self.model, node))
-        if node.op == "Gather" or operator.cuts or operator.joins:
-            return self._is_last_axis_excluded(node, [node.integer("axis", 0)])
+        if node.op in ("Slice", "ReduceMean", "Gather") or operator.cuts or operator.joins:
+            return self._is_last_axis_excluded(node, self._find_changed_axes(node))
         # A Reshape does not change the last axis if the size of this axis is the same before and
         # after.
         sizes = [(self._shapes.shape(t) or (None,))[-1] for t in (node.input(0), node.output)]
         return rearranges(node) and not operator.moves and sizes == [channels, channels]
 
-    def _is_last_axis_excluded(self, node: Node, axes: Sequence[int] | None) -> bool:
+    def _find_changed_axes(self, node: Node) -> Sequence[int]:
+        """Return the axes that a node cuts, joins or reduces; empty if they are unknown."""
+        if node.op == "Slice":
+            value = self._shapes.value(node.input(3)) if node.input(3) else None
+            return [] if value is None else value.reshape(-1).tolist()
+        if node.op == "ReduceMean":
+            return reduction_axes(self.model, node) or []
+        return [node.integer("axis", 0)]
+
+    def _is_last_axis_excluded(self, node: Node, axes: Sequence[int]) -> bool:
         rank = self._shapes.rank(node.input(0))
-        return bool(axes) and rank > 0 and all(axis % rank != rank - 1 for axis in axes or ())
+        return bool(axes) and rank > 0 and all(axis % rank != rank - 1 for axis in axes)
 
 
 def _is_outside_summed_axis(places: Places, position: int) -> bool:
