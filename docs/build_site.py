@@ -349,6 +349,10 @@ def python_pages(folder: Path) -> dict[str, str]:
         "The functions of this table do the same as the commands. A model is a path, bytes, an `onnx.ModelProto` or an "
         "onnx-graphsurgeon graph. Bad input raises a `qdqtool.errors.QdqtoolError` with the message that the command "
         "would print.",
+        "onnx-graphsurgeon drops the metadata of a model, such as YOLO's class names and strides. `to_graphsurgeon()` of "
+        "the results of `insert`, `fix`, `tune`, `extract` and `qat.export` returns a graph that has the metadata as the "
+        "attribute `metadata_props`. All functions that take a model read them there. "
+        "`examples/edit_with_graphsurgeon.py` cuts a network, inserts pairs and predicts the edited graph.",
         _table(("name", "purpose"), rows),
     )
     return {"python/index.md": index, **pages}

@@ -6,6 +6,9 @@
     verification = qdqtool.verify("model_qdq.onnx", "build.log")
     comparison = qdqtool.compare("model_qdq.onnx", "other_qdq.onnx")
 
+A model is a path, bytes, a ``ModelProto`` or an onnx-graphsurgeon graph. Results that hold a model
+have ``to_graphsurgeon()``.
+
 Every result has ``ok``, ``summary()``, a short ``repr`` and ``as_json()``. Stored values are
 attributes. Methods compute values when they are called. ``save(path)`` writes a model (``insert``,
 ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``predict``, ``compare``, ``verify``).

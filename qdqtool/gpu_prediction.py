@@ -49,7 +49,8 @@ def predict(
         prediction.time["total_ms"], prediction.time["gain"]["value"]
 
     Args:
-        model: Path, ModelProto or bytes of a Q/DQ model. External data may be missing.
+        model: Path, bytes, ModelProto or onnx-graphsurgeon graph of a Q/DQ model. External data
+            may be missing.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         advice: Whether to add findings to the prediction.

@@ -16,11 +16,13 @@ from qdqtool.errors import BuilderError, ModelError
 
 if TYPE_CHECKING:
     from qdqtool.builders.run import BuildResult
+    from qdqtool.ir.graph import Model
+    from qdqtool.ir.modelfile import ModelSource
     from qdqtool.trt.targets import Target
 
 
 def build(
-    model: str | os.PathLike[str],
+    model: ModelSource | Model,
     builder: str = "tensorrt-rtx",
     output: str | os.PathLike[str] | None = None,
     sm: Sequence[int] | None = None,
@@ -31,7 +33,7 @@ def build(
     """Build a model with a local TensorRT installation, and read the log of the build.
 
     Args:
-        model: Path of an ONNX model, which is not changed.
+        model: ONNX model, which is not changed.
         builder: ``tensorrt-rtx`` (needs no GPU), ``trtexec`` or ``tensorrt`` (for the GPU of this
             machine).
         output: Folder for ``build.log`` and the engine. A missing folder is created. If None, no
@@ -61,8 +63,11 @@ def build(
     if options.builder == "trtexec":
         from qdqtool.builders.run import run_build
         from qdqtool.builders.trtexec import build_with_trtexec
+        from qdqtool.ir.modelfile import load
 
-        return run_build(model, options.output, functools.partial(build_with_trtexec, options))
+        return run_build(
+            load(model), options.output, functools.partial(build_with_trtexec, options)
+        )
     from qdqtool.builders.compiler_process import CompilerProcess
 
     if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):

@@ -120,19 +120,18 @@ def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Pat
 
 
 def run_build(
-    source: str | os.PathLike[str] | Model,
+    model: Model,
     output: str | os.PathLike[str] | None,
     build: Callable[[Path, Path], BuildResult],
 ) -> BuildResult:
     """Build a model, and read the log of the build.
 
     Args:
-        source: Model or path of a model.
+        model: The model.
         output: Folder for the log and the engine; None to keep neither.
         build: Function that takes the path of a model and a folder, builds the model, and writes
             the log and the engine into the folder.
     """
-    model = modelfile.load(source)
     if output is not None:
         _create_folder(output)
     with temporary_folder("build-") as temporary:

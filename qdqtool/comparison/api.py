@@ -75,7 +75,7 @@ _MAX_RELATIVE_ERROR, _MAX_ERROR = 1e-3, 1e-6
 _Side = TypeVar("_Side", NodeSide, SideSummary)
 _IR_VERSION = b"\x08"  # first byte of most ONNX files: the key of the field ir_version
 CompareInput: TypeAlias = (
-    ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
+    "ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]"
 )
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError, Message
@@ -26,6 +26,9 @@ from qdqtool.proto.subgraphs import is_repeated, with_subgraph_nodes
 from qdqtool.util import compression, limits
 from qdqtool.util.files import atomic_write, is_same_file, open_input
 from qdqtool.util.text import cut_middle
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon
 
 _OPSET_VERSIONS = range(1000)  # Real versions are far smaller, so a larger number shows damage.
 
@@ -132,7 +135,10 @@ def _check_dims(tensor: onnx.TensorProto, path: str) -> None:
         )
 
 
-ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
+ModelSource: TypeAlias = (
+    "str | os.PathLike[str] | bytes | onnx.ModelProto | onnx_graphsurgeon.Graph"
+)
+"""A model: its path, its serialized bytes, a ModelProto, or a graph of onnx-graphsurgeon."""
 
 MAX_PROTO_BYTES = limits.MODEL_MESSAGE  # larger models keep their weights in external files
 

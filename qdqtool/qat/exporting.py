@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -21,7 +21,8 @@ from qdqtool.insertion.sample_runs import measure_fp16_maxima
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
-from qdqtool.ir.modelfile import load, save
+from qdqtool.ir.graphsurgeon import to_graphsurgeon
+from qdqtool.ir.modelfile import load, load_full, save
 from qdqtool.patterns.half import WIDE
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
@@ -52,6 +53,9 @@ from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.util.checks import check_choice
 from qdqtool.util.json_text import Json
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon
 
 UNCHECKED_TOLERANCE = 1.0  # with this tolerance or more, failed checks are only warnings
 
@@ -89,6 +93,10 @@ class Export:
     def noise(self) -> float:
         """Largest change of the network's outputs due to rounding, see :attr:`Check.noise`."""
         return self.check.noise
+
+    def to_graphsurgeon(self) -> "onnx_graphsurgeon.Graph":
+        """Return the Q/DQ model as an onnx-graphsurgeon graph, read from :attr:`path`."""
+        return to_graphsurgeon(load_full(self.path).proto)
 
 
 def export(

@@ -474,7 +474,7 @@ def exit_code(result: Verification, allow_partial: bool = False) -> int:
 
 
 def verify_with_builder(
-    model: str | os.PathLike[str],
+    model: ModelSource | Model,
     builder: str | None = None,
     sm: str | None = None,
     target: str | Target | None = None,
@@ -493,6 +493,7 @@ def verify_with_builder(
         QdqtoolError: The compute capability or the target is unknown.
     """
     loaded = load(model)
+    name = loaded.path or "model in memory"
     if builder == "tensorrt-rtx":
         print_license_notice()
     capability = _parse_capability(sm)
@@ -504,7 +505,7 @@ def verify_with_builder(
         raise BuilderError(
             f"the build did not end in time: {built.message}. Build the model separately, and "
             "give the log",
-            str(model),
+            name,
             code="timeout",
         )
     if builder != "tensorrt-rtx" and built.build is not None and built.status == "built":
@@ -512,7 +513,7 @@ def verify_with_builder(
     resolved = target_named(target or RTX)
     if capability is not None:
         resolved = resolved.with_capability(capability)
-    return _compare_with_local_build(predict(loaded, resolved), built, str(model))
+    return _compare_with_local_build(predict(loaded, resolved), built, name)
 
 
 def _parse_capability(sm: str | None) -> str | None:

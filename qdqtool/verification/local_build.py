@@ -11,6 +11,8 @@ from pathlib import Path
 from qdqtool import builders
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.rtx.predict import build_status
@@ -62,7 +64,7 @@ class BuiltModel(BuildResult):
 
 
 def build_model(
-    model: str | os.PathLike[str],
+    model: ModelSource | Model,
     builder: str = "tensorrt-rtx",
     output: str | os.PathLike[str] | None = None,
     sm: Sequence[int] | None = None,

@@ -25,8 +25,8 @@ def test_graph_has_nodes_and_metadata_of_the_model() -> None:
     graph = to_graphsurgeon(proto)
     assert [node.name for node in graph.nodes] == [node.name for node in proto.graph.node]
     assert graph.metadata_props == {"stride": "32", "names": "{0: 'person'}"}
-    again = from_graphsurgeon(graph)
-    assert {entry.key: entry.value for entry in again.metadata_props} == graph.metadata_props
+    again = from_graphsurgeon(graph).metadata_props
+    assert {entry.key: entry.value for entry in again} == graph.metadata_props
 
 
 def test_edits_of_the_graph_do_not_change_the_model() -> None:
@@ -44,8 +44,7 @@ def test_graph_is_predicted_as_its_model() -> None:
 @pytest.mark.parametrize("function", [qdqtool.fix, functools.partial(qdqtool.extract, node="c")])
 def test_results_return_graphs(function: Callable[..., Any]) -> None:
     result = function(model(), target="trt8.5")
-    graph = result.to_graphsurgeon()
-    assert isinstance(graph, onnx_graphsurgeon.Graph)
+    assert isinstance(graph := result.to_graphsurgeon(), onnx_graphsurgeon.Graph)
     assert len(graph.nodes) == len(result.proto.graph.node)
 
 

@@ -60,7 +60,7 @@ def test_exported_network_runs_as_planned(backend: str, tmp_path: Path) -> None:
     assert export.summary == qdqtool.predict(tmp_path / "q.onnx", "trt8.5").summary()
     assert export.summary["int8"] == len(export.plan.convolutions) == 21
     assert export.summary["int8_to_int8"] == 20 and export.summary["conversions"] == 1
-    assert_int8(export.path, "trt8.5", max_conversions=1)
+    assert_int8(export.to_graphsurgeon(), "trt8.5", max_conversions=1)
     expected = nets.evaluate(model, sample).numpy()
     error = (
         np.sqrt(np.mean((run_file(tmp_path / "q.onnx", sample) - expected) ** 2)) / expected.std()
