@@ -63,7 +63,8 @@ from qdqtool.commands.usage import UsageError
     "--time-limit",
     type=options.ParsedText(options.parse_seconds),
     metavar="TIME",
-    help="Stop after this time (600, 10m, 1.5h) with the best choice so far.",
+    help="Stop the search after this time (600, 10m, 1.5h). The best choice so far is then "
+    "measured on held-out images and written.",
 )
 @options.check_timeout_option("Time limit for one call of --metric. [default: 600]")
 @click.option(
@@ -193,8 +194,8 @@ def command(
         page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if state is not None:
             page.fill(
-                f"Measurements saved in {state}: a rerun with another --keep takes seconds. "
-                "Delete the file when done."
+                f"Measurements saved in {state}: a rerun with another --keep collects the ranges "
+                "again and measures only new candidates. Delete the file when done."
             )
         if not tuning.unchanged:
             repeated = options.repeat_options("target", "gpu", "clock", "power")

@@ -352,6 +352,8 @@ class _TuningRun:
             self.notes.extend(
                 describe_fp16_conversion(self.model, self.target, planner.fp32_tensors, by_default)
             )
+        conditions = repr((self.gpu, planner.fp16, sorted(planner.fp32_tensors)))
+        planner.costs_by_recipe = self.store.select_costs(_hash_bytes(conditions.encode()))
 
     def _choose_calibration_samples(self) -> Dataset:
         """Return the samples for the ranges of the search.

@@ -193,6 +193,8 @@ class CandidateEvaluator:
         if not tasks:
             return
         end = min((t for t in (self.deadline, until) if t is not None), default=math.inf)
+        if time.monotonic() > end:
+            raise OutOfTime
         steps = self._store_results(self.mapper(self.job, tasks), end)
         total = sum(len(task.candidates) for task in tasks)
         try:

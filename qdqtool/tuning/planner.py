@@ -171,6 +171,8 @@ class Planner:
         fp32_tensors: Tensors too large for FP16, with their largest values. Must be set before the
             first cost is predicted.
         statistics: Statistics of the network's tensors. Must be set before the first plan.
+        costs_by_recipe: Predicted costs by key of a recipe without its true scales. It may contain
+            the costs of an earlier run.
     """
 
     model: Model
@@ -182,6 +184,7 @@ class Planner:
     fp16: bool = False
     fp32_tensors: Mapping[str, float] = field(default_factory=dict)
     statistics: Mapping[str, TensorStatistics] = field(default_factory=dict)
+    costs_by_recipe: dict[str, PlacementCost] = field(default_factory=dict)
     _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[Note]]] = (
         field(default_factory=dict)
     )
@@ -190,7 +193,6 @@ class Planner:
     )
     _plans: dict[Configuration, PlacementPlan] = field(default_factory=dict)
     _costs: dict[Configuration, PlacementCost] = field(default_factory=dict)
-    _costs_by_recipe: dict[str, PlacementCost] = field(default_factory=dict)
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Planner:
         """Return a planner with other statistics, which shares the cached costs."""
@@ -294,9 +296,9 @@ class Planner:
             groups = self.groups(placement, configuration.own_scales)
             scales = [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)]
             recipe = Recipe.from_placement(placement, scales)
-            if recipe.key not in self._costs_by_recipe:
-                self._costs_by_recipe[recipe.key] = self.predict_cost(recipe)
-            self._costs[configuration] = self._costs_by_recipe[recipe.key]
+            if recipe.key not in self.costs_by_recipe:
+                self.costs_by_recipe[recipe.key] = self.predict_cost(recipe)
+            self._costs[configuration] = self.costs_by_recipe[recipe.key]
         return self._costs[configuration]
 
     def predict_cost(self, recipe: Recipe) -> PlacementCost:

@@ -6,13 +6,14 @@ import gzip
 import json
 import os
 import time
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from qdqtool.accuracy.metrics import LARGEST
 from qdqtool.errors import DataError
 from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements, TaskResult
-from qdqtool.tuning.planner import Configuration
+from qdqtool.tuning.planner import Configuration, PlacementCost
 from qdqtool.util import limits
 from qdqtool.util.compression import HEAD, find_magic, unpack_blocks
 from qdqtool.util.files import atomic_write, check_output, open_input
@@ -50,6 +51,7 @@ class MeasurementStore:
             samples. Both are empty before the first run.
         seconds_per_run: Seconds of one run on one sample; 0 if unknown.
         calibrated_on: Number of samples from which the last run collected ranges; 0 if unknown.
+        costs: Predicted costs by key of a recipe, for each GPU and type of the float layers.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
@@ -71,6 +73,7 @@ class MeasurementStore:
         self.samples: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.seconds_per_run = 0.0
         self.calibrated_on = 0
+        self.costs: dict[str, dict[str, PlacementCost]] = {}
         self._saved = time.monotonic()
         self._changed = False
         if self.path is not None:
@@ -108,6 +111,17 @@ class MeasurementStore:
             self.samples, self.seconds_per_run = effort
             self._changed = True
 
+    def select_costs(self, conditions: str) -> dict[str, PlacementCost]:
+        """Return the costs that were predicted under some conditions, to read and to extend.
+
+        Args:
+            conditions: Hash of the GPU and of the types of the float layers.
+        """
+        if conditions not in self.costs:
+            self.costs[conditions] = {}
+            self._changed = bool(self.rows)
+        return self.costs[conditions]
+
     def save(self) -> None:
         """Write the file if there are new measurements."""
         if self.path is None or not self._changed:
@@ -130,6 +144,10 @@ class MeasurementStore:
             "samples": self.samples,
             "seconds_per_run": self.seconds_per_run,
             "calibrated_on": self.calibrated_on,
+            "costs": {
+                conditions: {recipe: astuple(cost) for recipe, cost in sorted(costs.items())}
+                for conditions, costs in sorted(self.costs.items())
+            },
         }
         with atomic_write(self.path) as file:
             text = json.dumps(state, separators=(",", ":"))
@@ -153,6 +171,8 @@ class MeasurementStore:
             self.samples = tuple(map(int, chosen_on)), tuple(map(int, judged_on))
             self.seconds_per_run = float(state.get("seconds_per_run", 0.0))
             self.calibrated_on = int(state.get("calibrated_on", 0))
+            for conditions, costs in state.get("costs", {}).items():
+                self.costs[conditions] = {key: _parse_cost(row) for key, row in costs.items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _state_error(path, f"is damaged; {_REMEDY}", "file-damaged") from None
 
@@ -185,3 +205,9 @@ def _parse_measurement(row: Any) -> Measurement | None:
     if not isinstance(error, float | int) or any(abs(n) > LARGEST for n in numbers):
         raise ValueError(row)
     return Measurement(float(error), evidence)
+
+
+def _parse_cost(row: Any) -> PlacementCost:
+    convolutions, int8, conversions, ms = row
+    counts = (int(convolutions), int(int8), int(conversions))
+    return PlacementCost(*counts, None if ms is None else float(ms))

@@ -13,6 +13,7 @@ from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.image_sets import open_sets
 from qdqtool.tuning.measure import MeasurementTask, TaskResult, TuningJob, map_on_threads
 from qdqtool.tuning.planner import Configuration
+from qdqtool.tuning.recipe import FLOAT_RECIPE
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import fit_samples_to_time
@@ -60,6 +61,9 @@ def test_fit_samples_limits_both_sets(
     assert (len(sets.chosen_on), len(sets.judged_on)) == samples
     assert set(sets.swept_on) <= set(sets.chosen_on) and len(sets.swept_on) == 4
     assert max(sets.chosen_on) > 24 and note_codes(search.notes) == codes
+    evaluator.deadline = 0.0
+    with pytest.raises(OutOfTime):  # before the first run
+        evaluator.measure_metric([FLOAT_RECIPE], sets.chosen_on, "Float")
 
 
 @pytest.mark.parametrize("limit", [90.0, 30.0])
