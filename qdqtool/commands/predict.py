@@ -128,7 +128,6 @@ def command(
     codes = list(map(_find_code, fail_on))
     from qdqtool.findings.build_methods import find_build_method
     from qdqtool.formats.output import emit, to_json, use_option_names
-    from qdqtool.formats.verdicts import describe_rejection
     from qdqtool.timing.options import TimingOptions
 
     chosen_target = options.choose_target(target, strongly_typed)
@@ -167,10 +166,9 @@ def command(
     elif answer.form == "markdown":
         emit(annotations.to_markdown(results), answer.output)
     elif predictions:
-        extra: dict[str, Any] = {"rejected": bool(describe_rejection(predictions[0]))}
-        extra |= {} if build_method is None else {"for": build_method.as_json(chosen_target.name)}
+        method = {} if build_method is None else {"for": build_method.as_json(chosen_target.name)}
         answer.write(
-            lambda: use_option_names(predictions[0].as_json()) | extra,
+            lambda: use_option_names(predictions[0].as_json()) | method,
             lambda width: _render_text(
                 results,
                 chosen_target,

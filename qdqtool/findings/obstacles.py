@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from qdqtool.findings import codes
 from qdqtool.reasons.finding import Finding, FindingCode, Reason, Severity
-from qdqtool.reasons.quantizers import FakeQuantizers
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
@@ -35,14 +33,7 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
 
 def is_rejected(findings: Iterable[Finding]) -> bool:
     """Return whether TensorRT rejects a model with these findings."""
-    return any(f.severity == Severity.ERROR and not is_built(f) for f in findings)
-
-
-def is_built(error: Finding) -> bool:
-    """Return whether TensorRT builds an engine in spite of an error, but with wrong results."""
-    reason = error.causes[0].reason if error.causes else None
-    is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
-    return codes.get(error.code).builds or is_misread
+    return any(f.severity == Severity.ERROR and not f.is_built for f in findings)
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:

@@ -10,6 +10,7 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings.rules import PROMISED_CODES, attempted_reasons, finding_code
 from qdqtool.reasons.conversions import ConversionBetweenScales, RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, FindingCode, Reason, Severity
+from qdqtool.reasons.quantizers import FakeQuantizers
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.scales import needs_coarse_common_scale
 from qdqtool.reasons.tensors import TensorSize
@@ -47,6 +48,14 @@ def describe_finding(finding: Finding) -> Message:
         elif text not in message:
             message += f" {text}"
     return message, fix
+
+
+def _is_built(code: FindingCode, reason: Reason) -> bool:
+    """Return whether TensorRT builds an engine in spite of an error, but with wrong results."""
+    from qdqtool.findings import codes
+
+    is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
+    return codes.get(code).builds or is_misread
 
 
 class FindingReport:
@@ -132,6 +141,7 @@ class FindingReport:
             convolutions=self._record_new_convolutions(code, place, convolutions),
             values=values,
             gains=gains,
+            is_built=_is_built(code, cause.reason),
         )
         is_fixable = code in PROMISED_CODES and gains and automatic
         finding.automatic = is_fixable and bool(attempted_reasons(finding))

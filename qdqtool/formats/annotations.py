@@ -12,7 +12,7 @@ from urllib.parse import quote
 from qdqtool.findings import codes
 from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_times
-from qdqtool.formats.verdicts import describe_rejection, remarks, speed_verdict, verdict
+from qdqtool.formats.verdicts import remarks, speed_verdict, verdict
 from qdqtool.reasons.finding import Finding
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.util.json_text import Json
@@ -162,7 +162,7 @@ def _markdown_section(review: ModelReview) -> list[str]:
         problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in review.unmet]
         return [title, "", *problems, ""]
     lines = [f"{title} on {review.target}", ""]
-    for time in () if describe_rejection(review.prediction) else review.times:
+    for time in () if review.prediction.rejected else review.times:
         if not time.is_supported:
             lines += [f"{time.gpu.name}: no engine can be built ({time.obstacle}).", ""]
             continue

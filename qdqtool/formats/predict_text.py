@@ -87,7 +87,7 @@ def render(
     page = TextPage(width, everything)
     target = target or _requested_target(prediction)
     float_type = verdicts.name_float_type(prediction, half=half and _can_use_fp16(times))
-    is_rejected = bool(verdicts.describe_rejection(prediction))
+    is_rejected = prediction.rejected
     has_details = everything or not is_rejected
     engine_times = [] if is_rejected else times
     page.fill(_describe_subject(prediction, times, target), style=Style.BOLD)
@@ -153,7 +153,7 @@ def _add_verdict(
     problem = verdicts.build_verdict(prediction)
     if problem is not None:
         page.fill(problem.text, 2, "  ", problem.style)
-        if verdicts.describe_rejection(prediction):
+        if prediction.rejected:
             if times:
                 names = ", ".join(time.gpu.name for time in times)
                 page.fill(f"No times for {names}: TensorRT builds no engine.", 4, "  ")
@@ -258,7 +258,7 @@ def has_quantized_layer(prediction: Prediction) -> bool:
 
 def is_built_quantized(prediction: Prediction) -> bool:
     """Return whether TensorRT builds the model, and the engine uses INT8 or FP8."""
-    return has_quantized_layer(prediction) and not verdicts.describe_rejection(prediction)
+    return has_quantized_layer(prediction) and not prediction.rejected
 
 
 def _requested_target(prediction: Prediction) -> Target:

@@ -360,12 +360,8 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     do not count if the prediction has times for another GPU.
     """
     from qdqtool.findings import codes
-    from qdqtool.findings.obstacles import is_built
 
-    faults = [f for f in prediction.findings if f.severity == Severity.ERROR]
-    if any(time["supported"] for time in prediction.times or ()):
-        faults = [f for f in faults if not isinstance(f.causes[0].reason, GpuLimit)]
-    errors = Counter(f.code for f in faults if is_built(f) == builds)
+    errors = Counter(f.code for f in prediction.errors() if f.is_built == builds)
     chosen = list(errors)
     if not chosen:
         return ""

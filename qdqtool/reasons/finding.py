@@ -197,6 +197,7 @@ class Finding:
         gains: Whether the fix improves this model.
         has_fast_int8: Whether the GPU of the prediction computes INT8 faster than FP16; None
             without a GPU.
+        is_built: Whether TensorRT builds an engine in spite of an error, but with wrong results.
     """
 
     code: FindingCode
@@ -215,6 +216,7 @@ class Finding:
     saves_ms: float | None = None
     gains: bool = True
     has_fast_int8: bool | None = field(default=None, kw_only=True)
+    is_built: bool = field(default=False, kw_only=True)
 
     def __repr__(self) -> str:
         place = f" at {self.node}" if self.node else ""

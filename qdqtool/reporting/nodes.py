@@ -20,7 +20,6 @@ from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.output import as_options
 from qdqtool.formats.verdicts import (
-    describe_rejection,
     overall_verdict,
     remarks,
     verdict,
@@ -109,7 +108,7 @@ class ModelCollector:
             proof=prediction.target_evidence,
             headline=headline.text,
             tone=headline.style.name.lower(),
-            rejected=bool(describe_rejection(prediction)),
+            rejected=prediction.rejected,
             verdict=verdict(prediction, half=half),
             counts=prediction.summary(),
             remarks=[display_message(line) for line in remarks(prediction)],
@@ -651,7 +650,7 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
     prediction.time = subject.time.as_json()
     prediction.compute_capabilities = target.capability_names or [gpu.cc]
     prediction.findings += gpu_findings(prediction, gpu, model)
-    if build is None and describe_rejection(prediction):
+    if build is None and prediction.rejected:
         subject.time = None  # the page shows no times of an engine that cannot be built
         for finding in prediction.findings:
             finding.saves_ms = None

@@ -429,6 +429,23 @@ class Prediction(SavableResult):
             for layer in self.layers
         ]
 
+    def errors(self) -> list[Finding]:
+        """Return the findings that are errors.
+
+        The limits of a GPU are left out if an engine can be built for another GPU of `times`.
+        """
+        from qdqtool.reasons.gpus import GpuLimit  # imports numpy, which `--help` does not need
+
+        errors = [f for f in self.findings if f.severity == Severity.ERROR]
+        if any(time["supported"] for time in self.times or ()):
+            return [f for f in errors if not isinstance(f.causes[0].reason, GpuLimit)]
+        return errors
+
+    @property
+    def rejected(self) -> bool:
+        """Whether TensorRT builds no engine because of an error in `findings`."""
+        return not all(finding.is_built for finding in self.errors())
+
     def convolution(self, name: str) -> ConvOutcome:
         """Return the outcome of a convolution by its name.
 
@@ -471,6 +488,7 @@ class Prediction(SavableResult):
                 for layer, region in zip(self.layers, self.layer_regions, strict=True)
             ],
             "conversions": list(self.conversion_nodes),
+            "rejected": self.rejected,
             "trace": [e.as_json() for e in self.trace],
             "findings": [f.as_json() for f in self.findings],
             "counts": dict(self.counts),
