@@ -264,7 +264,7 @@ class _TuningRun:
             "nodes": len(self.source.nodes),
         }
         placing, network = options.placement, options.network
-        prepared = prepare_network(
+        self.prepared = prepared = prepare_network(
             model, self.target, placing.weights, network.high_precision, self.source, self.format
         )
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
@@ -501,7 +501,7 @@ class _TuningRun:
         model, quantized = planner.build(planner.plan(placement.configuration), weights)
         is_unchanged = not quantized and not planner.fp16
         if is_unchanged:
-            model = self.source.copy()
+            model = self.prepared.load_float_model().copy()
         if planner.fp16:
             self._note_fp16_error(planner, placement, model)
         model.path, model.sha256 = "", None
