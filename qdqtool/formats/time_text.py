@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style, TextPage, as_options
-from qdqtool.formats.verdicts import describe_range, describe_ratio, ratio_style, speed_verdict
+from qdqtool.formats.verdicts import (
+    EVEN,
+    describe_range,
+    describe_ratio,
+    format_ratio,
+    ratio_style,
+    speed_verdict,
+)
 from qdqtool.insertion.number_formats import is_worthwhile
 from qdqtool.util.text import format_count, keep_end, round_significant
 
@@ -186,16 +193,10 @@ def _format_speed(time: TimeEstimate) -> tuple[str, Style]:
     gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
         return "unknown", Style.PLAIN
-    ratio = _format_ratio(gain)
-    return f"{gain.quantized} {ratio}" if time.is_float else ratio, ratio_style(gain)
-
-
-def _format_ratio(gain: SpeedGain) -> str:
-    """Return a ratio with its range, such as ``1.7x faster (1.3x to 2.2x)``."""
-    word = "faster" if gain.value >= 1 else "slower"
-    ratio = max(gain.value, 1 / gain.value)
-    unsure = "" if gain.is_sure else ", not certain"
-    return f"{ratio:.1f}x {word}{unsure} ({describe_range(gain)})"
+    ratio = format_ratio(gain)
+    unsure = "" if gain.is_sure or ratio == EVEN else ", not certain"
+    text = f"{ratio}{unsure} ({describe_range(gain)})"
+    return f"{gain.quantized} {text}" if time.is_float else text, ratio_style(gain)
 
 
 def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:

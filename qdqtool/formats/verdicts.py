@@ -18,6 +18,8 @@ from qdqtool.util.text import format_count, format_layer_counts
 if TYPE_CHECKING:
     from qdqtool.timing.results import SpeedGain, TimeEstimate
 
+EVEN = "about as fast"
+
 
 class Verdict(NamedTuple):
     """Sentence on a result, with a green, yellow or red style."""
@@ -450,15 +452,20 @@ def ratio_style(gain: SpeedGain) -> Style:
 
 def describe_ratio(gain: SpeedGain) -> str:
     """Return a text such as ``1.7x faster than FP16 (80 % range 1.3x to 2.2x)``."""
-    faster = gain.value >= 1
-    ratio = gain.value if faster else 1 / gain.value
-    word = "faster" if faster else "slower"
-    bounds = f"80 % range {describe_range(gain)}"
+    ratio, bounds = format_ratio(gain), f"80 % range {describe_range(gain)}"
     if gain.is_sure:
-        return f"{ratio:.1f}x {word} than {gain.precision} ({bounds})"
-    if f"{ratio:.1f}" == "1.0":
-        return f"about as fast as {gain.precision} ({bounds})"
-    return f"about {ratio:.1f}x {word} than {gain.precision}, but not certainly ({bounds})"
+        return f"{ratio} than {gain.precision} ({bounds})"
+    if ratio == EVEN:
+        return f"{ratio} as {gain.precision} ({bounds})"
+    return f"about {ratio} than {gain.precision}, but not certainly ({bounds})"
+
+
+def format_ratio(gain: SpeedGain) -> str:
+    """Return ``1.7x faster``, or :data:`EVEN` for an uncertain ratio of 1.0."""
+    ratio = f"{max(gain.value, 1 / gain.value):.1f}x"
+    if ratio == "1.0x" and not gain.is_sure:
+        return EVEN
+    return f"{ratio} {'faster' if gain.value >= 1 else 'slower'}"
 
 
 def describe_range(gain: SpeedGain) -> str:

@@ -58,3 +58,14 @@ def test_range_of_each_engine_ends_at_the_same_clock() -> None:
     add_speed_verdict(page, [time])
     ends = re.findall(r"- +([\d.]+) ms", "\n".join(page.lines))
     assert [float(end) for end in ends] == pytest.approx([15.0, 12.0 * 1.5 * 0.8 / 0.9], rel=0.01)
+
+
+def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
+    base = FloatTime(Precision.FP16, 9.8)
+    time = TimeEstimate(GPU, 10.0, float_time=base, launch_ms=6.0, quantized=Precision.FP8)
+    page = TextPage(500)
+    add_speed_verdict(page, [time])
+    add_speed_verdict(page, [time, time])
+    text = "\n".join(page.lines)
+    assert "  About as fast as FP16 (" in text and text.count("  about as fast (") == 2
+    assert text.count("gains more from ") == 3
