@@ -209,7 +209,7 @@ def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
     if gain is not None and not gain.is_sure and 2 * time.launch_ms > time.total_ms:
         texts.append(
             f"The {len(time.kernels)} kernels take at least {format_ms(time.launch_ms)} in any "
-            "type, so a larger batch or image gains more from INT8."
+            f"type, so a larger batch or image gains more from {gain.quantized}."
         )
     calibration = time.calibration
     if calibration:

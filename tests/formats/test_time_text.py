@@ -68,4 +68,4 @@ def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
     add_speed_verdict(page, [time, time])
     text = "\n".join(page.lines)
     assert "  About as fast as FP16 (" in text and text.count("  about as fast (") == 2
-    assert text.count("gains more from ") == 3
+    assert text.count("gains more from FP8") == 3
