@@ -200,7 +200,8 @@ def fix(
     permitted; see ``docs/fix.md``.
 
     Args:
-        source: The Q/DQ model with all its weights.
+        source: The Q/DQ model with all its weights. The name is that of version 0.1; the other
+            functions name this parameter `model`.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         only: Finding codes to fix. Default: all codes with an automatic fix, but ``HEAD-QUANT``

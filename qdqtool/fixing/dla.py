@@ -97,7 +97,7 @@ class DlaTranslation:
 
 
 def translate_for_dla(
-    source: ModelSource | Model,
+    model: ModelSource | Model,
     target: str | Target = DEFAULT_TARGET,
     *,
     data: object = None,
@@ -107,7 +107,7 @@ def translate_for_dla(
     """Translate a Q/DQ model for DLA to a float model with scales and layer precisions.
 
     Args:
-        source: The Q/DQ model with all its weights.
+        model: The Q/DQ model with all its weights.
         target: TensorRT version of the build, such as ``8.5.2`` or ``10.3``; older than 11.
         data: Images on which the ranges of tensors without a Q are measured, as for
             :func:`calibration.open_data`. Default: some of these tensors get scales by the rules of
@@ -124,7 +124,7 @@ def translate_for_dla(
     version = target_named(target)
     cache_header(version)
     with record_inputs() as read:
-        model = insert_clipping_relus(_prepare_quantized_model(load_full(source)))
+        model = insert_clipping_relus(_prepare_quantized_model(load_full(model)))
         view = View(model)
         notes: list[Note] = []
         quantizer_scales = _read_scales(view, notes)

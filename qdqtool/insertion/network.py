@@ -47,7 +47,7 @@ class PreparedNetwork:
 
 
 def prepare_network(
-    source: ModelSource | Model,
+    model: ModelSource | Model,
     target: Target,
     weights: str,
     high_precision: str | None,
@@ -57,20 +57,20 @@ def prepare_network(
     """Prepare a float model for Q/DQ pairs. A model object of the caller is not changed.
 
     Args:
-        source: The float model.
+        model: The float model.
         target: Target that will run the Q/DQ model.
         weights: Option `weights` of :func:`qdqtool.insert`; ``int8`` stores int8 weights.
         high_precision: Option `high_precision` of :func:`qdqtool.insert`. If None, the layers
             without Q/DQ become FP16 on a target that computes in the types of the file, unless the
             preparation for FP16 fails.
-        loaded: The loaded model, if `source` was loaded already.
+        loaded: The loaded model, if `model` was loaded already.
         number_format: Format of the Q/DQ pairs.
 
     Raises:
         ModelError: The model cannot be read, is quantized already, or cannot be prepared.
         QdqtoolError: `high_precision` is ``fp16``, and the target does not support FP16 scales.
     """
-    loaded = load_full(source) if loaded is None else loaded
+    loaded = load_full(model) if loaded is None else loaded
     _check_float_model(loaded)
     if high_precision == "fp16" and not target.float16_scales:
         raise QdqtoolError(
@@ -81,12 +81,12 @@ def prepare_network(
         )
     wants_fp16 = high_precision == "fp16" or (high_precision is None and target.strongly_typed)
     try:
-        network = _copy_network(source, loaded, wants_fp16)
+        network = _copy_network(model, loaded, wants_fp16)
         _prepare_in_place(network, target, weights, number_format)
     except ModelError as error:
         if not wants_fp16 or high_precision is not None:
             raise
-        network = _copy_network(source, load_full(source), False)
+        network = _copy_network(model, load_full(model), False)
         _prepare_in_place(network, target, weights, number_format)
         network.warnings.append(
             Note(
@@ -100,9 +100,9 @@ def prepare_network(
     return network
 
 
-def _copy_network(source: ModelSource | Model, loaded: Model, wants_fp16: bool) -> PreparedNetwork:
-    is_callers = source is loaded or source is loaded.proto
-    return PreparedNetwork(loaded.copy() if is_callers else loaded, wants_fp16, source, loaded)
+def _copy_network(model: ModelSource | Model, loaded: Model, wants_fp16: bool) -> PreparedNetwork:
+    is_callers = model is loaded or model is loaded.proto
+    return PreparedNetwork(loaded.copy() if is_callers else loaded, wants_fp16, model, loaded)
 
 
 def _check_float_model(model: Model) -> None:

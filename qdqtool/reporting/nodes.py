@@ -595,7 +595,7 @@ class ReportSubject:
 
 
 def analyze_model(
-    source: ModelSource | Model,
+    model: ModelSource | Model,
     inputs: ReportInputs,
     gpu: Gpu | None,
     build: Build | None,
@@ -604,7 +604,7 @@ def analyze_model(
     """Predict a model; with a build, verify the prediction; with a GPU, estimate the time.
 
     Args:
-        source: Path or contents of the model.
+        model: The model.
         inputs: Options of the user.
         gpu: GPU to estimate the time for; None for no estimate.
         build: Build to compare with; None for no comparison.
@@ -616,7 +616,7 @@ def analyze_model(
         BuildLogError: The build belongs to another model.
         QdqtoolError: The version in `inputs` is unknown.
     """
-    model = load(source)
+    model = load(model)
     verification = None
     if build is not None:
         verification, target = verify_model(model, build, inputs.target, inputs.gpu)
