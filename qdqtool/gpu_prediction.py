@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qdqtool import prediction as prediction_module
 from qdqtool.errors import QdqtoolError
@@ -99,14 +99,13 @@ def predict(
     _require_gpu(options)
     if gpu is None and sm is None:
         return prediction_module.predict(model, version, advice=advice, assume=assume, way=way)
-    settings = {"assume": assume, "way": way}
     with record_inputs() as inputs:
         if gpu is None or isinstance(gpu, str):
-            prediction, _ = predict_with_time(model, version, options, **settings)
+            prediction, _ = predict_with_time(model, version, options, assume=assume, way=way)
         else:
             _check_gpu_list(names, options)
             requests = [replace(options, gpu=name) for name in names]
-            prediction, _ = predict_on_gpus(model, version, requests, **settings)
+            prediction, _ = predict_on_gpus(model, version, requests, assume=assume, way=way)
     prediction.read = inputs
     if not advice:
         prediction.findings = []
@@ -151,7 +150,12 @@ def _check_gpu_list(names: Sequence[object], options: TimingOptions) -> None:
 
 
 def predict_on_gpus(
-    model: ModelSource | Model, target: Target, requests: Sequence[TimingOptions], **settings: Any
+    model: ModelSource | Model,
+    target: Target,
+    requests: Sequence[TimingOptions],
+    *,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
 ) -> tuple[Prediction, list[TimeEstimate]]:
     """Predict once for each GPU, and return one prediction with the findings for all GPUs.
 
@@ -159,12 +163,15 @@ def predict_on_gpus(
         model: The model.
         target: TensorRT version.
         requests: Options of each GPU.
-        settings: Further arguments of :func:`qdqtool.timing.on_gpu.predict_on_gpu`.
+        assume: As for :func:`predict`.
+        way: As for :func:`predict`.
 
     Returns:
         The prediction with ``times``, and the time estimates.
     """
-    results = [predict_with_time(model, target, request, **settings) for request in requests]
+    results = [
+        predict_with_time(model, target, request, assume=assume, way=way) for request in requests
+    ]
     times = [time for _, time in results if time is not None]
     predictions = [prediction for prediction, _ in results]
     if any(time.is_supported for time in times):
@@ -200,7 +207,12 @@ def _make_finding_key(finding: Finding) -> tuple[str, ...]:
 
 
 def predict_with_time(
-    model: ModelSource | Model, target: Target, options: TimingOptions, **settings: Any
+    model: ModelSource | Model,
+    target: Target,
+    options: TimingOptions,
+    *,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
 ) -> tuple[Prediction, TimeEstimate | None]:
     """Predict. If a GPU is named, estimate times and the savings of automatic fixes.
 
@@ -208,7 +220,8 @@ def predict_with_time(
         model: The model.
         target: TensorRT version.
         options: GPU or compute capability, batch, image size and calibration.
-        settings: Further arguments for :func:`qdqtool.timing.on_gpu.predict_on_gpu`.
+        assume: As for :func:`predict`.
+        way: As for :func:`predict`.
 
     Returns:
         The prediction, and the time estimate, which is None if no GPU is named.
@@ -217,7 +230,7 @@ def predict_with_time(
 
     model = load(model)
     check_image_size(options.size, model)
-    return predict_on_gpu(model, target, options, extend=_add_fix_savings, **settings)
+    return predict_on_gpu(model, target, options, assume=assume, way=way, extend=_add_fix_savings)
 
 
 def _add_fix_savings(

@@ -297,17 +297,22 @@ def _check_capability(sm: str, target: Target) -> None:
 
 
 def _predict(
-    path: str, target: Target, requests: list[TimingOptions], **settings: Any
+    path: str,
+    target: Target,
+    requests: list[TimingOptions],
+    *,
+    assume: dict[str, str] | None,
+    way: str | None,
 ) -> tuple[Prediction, list[TimeEstimate]]:
     if requests[0].gpu is None and requests[0].sm is None:
         from qdqtool.prediction import predict
 
-        return predict(path, target, **settings), []
+        return predict(path, target, assume=assume, way=way), []
     from qdqtool.gpu_prediction import predict_on_gpus, predict_with_time
 
     if len(requests) > 1:
-        return predict_on_gpus(path, target, requests, **settings)
-    prediction, time = predict_with_time(path, target, requests[0], **settings)
+        return predict_on_gpus(path, target, requests, assume=assume, way=way)
+    prediction, time = predict_with_time(path, target, requests[0], assume=assume, way=way)
     return prediction, [] if time is None else [time]
 
 
