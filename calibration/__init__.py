@@ -10,12 +10,12 @@ One pass over the images collects the statistics for all methods; see :func:`col
 :data:`METHODS`.
 """
 
-from calibration.arrays import open_data
+from calibration.arrays import CalibrationSource, open_data
 from calibration.cache import Statistics, load_statistics, save_statistics
 from calibration.dataset import Dataset, InputSpec
 from calibration.focus import Focus, FocusMap
 from calibration.methods import METHODS, amax_of, clipped_fraction, focused_error, squared_error
-from calibration.options import Preprocess
+from calibration.options import DaskCluster, Preprocess
 from calibration.presets import PRESETS
 from calibration.runner import collect
 from calibration.statistics import TensorStatistics, merge_all
@@ -23,6 +23,8 @@ from calibration.statistics import TensorStatistics, merge_all
 __all__ = [
     "METHODS",
     "PRESETS",
+    "CalibrationSource",
+    "DaskCluster",
     "Dataset",
     "Focus",
     "FocusMap",

@@ -12,9 +12,10 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from calibration.archives import Archive, read_array_header, read_values
 from calibration.dataset import (
@@ -296,11 +297,11 @@ def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[S
 class MemorySource(SampleSource):
     """Dictionaries of arrays from an iterable. A list can be read again, an iterator once."""
 
-    def __init__(self, source: Iterable[Sample], inputs: Sequence[InputSpec]) -> None:
+    def __init__(self, source: Iterable[Any], inputs: Sequence[InputSpec]) -> None:
         self.inputs = inputs
-        self.samples: Sequence[Sample] | None = source if isinstance(source, Sequence) else None
+        self.samples: Sequence[Any] | None = source if isinstance(source, Sequence) else None
         self.iterable = source
-        self.iterator: Iterator[Sample] | None = None
+        self.iterator: Iterator[Any] | None = None
         self.repeatable = not isinstance(source, Iterator)
         self.random_access = self.samples is not None
         self.used = False
@@ -380,8 +381,20 @@ class MemorySource(SampleSource):
 # Opening data -------------------------------------------------------------------------------------
 
 
+CalibrationSource: TypeAlias = (
+    str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | npt.NDArray[Any]
+    | Mapping[str, Any]
+    | Iterable[Mapping[str, Any]]
+    | Dataset
+)
+"""Calibration data in one of the forms that :func:`open_data` lists, such as a folder of images."""
+
+
 def open_data(
-    source: object,
+    source: CalibrationSource,
     inputs: Sequence[InputSpec],
     preprocess: Preprocess | str | ImageFunction = YOLO_PREPROCESS,
     max_images: int = 512,

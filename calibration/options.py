@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from qdqtool.errors import DataError
 from qdqtool.util.text import brief_repr
 
 if TYPE_CHECKING:
+    import distributed
     from PIL.Image import Image
 
 RESIZES = ("letterbox", "corner", "stretch", "crop")
@@ -17,6 +18,8 @@ INTERPOLATIONS = ("linear", "bilinear", "bicubic")
 # Function of the user that converts an upright RGB image to the network's input, such as a
 # transform of torchvision. The result may have a batch dimension.
 ImageFunction = Callable[["Image"], Any]
+DaskCluster: TypeAlias = Union[str, "distributed.Client"]
+"""Address of a Dask scheduler, ``local:N`` for N processes on this machine, or a client of Dask."""
 
 
 def _to_python_number(number: float) -> float:

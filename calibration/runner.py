@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from onnx.external_data_helper import uses_external_data
 
-from calibration.arrays import open_data
+from calibration.arrays import CalibrationSource, open_data
 from calibration.cache import CalibrationProgress, Statistics, load_progress, save_progress
 from calibration.counting import SampleCounter, ThreadPass, make_counting_semaphore
 from calibration.dataset import Dataset
 from calibration.focus import Focus
 from calibration.listing import file_digest
-from calibration.options import YOLO_PREPROCESS, ImageFunction, Preprocess
+from calibration.options import YOLO_PREPROCESS, DaskCluster, ImageFunction, Preprocess
 from calibration.session import (
     check_tensors,
     choose_size,
@@ -51,7 +51,7 @@ SAVE_SECONDS = 5.0
 
 def collect(
     model: ModelSource | Model,
-    data: object,
+    data: CalibrationSource,
     tensors: Sequence[str],
     *,
     bins: int = DEFAULT_BINS,
@@ -62,7 +62,7 @@ def collect(
     size: tuple[int, int] | None = None,
     cache: str | os.PathLike[str] | None = None,
     overwrite_cache: bool = False,
-    cluster: object = None,
+    cluster: DaskCluster | None = None,
     mixed_cpus: bool = False,
 ) -> Statistics:
     """Collect statistics of tensors over calibration data, in one pass.
@@ -204,7 +204,7 @@ class _Calibration:
     cache: Path | None
     focus: Focus | None
     overwrite: bool
-    cluster: object
+    cluster: DaskCluster | None
     mixed_cpus: bool
     key: str = ""
     notes: list[Note] = field(default_factory=list)

@@ -19,6 +19,7 @@ from qdqtool.util.files import record_inputs
 from qdqtool.util.process import pause_gc
 
 if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
     from calibration.options import ImageFunction, Preprocess
     from qdqtool.findings.report import FindingReport
 
@@ -96,7 +97,7 @@ def choose_typing(model: Model, target: Target) -> Target:
 def check_activations(
     model: ModelSource | Model,
     prediction: Prediction,
-    data: object,
+    data: CalibrationSource,
     *,
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.arrays import open_data
+from calibration.arrays import CalibrationSource, open_data
 from calibration.dataset import Dataset, InputSpec, Sample
 from calibration.options import Preprocess
 from calibration.presets import choose_preprocess, note_preprocess
@@ -114,7 +114,7 @@ class NetworkAgreement:
 def measure_agreement(
     reference: Model,
     model: Model,
-    data: object,
+    data: CalibrationSource,
     *,
     images: ImageOptions,
     max_images: int,
@@ -246,7 +246,7 @@ class _SampleFeeder:
         self,
         reference: Model,
         model: Model,
-        data: object,
+        data: CalibrationSource,
         images: ImageOptions,
         max_images: int,
     ) -> None:

@@ -66,6 +66,7 @@ from qdqtool.util.text import format_count
 from qdqtool.verification.api import check_not_empty, choose_target
 
 if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
     from calibration.options import ImageFunction, Preprocess
     from qdqtool.accuracy.agreement import NetworkAgreement
 
@@ -83,7 +84,7 @@ def compare(
     a: CompareInput,
     b: CompareInput,
     *,
-    data: object = None,
+    data: CalibrationSource | None = None,
     progress: bool = False,
     target: str | Target | None = None,
     gpu: str | None = None,
@@ -159,7 +160,7 @@ def compare(
 def _measure_agreement(
     first: Model,
     second: Model,
-    data: object,
+    data: CalibrationSource,
     images: ImageOptions,
     max_images: int,
     progress: bool,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from calibration.arrays import CalibrationSource
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
@@ -188,7 +189,7 @@ def fix(
     inputs: Mapping[str, Any] | None = None,
     effort: float = 1.0,
     *,
-    data: object = None,
+    data: CalibrationSource | None = None,
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
     gpu: str | None = None,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from calibration.arrays import CalibrationSource
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError
 from qdqtool.fixing.quantizers import make_constant_change
@@ -100,7 +101,7 @@ def translate_for_dla(
     model: ModelSource | Model,
     target: str | Target = DEFAULT_TARGET,
     *,
-    data: object = None,
+    data: CalibrationSource | None = None,
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
 ) -> DlaTranslation:
@@ -145,7 +146,11 @@ def translate_for_dla(
 
 
 def _measure_scales(
-    data: object, images: ImageOptions, notes: list[Note], model: Model, tensors: Sequence[str]
+    data: CalibrationSource,
+    images: ImageOptions,
+    notes: list[Note],
+    model: Model,
+    tensors: Sequence[str],
 ) -> dict[str, float]:
     from calibration.presets import note_preprocess
 

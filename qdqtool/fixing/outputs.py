@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
+
+if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
 
 ATOL = 1e-6  # permitted difference due to rounding in float32
 HALF_ROUNDING = 0.01  # permitted difference due to FP16 rounding in a few dozen layers
@@ -257,7 +260,7 @@ def _find_channel_range(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | 
 
 
 def read_samples(
-    model: Model, data: object, images: ImageOptions
+    model: Model, data: CalibrationSource | None, images: ImageOptions
 ) -> tuple[list[Arrays], list[Note]]:
     """Return evenly spread samples as inputs of a model, and notes on the preprocessing.
 

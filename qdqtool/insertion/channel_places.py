@@ -8,7 +8,7 @@ the channel does not change has size 1, and leading axes of size 1 are omitted.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import operator_of
 from qdqtool.ir.sizes import MOVES, find_size_constants
 from qdqtool.proto.subgraphs import STANDARD, copy_node
+
+if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
 
 Places = npt.NDArray[np.int64]
 _MAX_ENTRIES = 1 << 25  # entries of the largest tensor that is traced entry by entry
@@ -47,7 +50,7 @@ class NetworkShapes:
         has_dynamic_inputs: Whether an input has a dynamic size.
     """
 
-    def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
+    def __init__(self, model: Model, data: CalibrationSource, images: ImageOptions) -> None:
         """Run the model on one sample if the file lacks shapes and no input size is dynamic.
 
         Raises:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -37,6 +38,9 @@ from qdqtool.proto.subgraphs import nested_graphs, rename_tensors
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_count_were
+
+if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
 
 _MIN_RAISE = 1.01  # a scale is reported if rounding to FP16 raises it by a larger factor
 _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
@@ -241,7 +245,7 @@ def find_wide_tensors(
     model: Model,
     quantized: Sequence[QuantizedTensor],
     maxima: Mapping[str, float],
-    data: object,
+    data: CalibrationSource | None,
     warnings: list[Note],
     images: ImageOptions = DEFAULT_IMAGES,
     number_format: NumberFormat = INT8,

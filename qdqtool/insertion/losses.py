@@ -45,6 +45,7 @@ from qdqtool.util.threads import SharedTasks, run_threads
 
 if TYPE_CHECKING:
     from calibration import Dataset, FocusMap, TensorStatistics
+    from calibration.arrays import CalibrationSource
 
 Feeds = dict[str, npt.NDArray[Any]]
 CANDIDATES = 8
@@ -180,7 +181,7 @@ def _relative_error(part: TensorStatistics, amax: float, number_format: NumberFo
 def measure_losses(
     model: Model,
     candidates: Sequence[QuantizedTensor],
-    data: object,
+    data: CalibrationSource,
     *,
     activations: Sequence[QuantizedTensor],
     images: ImageOptions = DEFAULT_IMAGES,
@@ -623,7 +624,7 @@ class Fp16Agreement:
 
 
 def compare_outputs(
-    float_model: Model, model: Model, data: object, *, samples: int, images: ImageOptions
+    float_model: Model, model: Model, data: CalibrationSource, *, samples: int, images: ImageOptions
 ) -> Fp16Agreement | None:
     """Compare the outputs of a Q/DQ model with those of its float model.
 
@@ -644,7 +645,7 @@ def compare_outputs(
 def measure_sample_errors(
     float_model: Model,
     models: Sequence[Model],
-    data: object,
+    data: CalibrationSource,
     *,
     samples: int,
     images: ImageOptions = DEFAULT_IMAGES,

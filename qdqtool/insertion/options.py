@@ -12,7 +12,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.util.checks import check_choice, check_not_text
 
 if TYPE_CHECKING:
-    from calibration.options import ImageFunction, Preprocess
+    from calibration.options import DaskCluster, ImageFunction, Preprocess
 
 METHODS = ("focus", "mse", "percentile", "entropy", "max")
 HEADS = ("box", "float", "none")
@@ -106,7 +106,7 @@ class ClusterOptions:
             bits.
     """
 
-    cluster: object = None
+    cluster: DaskCluster | None = None
     mixed_cpus: bool = False
 
 

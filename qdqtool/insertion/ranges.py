@@ -27,6 +27,7 @@ from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from calibration import Statistics
+    from calibration.arrays import CalibrationSource
     from calibration.range_tables import RangeTable
     from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
@@ -37,7 +38,7 @@ _NO_CLUSTER = ClusterOptions()
 
 def collect_statistics(
     model: Model,
-    data: object,
+    data: CalibrationSource | None,
     groups: Sequence[ScaleGroup],
     *,
     max_images: int,

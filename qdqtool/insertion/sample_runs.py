@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.half import find_fp16_nodes
 from qdqtool.runtime.sessions import core_count
 
+if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
+
 DEFAULT_IMAGES = ImageOptions()
 FP16_SAMPLES = 8  # number of samples on which values are compared with the range of FP16
 _SUFFIX = "/qdqtool/largest"
@@ -24,7 +27,7 @@ _MIN_AXES_OPSET = 18  # first opset in which ReduceMax has its axes as an input
 
 def measure_fp16_maxima(
     model: Model,
-    data: object,
+    data: CalibrationSource,
     *,
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int = FP16_SAMPLES,
@@ -62,7 +65,7 @@ def _is_float_variable(model: Model, tensor: str) -> bool:
 def measure_channel_maxima(
     model: Model,
     channels: Mapping[str, int],
-    data: object,
+    data: CalibrationSource,
     *,
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int = FP16_SAMPLES,
@@ -82,7 +85,7 @@ def compute_sample_values(
     model: Model,
     tensors: Sequence[str],
     shapes: Mapping[str, str],
-    data: object,
+    data: CalibrationSource,
     images: ImageOptions,
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the values of tensors for the first sample.
@@ -104,7 +107,7 @@ def compute_sample_values(
 def _measure_maxima(
     model: Model,
     tensors: Sequence[str],
-    data: object,
+    data: CalibrationSource,
     images: ImageOptions,
     samples: int,
     channels: Mapping[str, int] | None = None,
@@ -144,7 +147,7 @@ def _measure_maxima(
 def run_samples(
     models: Sequence[Model],
     tensors: Sequence[str],
-    data: object,
+    data: CalibrationSource,
     images: ImageOptions,
     samples: int,
     *,

@@ -19,7 +19,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,9 @@ from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
+
+if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
 
 SAMPLES = 32  # number of samples on which the largest value of each channel is measured
 _SMALLEST = 1e-5  # minimum of a channel's largest value, as a fraction of the tensor's
@@ -81,7 +84,7 @@ def smooth_activations(
     model: Model,
     placement: Placement,
     alpha: float,
-    data: object,
+    data: CalibrationSource | None,
     images: ImageOptions = DEFAULT_IMAGES,
 ) -> tuple[list[ScaleMigration], Note]:
     """Move channel scales of activations into weights, in place.
@@ -107,6 +110,7 @@ def smooth_activations(
         ModelError: onnxruntime cannot run the model.
     """
     _check_arguments(alpha, data)
+    assert data is not None
     shapes = NetworkShapes(model, data, images)
     regions = list(_find_regions(shapes, placement))
     usable = [region for region in regions if not region.skip_reason]
@@ -159,7 +163,7 @@ def _describe_migrations(migrations: Sequence[ScaleMigration], alpha: float, rea
     return Note(text, code=code, alpha=alpha, linears=linears, places=places)
 
 
-def _check_arguments(alpha: float, data: object) -> None:
+def _check_arguments(alpha: float, data: CalibrationSource | None) -> None:
     if not 0.0 <= alpha <= 1.0:
         raise QdqtoolError(
             f"`smooth={alpha:g}` is out of range. Give a number from 0 (outliers remain in the "

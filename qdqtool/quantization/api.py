@@ -85,7 +85,8 @@ from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from calibration import Statistics
-    from calibration.options import ImageFunction, Preprocess
+    from calibration.arrays import CalibrationSource
+    from calibration.options import DaskCluster, ImageFunction, Preprocess
 
 # A warning is added if the model with Q/DQ and FP16 has an output error above 10 %, and above five
 # times the error of its quantized activations alone.
@@ -94,7 +95,7 @@ _MIN_FP16_ERROR, _MIN_FP16_RATIO = 0.1, 5.0
 
 def insert(
     model: ModelSource | Model,
-    data: object = None,
+    data: CalibrationSource | None = None,
     *,
     progress: bool = False,
     method: str = "focus",
@@ -118,7 +119,7 @@ def insert(
     high_precision: str | None = None,
     smooth: float | None = None,
     input_type: str = "float",
-    cluster: object = None,
+    cluster: DaskCluster | None = None,
     mixed_cpus: bool = False,
     calib_table: str | os.PathLike[str] | None = None,
     losses: int | None = 0,
@@ -258,7 +259,7 @@ def _with_precision(options: InsertOptions, precision: str) -> InsertOptions:
 
 def _insert_best_format(
     model: ModelSource | Model,
-    data: object,
+    data: CalibrationSource | None,
     target: Target,
     options: InsertOptions,
     gpu: str | None,
@@ -354,7 +355,11 @@ class _Inserter:
     """
 
     def __init__(
-        self, model: ModelSource | Model, data: object, target: Target, options: InsertOptions
+        self,
+        model: ModelSource | Model,
+        data: CalibrationSource | None,
+        target: Target,
+        options: InsertOptions,
     ) -> None:
         if options.cluster.cluster is not None:
             from calibration.cluster.connection import check_cluster
@@ -452,6 +457,7 @@ class _Inserter:
 
     def measure_errors(self, models: Sequence[Model]) -> npt.NDArray[np.float64]:
         """Return the output errors relative to the float model, of shape [samples, models]."""
+        assert self._data is not None
         return measure_sample_errors(
             self._network.load_float_model(),
             models,
@@ -644,6 +650,7 @@ class _Inserter:
         statistics, self._statistics = self._statistics, None  # free tens of megabytes
         if self._options.losses == 0 or statistics is None:
             return
+        assert self._data is not None  # `statistics` are those of the data
         activations = self.result.activations
         sources = {t: s.group.sources for s in scales for t in s.group.quantized}
         candidates = rank_activations(activations, statistics, sources, number_format=self._format)
@@ -721,6 +728,7 @@ class _Inserter:
         choice = self.result.choice
         if choice is not None and self.result.precision in choice.errors:
             return Fp16Agreement(choice.errors[self.result.precision], choice.samples)
+        assert self._data is not None
         return compare_outputs(
             self._network.load_float_model(),
             model,

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import EncodeError
 
+from calibration.arrays import CalibrationSource
 from calibration.cluster.connection import check_cluster, connect
 from calibration.dataset import Dataset
-from calibration.options import ImageFunction, Preprocess
+from calibration.options import DaskCluster, ImageFunction, Preprocess
 from calibration.presets import name_preprocess, note_preprocess
 from qdqtool import prediction
 from qdqtool.accuracy.metrics import MetricFunction, choose_metric, find_compared_tensors
@@ -84,12 +85,12 @@ if TYPE_CHECKING:
 
 def tune(
     model: ModelSource | Model,
-    data: object,
+    data: CalibrationSource,
     *,
     mapper: TaskMapper | None = None,
     progress: bool = False,
     say: Callable[[str], None] | None = None,
-    evaluation: object = None,
+    evaluation: CalibrationSource | None = None,
     keep: float | None = None,
     budget_ms: float | None = None,
     metric: str | MetricFunction | None = None,
@@ -114,7 +115,7 @@ def tune(
     weights: str = "float",
     high_precision: str | None = None,
     smooth: float | None = None,
-    cluster: object = None,
+    cluster: DaskCluster | None = None,
     mixed_cpus: bool = False,
     state: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
@@ -241,7 +242,11 @@ class _TuningRun:
     """State of one call of `tune`: network, images and ranges."""
 
     def __init__(
-        self, model: ModelSource | Model, data: object, target: Target, options: TuneOptions
+        self,
+        model: ModelSource | Model,
+        data: CalibrationSource,
+        target: Target,
+        options: TuneOptions,
     ) -> None:
         self.started, self.cpu_started = time.monotonic(), time.process_time()
         self.data = data

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibration.arrays import open_data
+from calibration.arrays import CalibrationSource, open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
 from calibration.options import YOLO_PREPROCESS
 from calibration.session import choose_size, input_specs
@@ -55,8 +55,8 @@ class ImageSets:
 
 def open_sets(
     model: Model,
-    data: object,
-    evaluation: object = None,
+    data: CalibrationSource,
+    evaluation: CalibrationSource | None = None,
     images: ImageOptions | None = None,
     *,
     max_images: int = RangeOptions.max_images,
@@ -120,7 +120,7 @@ def _describe_image_count(indices: Sequence[int]) -> str:
     return "1 image is" if len(indices) == 1 else f"{len(indices)} images are"
 
 
-def _forbid_same_path(data: object, evaluation: object) -> None:
+def _forbid_same_path(data: CalibrationSource, evaluation: CalibrationSource) -> None:
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and is_same_file(*paths):
         raise DataError(
@@ -132,7 +132,7 @@ def _forbid_same_path(data: object, evaluation: object) -> None:
 
 
 def _open_dataset(
-    model: Model, data: object, images: ImageOptions, max_images: int, parameter: str
+    model: Model, data: CalibrationSource, images: ImageOptions, max_images: int, parameter: str
 ) -> tuple[Dataset, Sequence[int]]:
     """Open data, and return the dataset with the indices of its images.
 

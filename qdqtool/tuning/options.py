@@ -20,6 +20,7 @@ from qdqtool.timing.options import GpuOptions
 from qdqtool.util import limits
 
 if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
     from qdqtool.accuracy.metrics import MetricFunction
 
 KEEP = 0.97  # default fraction of the float model's metric to keep, without a budget
@@ -41,7 +42,7 @@ class TuningGoal:
             for YOLOv8-style outputs, else one minus the relative output error.
     """
 
-    evaluation: object = None
+    evaluation: CalibrationSource | None = None
     keep: float | None = None
     budget_ms: float | None = None
     metric: str | MetricFunction | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from qdqtool.insertion.number_formats import MIN_GAIN, is_worthwhile
 from qdqtool.timing import gpus
@@ -16,6 +17,9 @@ from qdqtool.tuning.sites import FREE, INT8, TuningSite
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_count_were
+
+if TYPE_CHECKING:
+    from calibration.arrays import CalibrationSource
 
 _SHOWN_POINTS = 10
 _ACCURATE = "accurate enough in INT8"
@@ -160,7 +164,11 @@ def describe_cost(gpu: gpus.Gpu | None) -> Json:
 
 
 def describe_images(
-    sets: ImageSets, data: object, evaluation: object, calibrated: int, searched: int
+    sets: ImageSets,
+    data: CalibrationSource,
+    evaluation: CalibrationSource | None,
+    calibrated: int,
+    searched: int,
 ) -> Json:
     """Return the JSON that describes the images of a tuning.
 
@@ -199,7 +207,9 @@ def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float)
     }
 
 
-def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -> list[Note]:
+def warn_small_sets(
+    sets: ImageSets, budget: SearchBudget, evaluation: CalibrationSource | None
+) -> list[Note]:
     """Return a warning if search or final evaluation has too few images, else an empty list."""
     chosen, judged = len(sets.chosen_on), len(sets.judged_on)
     if chosen >= budget.chosen_on and judged >= budget.judged_on:
