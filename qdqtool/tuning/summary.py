@@ -221,8 +221,8 @@ def warn_small_sets(
     return [
         Note(
             f"only {format_count(chosen, 'selection image')} and "
-            f"{format_count(judged, 'held-out image')}: too few to distinguish candidates whose "
-            f"metrics differ by a few hundredths. Give {more}",
+            f"{format_count(judged, 'held-out image')} are available: too few to distinguish "
+            f"candidates whose metrics differ by a few hundredths. Give {more}",
             code="few-images-to-judge",
             chosen_on=chosen,
             judged_on=judged,

@@ -147,7 +147,9 @@ def _limit_samples(
     count = len(chosen)
     if count == len(samples):
         return tuple(samples)
-    work = "candidates compared" if verb == "chosen" else "results measured"
-    text = f"{work} on {count} of {len(samples)} images: more would exceed the time limit"
+    work, use = ("candidates compared", "selection")
+    if verb == "judged":
+        work, use = ("results measured", "held-out")
+    text = f"{work} on {count} of {len(samples)} {use} images: more would exceed the time limit"
     search.notes.append(Note(text, code=f"{verb}-on", room=count, images=len(samples)))
     return tuple(chosen)

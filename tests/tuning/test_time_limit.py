@@ -61,6 +61,8 @@ def test_fit_samples_limits_both_sets(
     assert (len(sets.chosen_on), len(sets.judged_on)) == samples
     assert set(sets.swept_on) <= set(sets.chosen_on) and len(sets.swept_on) == 4
     assert max(sets.chosen_on) > 24 and note_codes(search.notes) == codes
+    for note, use in zip(search.notes, (" of 32 selection ", " of 32 held-out "), strict=False):
+        assert use in note
     evaluator.deadline = 0.0
     with pytest.raises(OutOfTime):  # before the first run
         evaluator.measure_metric([FLOAT_RECIPE], sets.chosen_on, "Float")
