@@ -135,7 +135,8 @@ def command(
     Accuracy is measured with onnxruntime. Types and times are predicted: no GPU and no TensorRT is
     needed. The accuracy of the result is measured on held-out images.
 
-    Exit codes: 0 done, 1 the goal was not reached (the best choice is written), 2 bad input.
+    Exit codes: 0 the goal was reached (if no faster choice reaches it, by the float model), 1 the
+    goal was not reached (the best choice is written), 2 bad input.
     """
     started = perf_counter()
     if state is not None and no_state:

@@ -88,20 +88,21 @@ def _float_type(tuning: Tuning) -> str:
 
 
 def _describe_float_model(tuning: Tuning) -> str:
+    lead = "goal met by the float model. " if tuning.reached else ""
     written = "The float model was written unchanged."
     if not tuning.unchanged:
         written = f"The float model was written in {tuning.float_type.upper()}."
     if tuning.budget_ms is not None:
-        return f"The float model is within {tuning.budget_ms:g} ms. {written}"
+        return f"{lead}The float model is within {tuning.budget_ms:g} ms. {written}"
     chosen_on = format_count(tuning.images["chosen_on"], "selection image")
     condition = f"is faster than {_float_type(tuning)} and reaches {_format_goal(tuning)} on "
     condition += chosen_on
     if tuning.effort["stopped"] or not tuning.reached:
         return (
-            f"No choice of {_format_title(tuning)} layers that {condition} was found before the "
-            f"time limit. {written} Give a longer --time-limit or a lower --keep"
+            f"{lead}No choice of {_format_title(tuning)} layers that {condition} was found before "
+            f"the time limit. {written} Give a longer --time-limit or a lower --keep"
         )
-    return f"No choice of {_format_title(tuning)} layers {condition}. {written}"
+    return f"{lead}No choice of {_format_title(tuning)} layers {condition}. {written}"
 
 
 def _goal_level(tuning: Tuning) -> float:

@@ -102,6 +102,7 @@ def test_budget_that_the_float_model_fits_takes_it(tmp_path: Path) -> None:
     for reached in (False, True):  # only a complete search can say that there is none
         other = replace(tuning, budget_ms=None, keep=0.97, reached=reached, effort=stopped)
         first = render_tuning(other, 500).lines[0]
+        assert first.startswith("goal met") is reached
         assert "0.970" in first and "unchanged" in first and "--time-limit" in first
 
 
