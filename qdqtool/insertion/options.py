@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.checks import check_choice, check_not_text
@@ -14,11 +14,17 @@ from qdqtool.util.checks import check_choice, check_not_text
 if TYPE_CHECKING:
     from calibration.options import DaskCluster, ImageFunction, Preprocess
 
-METHODS = ("focus", "mse", "percentile", "entropy", "max")
-HEADS = ("box", "float", "none")
-RESIDUALS = ("auto", "skip", "both", "none")
-ATTENTIONS = ("auto", "float", "int8", "fp8")
-WEIGHT_FORMS = ("float", "int8", "fp8")
+RangeMethod: TypeAlias = Literal["focus", "mse", "percentile", "entropy", "max"]
+HeadChoice: TypeAlias = Literal["box", "float", "none"]
+ResidualChoice: TypeAlias = Literal["auto", "skip", "both", "none"]
+AttentionChoice: TypeAlias = Literal["auto", "float", "int8", "fp8"]
+WeightForm: TypeAlias = Literal["float", "int8", "fp8"]
+HighPrecision: TypeAlias = Literal["fp32", "fp16"]
+InputType: TypeAlias = Literal["float", "int8", "uint8"]
+
+METHODS: tuple[str, ...] = get_args(RangeMethod)
+HEADS: tuple[str, ...] = get_args(HeadChoice)
+RESIDUALS: tuple[str, ...] = get_args(ResidualChoice)
 PRECISIONS = ("int8", "fp8", "auto")
 
 
@@ -34,8 +40,8 @@ class RangeOptions:
         max_images: Maximum number of samples, spread evenly over the data.
     """
 
-    method: str = "focus"
-    method_for: Sequence[tuple[str, str]] = ()
+    method: RangeMethod = "focus"
+    method_for: Sequence[tuple[str, RangeMethod]] = ()
     percentile: float = 99.99
     max_images: int = 512
 
@@ -117,7 +123,7 @@ class PlacementOptions:
     Attributes:
         head: Layers of a detection head that remain float, one of :data:`HEADS`.
         residual: Inputs of a residual Add that are quantized, one of :data:`RESIDUALS`.
-        attention: Type of the products of attention, one of :data:`ATTENTIONS`.
+        attention: Type of the products of attention, one of :data:`AttentionChoice`.
         unify: Whether tensors share one scale if Concat, MaxPool or similar operators connect them.
         exclude: Regular expressions on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize even if `head` or `attention`
@@ -128,21 +134,21 @@ class PlacementOptions:
         precision: Format of quantized tensors, one of :data:`PRECISIONS`.
     """
 
-    head: str = "box"
-    residual: str = "auto"
-    attention: str = "auto"
+    head: HeadChoice = "box"
+    residual: ResidualChoice = "auto"
+    attention: AttentionChoice = "auto"
     unify: bool = True
     exclude: Sequence[str] = ()
     include: Sequence[str] = ()
     exclude_op: Sequence[str] = ()
-    weights: str = "float"
+    weights: WeightForm = "float"
     precision: str = "int8"
 
     def __post_init__(self) -> None:
         check_choice("head", self.head, HEADS)
         check_choice("residual", self.residual, RESIDUALS)
-        check_choice("attention", self.attention, ATTENTIONS)
-        check_choice("weights", self.weights, WEIGHT_FORMS)
+        check_choice("attention", self.attention, get_args(AttentionChoice))
+        check_choice("weights", self.weights, get_args(WeightForm))
         check_choice("precision", self.precision, PRECISIONS)
         for parameter, neutral in (("attention", ("auto", "float")), ("weights", ("float",))):
             form = getattr(self, parameter)
@@ -168,16 +174,16 @@ class NetworkOptions:
         input_type: Type of the network's inputs, ``float``, ``int8`` or ``uint8``.
     """
 
-    high_precision: str | None = None
+    high_precision: HighPrecision | None = None
     smooth: float | None = None
-    input_type: str = "float"
+    input_type: InputType = "float"
 
     def __post_init__(self) -> None:
         if self.high_precision is not None:
-            check_choice("high_precision", self.high_precision, ("fp32", "fp16"))
+            check_choice("high_precision", self.high_precision, get_args(HighPrecision))
         if self.smooth is not None:
             object.__setattr__(self, "smooth", float(self.smooth))
-        check_choice("input_type", self.input_type, ("float", "int8", "uint8"))
+        check_choice("input_type", self.input_type, get_args(InputType))
 
 
 @dataclass(frozen=True)

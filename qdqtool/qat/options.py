@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qdqtool.insertion.options import HEADS, RESIDUALS
+from qdqtool.insertion.options import HEADS, RESIDUALS, HeadChoice, ResidualChoice
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.util.checks import check_choice, check_not_text
 
@@ -16,8 +16,8 @@ class QatOptions:
 
     target: str | Target = DEFAULT_TARGET
     backend: str = "pytorch-quantization"
-    head: str = "box"
-    residual: str = "auto"
+    head: HeadChoice = "box"
+    residual: ResidualChoice = "auto"
     unify: bool = True
     exclude: Sequence[str] = ()
     include: Sequence[str] = ()

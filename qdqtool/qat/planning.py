@@ -12,7 +12,7 @@ from torch import nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rules
-from qdqtool.insertion.options import PlacementOptions
+from qdqtool.insertion.options import HeadChoice, PlacementOptions, ResidualChoice
 from qdqtool.insertion.placement import Placement, can_be_quantized
 from qdqtool.insertion.prepare import prepare_float_model as prepare_network
 from qdqtool.insertion.scales import UnionFind, find_scale_groups
@@ -172,8 +172,8 @@ def plan(
     *,
     target: str | Target = DEFAULT_TARGET,
     backend: str = "pytorch-quantization",
-    head: str = "box",
-    residual: str = "auto",
+    head: HeadChoice = "box",
+    residual: ResidualChoice = "auto",
     unify: bool = True,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),

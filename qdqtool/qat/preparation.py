@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.options import HeadChoice, ResidualChoice
 from qdqtool.qat.modules import (
     Int8Mixin,
     QuantizedModule,
@@ -48,8 +49,8 @@ def prepare(
     report: Callable[[str], object] | None = print,
     target: str | Target = DEFAULT_TARGET,
     backend: str = "pytorch-quantization",
-    head: str = "box",
-    residual: str = "auto",
+    head: HeadChoice = "box",
+    residual: ResidualChoice = "auto",
     unify: bool = True,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
