@@ -358,8 +358,9 @@ def _render_text(
                 build_commands(built, result.path, width, prediction.model, half=half, batch=batch)
             )
             if not result.times:
-                command = f"qdqtool predict {shlex.quote(result.path)}{repeated.target} --gpu L4"
+                command = f"qdqtool predict {shlex.quote(result.path)}{repeated.target} --gpu NAME"
                 page.add_command("Times:", command)
+                page.add_lines("         (qdqtool gpus lists the names)")
     page.add_lines(f"Took {seconds:.1f} s.")
     return page
 
