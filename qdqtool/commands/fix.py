@@ -9,9 +9,10 @@ import click
 
 from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
+from qdqtool.util.files import reserve_output
 
 if TYPE_CHECKING:
-    from qdqtool.trt.targets import Target
+    from qdqtool.fixing.dla import DlaTranslation
 
 
 @click.command("fix", cls=options.HelpCommand)
@@ -86,13 +87,17 @@ def command(
                 code="option-without-effect",
                 parameter="dla_cache",
             )
-        _translate_for_dla(model, output, dla_cache, chosen_target, calib, images, answer)
+        reserve_output(output, "-o")
+        reserve_output(dla_cache, "--dla-cache")
+        from qdqtool.fixing.dla import translate_for_dla
+
+        translation = translate_for_dla(model, chosen_target, data=calib, **images.as_keywords())
+        _save_translation(translation, output, dla_cache, answer)
         return 0
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
     from qdqtool.formats.fix_text import render
     from qdqtool.formats.output import use_option_names
-    from qdqtool.util.files import reserve_output
 
     arrays = None if inputs is None else read_arrays(inputs)
     reserve_output(output, "-o")
@@ -117,23 +122,13 @@ def command(
     return 0 if fixed.ok else 1
 
 
-def _translate_for_dla(
-    model: str,
-    output: str,
-    cache: str,
-    target: Target,
-    calib: str | None,
-    images: options.ImageArguments,
-    answer: options.AnswerWriter,
+def _save_translation(
+    translation: DlaTranslation, output: str, cache: str, answer: options.AnswerWriter
 ) -> None:
-    from qdqtool.fixing.dla import translate_for_dla
+    """Write the float model and the calibration cache, and report both."""
     from qdqtool.formats.insertion_text import add_calibration_cache
     from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
-    from qdqtool.util.files import reserve_output
 
-    reserve_output(output, "-o")
-    reserve_output(cache, "--dla-cache")
-    translation = translate_for_dla(model, target, data=calib, **images.as_keywords())
     report = translation.save(output, cache)
 
     def render_text(width: int) -> TextPage:
