@@ -120,12 +120,7 @@ def command(
     path = options.choose_output_path(model, output)
     chosen_target = options.choose_target(target, strongly_typed)
     if gpu is not None:  # an unknown GPU is rejected before the long work
-        from qdqtool.timing import gpus
-        from qdqtool.trt.gpu_support import require_gpu_support
-
-        known_gpu = gpus.choose_gpu(gpu)
-        chosen_target = chosen_target.with_capability(known_gpu.cc, known_gpu.name)
-        require_gpu_support(chosen_target, known_gpu.cc, known_gpu.name)
+        chosen_target = _restrict_to_gpu(chosen_target, gpu)
     from qdqtool.util.files import reserve_output
 
     for output_path, option in (
@@ -175,13 +170,13 @@ def command(
         page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if cache is not None:
             add_calibration_cache(page, cache)
-        can_compare = calib is not None and settings["input_type"] != "int8"
-        words = ["qdqtool", "compare", model, path, "--calib", _OTHER_IMAGES]
-        compare = words if can_compare else None
         if result.precision == FLOAT:
             page.add_page(_suggest_tune(model, calib, gpu, width))
-        else:
-            page.add_page(_suggest_next(built, path, gpu, width, result.model, compare))
+            return page
+        _suggest_predict(page, path, built, gpu)
+        if calib is not None and settings["input_type"] != "int8":
+            _suggest_compare(page, model, path)
+        _suggest_build(page, path, built, result.model)
         return page
 
     answer.write(
@@ -194,6 +189,16 @@ def command(
         render_text,
     )
     return 0
+
+
+def _restrict_to_gpu(target: Target, name: str) -> Target:
+    from qdqtool.timing.gpus import choose_gpu
+    from qdqtool.trt.gpu_support import require_gpu_support
+
+    gpu = choose_gpu(name)
+    target = target.with_capability(gpu.cc, gpu.name)
+    require_gpu_support(target, gpu.cc, gpu.name)
+    return target
 
 
 def _check_range_source(calib: str | None, calib_table: str | None) -> None:
@@ -325,36 +330,34 @@ def _estimate_formats(
     )
 
 
-def _suggest_next(
-    target: Target,
-    path: str,
-    gpu: str | None,
-    width: int,
-    model: onnx.ModelProto,
-    compare: list[Any] | None,
-) -> TextPage:
-    from qdqtool.formats.output import TextPage
-    from qdqtool.formats.predict_text import build_commands, target_option
-    from qdqtool.ir.graph import Model
-    from qdqtool.ir.input_shapes import describe_model
+def _suggest_predict(page: TextPage, path: str, target: Target, gpu: str | None) -> None:
+    from qdqtool.formats.predict_text import target_option
 
-    page = TextPage(width)
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
     page.add_command(
         "Next:",
         f"qdqtool predict {shlex.quote(path)}{target_option(target.display_name)}{on_gpu}",
     )
-    if compare is not None:
-        prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
-        page.add_command("Compare:", f"{shlex.join(compare)}{prepared}")
-        text = (
-            f"{_OTHER_IMAGES} stands for images that were not used for calibration. The "
-            "calibration images would give an optimistic result."
-        )
-        page.fill(text, 9, " " * 9)
+
+
+def _suggest_compare(page: TextPage, model: str, path: str) -> None:
+    words = ["qdqtool", "compare", model, path, "--calib", _OTHER_IMAGES]
+    prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
+    page.add_command("Compare:", f"{shlex.join(words)}{prepared}")
+    text = (
+        f"{_OTHER_IMAGES} stands for images that were not used for calibration. The "
+        "calibration images would give an optimistic result."
+    )
+    page.fill(text, 9, " " * 9)
+
+
+def _suggest_build(page: TextPage, path: str, target: Target, model: onnx.ModelProto) -> None:
+    from qdqtool.formats.predict_text import build_commands
+    from qdqtool.ir.graph import Model
+    from qdqtool.ir.input_shapes import describe_model
+
     if not target.is_rtx:
-        page.add_page(build_commands(target, path, width, describe_model(Model(model))))
-    return page
+        page.add_page(build_commands(target, path, page.width, describe_model(Model(model))))
 
 
 def _estimate_time(
