@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -20,6 +20,7 @@ from qdqtool.trt.result import Prediction
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
+    from qdqtool.findings.build_methods import BuildMethod
     from qdqtool.formats.annotations import ModelReview
     from qdqtool.formats.output import TextPage
     from qdqtool.timing.options import TimingOptions
@@ -167,21 +168,16 @@ def command(
         emit(annotations.to_markdown(results), answer.output)
     elif predictions:
         method = {} if build_method is None else {"for": build_method.as_json(chosen_target.name)}
-        answer.write(
-            lambda: use_option_names(predictions[0].as_json()) | method,
-            lambda width: _render_text(
-                results,
-                chosen_target,
-                width,
-                half=not request.no_fp16,
-                batch=request.batch,
-                seconds=perf_counter() - started,
-                everything=everything,
-                layers=layers,
-                trace=trace,
-                way=build_method,
-            ),
+        shown = _TextOptions(
+            everything, layers, trace, build_method, not request.no_fp16, request.batch
         )
+
+        def render_text(width: int) -> TextPage:
+            page = _render_text(results, chosen_target, width, shown)
+            page.add_lines(f"Took {perf_counter() - started:.1f} s.")
+            return page
+
+        answer.write(lambda: use_option_names(predictions[0].as_json()) | method, render_text)
     return _print_failures(results)
 
 
@@ -316,15 +312,28 @@ def _predict(
     return prediction, [] if time is None else [time]
 
 
+class _TextOptions(NamedTuple):
+    """Options that decide what the text shows.
+
+    Attributes:
+        everything: Whether to print all convolutions and the full findings.
+        layers: Whether to list the layers of the engine.
+        trace: Whether to print the predicted lines of TensorRT's log.
+        way: Build method to describe; None to suggest commands of trtexec.
+        half: Whether the builder may use FP16.
+        batch: Batch size of the suggested commands; None for 1.
+    """
+
+    everything: bool
+    layers: bool
+    trace: bool
+    way: BuildMethod | None
+    half: bool
+    batch: int | None
+
+
 def _render_text(
-    results: list[ModelReview],
-    target: Target,
-    width: int,
-    *,
-    half: bool,
-    batch: int | None,
-    seconds: float,
-    **settings: Any,
+    results: list[ModelReview], target: Target, width: int, shown: _TextOptions
 ) -> TextPage:
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import (
@@ -350,18 +359,35 @@ def _render_text(
             continue
         built = choose_typing(prediction, target)
         page.add_gap()
-        settings |= {"times": result.times, "target": built, "options": repeated}
-        page.add_page(render(prediction, width, half=half, **settings))
-        if settings["way"] is None and not target.is_rtx and is_built_quantized(prediction):
+        text = render(
+            prediction,
+            width,
+            everything=shown.everything,
+            layers=shown.layers,
+            trace=shown.trace,
+            times=result.times,
+            way=shown.way,
+            half=shown.half,
+            target=built,
+            options=repeated,
+        )
+        page.add_page(text)
+        if shown.way is None and not target.is_rtx and is_built_quantized(prediction):
             page.add_gap()
             page.add_page(
-                build_commands(built, result.path, width, prediction.model, half=half, batch=batch)
+                build_commands(
+                    built,
+                    result.path,
+                    width,
+                    prediction.model,
+                    half=shown.half,
+                    batch=shown.batch,
+                )
             )
             if not result.times:
                 command = f"qdqtool predict {shlex.quote(result.path)}{repeated.target} --gpu NAME"
                 page.add_command("Times:", command)
                 page.add_lines("         (qdqtool gpus lists the names)")
-    page.add_lines(f"Took {seconds:.1f} s.")
     return page
 
 
