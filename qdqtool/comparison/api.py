@@ -144,7 +144,7 @@ def compare(
             size = size or find_common_size(second, first)
             if has_dynamic_size(first):
                 images = replace(images, size=size)
-        comparison = _compare_by_kind(first, second, target, gpu, size)
+        comparison = _compare_by_kind(first, second, target, TimingOptions(gpu=gpu, size=size))
         if isinstance(first, Model) and isinstance(second, Model) and data is not None:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
@@ -201,12 +201,12 @@ def _compare_by_kind(
     first: Model | EngineReport,
     second: Model | EngineReport,
     target: str | Target | None,
-    gpu: str | None,
-    size: tuple[int, int] | None,
+    timing: TimingOptions,
 ) -> Comparison:
     if isinstance(first, Model) and isinstance(second, Model):
-        return _compare_models(first, second, target, gpu, size)
-    if gpu is not None:
+        resolved = target_named(DEFAULT_TARGET if target is None else target)
+        return _compare_models(first, second, resolved, timing)
+    if timing.gpu is not None:
         raise QdqtoolError(
             "`gpu` estimates the times of two models only, because a build has measured times; "
             "leave `gpu` out",
@@ -279,35 +279,24 @@ def choose_distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[
 
 
 def _compare_models(
-    first: Model,
-    second: Model,
-    target: str | Target | None,
-    gpu: str | None,
-    size: tuple[int, int] | None,
+    first: Model, second: Model, target: Target, timing: TimingOptions
 ) -> Comparison:
-    resolved = target_named(target if target is not None else DEFAULT_TARGET)
-    if gpu is not None:
-        device = choose_gpu(gpu)
-        require_gpu_support(resolved, device.cc, device.name)
+    if timing.gpu is not None:
+        device = choose_gpu(timing.gpu)
+        require_gpu_support(target, device.cc, device.name)
     titles = choose_distinct_names([first.path or "first model"], [second.path or "second model"])
     a, b = (
-        ModelSide(View(model), _predict_with_times(model, resolved, gpu, size), title)
+        ModelSide(View(model), _predict_with_times(model, target, timing), title)
         for model, title in zip((first, second), titles, strict=True)
     )
     matching = match_nodes(a.view, b.view)
     _check_same_network(a, b, matching)
     comparison = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
-    if resolved.borrows_rules:
-        note = Note(f"the rules are {resolved.borrowed_rules}", code="borrowed-rules")
+    if target.borrows_rules:
+        note = Note(f"the rules are {target.borrowed_rules}", code="borrowed-rules")
         comparison.notes.append(note)
-    if gpu is not None and size is None and any(map(has_dynamic_size, (first, second))):
-        comparison.notes.append(
-            Note(
-                "the models record no image size: the times are for 640x640; give `size` for "
-                "another size",
-                code="size-assumed",
-            )
-        )
+    if timing.gpu is not None and timing.size is None:
+        comparison.notes += _note_assumed_size(first, second)
     if comparison.a.quantized != comparison.b.quantized:
         side, summary = (b, comparison.b) if comparison.a.quantized else (a, comparison.a)
         comparison.notes += use_fp16_time(side, summary)
@@ -323,6 +312,15 @@ def _compare_models(
     comparison.notes += _note_different_constants(a.view, b.view, matching)
     comparison.nodes = _compare_nodes(a, b, matching)
     return comparison
+
+
+def _note_assumed_size(first: Model, second: Model) -> list[Note]:
+    if not has_dynamic_size(first) and not has_dynamic_size(second):
+        return []
+    text = (
+        "the models record no image size: the times are for 640x640; give `size` for another size"
+    )
+    return [Note(text, code="size-assumed")]
 
 
 def _note_different_constants(a: View, b: View, matching: NodeMatching) -> list[Note]:
@@ -354,14 +352,12 @@ def _has_other_constants(first: Model, node: Node, second: Model, partner: Node)
     return False
 
 
-def _predict_with_times(
-    model: Model, target: Target, gpu: str | None, size: tuple[int, int] | None
-) -> Prediction:
-    if gpu is None:
+def _predict_with_times(model: Model, target: Target, timing: TimingOptions) -> Prediction:
+    if timing.gpu is None:
         return predict(model, target)
     from qdqtool.timing.on_gpu import predict_on_gpu
 
-    return predict_on_gpu(model, target, TimingOptions(gpu=gpu, size=size))[0]
+    return predict_on_gpu(model, target, timing)[0]
 
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:
