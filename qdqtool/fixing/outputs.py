@@ -8,6 +8,7 @@ comes from. This needs operators after the Concat that only move values.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +40,39 @@ MAX_PARTS = 16  # an output with more parts is compared as a whole
 SAMPLES = 8  # number of images on which outputs are compared
 
 Run = Callable[[onnx.ModelProto, Arrays], Arrays]
+
+
+@dataclass(frozen=True)
+class _SampleRun:
+    """A network, one sample, and the function that runs models."""
+
+    model: Model
+    inputs: Arrays
+    run: Run
+
+    def compute(self, tensors: list[str]) -> Arrays:
+        """Return the values of tensors, which may be inputs or constants.
+
+        Raises:
+            RunError: The network cannot be run, or a tensor has no value.
+        """
+        model = self.model
+        values = dict(self.inputs)
+        computed = [t for t in tensors if not model.is_constant(t) and t not in model.inputs]
+        if computed:
+            values.update(self.run(partial_model(model, computed), self.inputs))
+        for tensor in filter(model.is_constant, tensors):
+            constant = model.constant(tensor)
+            if constant is not None:
+                values[tensor] = constant
+        for tensor in tensors:
+            if tensor not in values:
+                raise RunError(
+                    f"onnxruntime returned no value for tensor '{tensor}'",
+                    code="no-value",
+                    node=tensor,
+                )
+        return {t: values[t] for t in tensors}
 
 
 @dataclass(frozen=True)
@@ -153,13 +187,14 @@ def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPar
         inputs: One sample.
         run: Function that runs a model.
     """
+    network = _SampleRun(floats, inputs, run)
     output_parts: list[OutputPart] = []
     for output in dict.fromkeys(floats.outputs):
         parts = find_concat_parts(floats, output)
         if not 1 < len(parts) <= MAX_PARTS:
             continue
         try:
-            labels = _label_elements(floats, output, parts, inputs, run)
+            labels = _label_elements(network, output, parts)
         except RunError:
             continue  # the output is compared as a whole
         for number, tensor in enumerate(parts):
@@ -182,30 +217,21 @@ def _copy_constants(model: Model, tensors: Iterable[str]) -> list[onnx.TensorPro
     return constants
 
 
-def _label_elements(
-    model: Model, output: str, parts: list[str], inputs: Arrays, run: Run
-) -> npt.NDArray[Any]:
+def _label_elements(network: _SampleRun, output: str, parts: list[str]) -> npt.NDArray[Any]:
     """Return, for each element of an output, the index in `parts` of its source tensor.
 
     Raises:
         RunError: A model cannot be run, or a tensor has no value.
     """
+    model = network.model
     nodes = _nodes_between(model, output, parts)
-    consumed = dict.fromkeys(t for n in nodes for t in n.inputs if t)
-    produced = {t for n in nodes for t in n.outputs}
+    produced = set(itertools.chain.from_iterable(node.outputs for node in nodes))
+    consumed = _list_inputs(nodes)
     operands = [t for t in consumed if t not in produced and not model.is_constant(t)]
-    feeds = _compute_tensors(model, list(dict.fromkeys([*parts, *operands])), inputs, run)
+    feeds = network.compute(list(dict.fromkeys([*parts, *operands])))
     for number, tensor in enumerate(parts):
         feeds[tensor] = np.full_like(feeds[tensor], number)
-    constants = _copy_constants(model, [t for t in consumed if t not in feeds])
-    starts = [
-        helper.make_tensor_value_info(t, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-        for t, v in feeds.items()
-    ]
-    ends = [onnx.ValueInfoProto(name=output)]
-    graph = helper.make_graph([n.proto for n in nodes], "parts", starts, ends, constants)
-    proto = helper.make_model(graph, opset_imports=list(model.proto.opset_import))
-    labels = run(proto, feeds).get(output)
+    labels = network.run(_join_nodes(model, nodes, output, feeds), feeds).get(output)
     if labels is None:
         raise RunError(
             f"onnxruntime returned no value for output '{output}'", code="no-value", node=output
@@ -213,21 +239,21 @@ def _label_elements(
     return labels
 
 
-def _compute_tensors(model: Model, tensors: list[str], inputs: Arrays, run: Run) -> Arrays:
-    values = dict(inputs)
-    computed = [t for t in tensors if not model.is_constant(t) and t not in model.inputs]
-    if computed:
-        values.update(run(partial_model(model, computed), inputs))
-    for tensor in filter(model.is_constant, tensors):
-        constant = model.constant(tensor)
-        if constant is not None:
-            values[tensor] = constant
-    for tensor in tensors:
-        if tensor not in values:
-            raise RunError(
-                f"onnxruntime returned no value for tensor '{tensor}'", code="no-value", node=tensor
-            )
-    return {t: values[t] for t in tensors}
+def _list_inputs(nodes: Iterable[Node]) -> list[str]:
+    inputs = itertools.chain.from_iterable(node.inputs for node in nodes)
+    return list(dict.fromkeys(filter(None, inputs)))
+
+
+def _join_nodes(model: Model, nodes: Sequence[Node], output: str, feeds: Arrays) -> onnx.ModelProto:
+    """Return a model of some nodes of a network, whose inputs get the given values."""
+    constants = _copy_constants(model, [t for t in _list_inputs(nodes) if t not in feeds])
+    starts = [
+        helper.make_tensor_value_info(t, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for t, v in feeds.items()
+    ]
+    ends = [onnx.ValueInfoProto(name=output)]
+    graph = helper.make_graph([n.proto for n in nodes], "parts", starts, ends, constants)
+    return helper.make_model(graph, opset_imports=list(model.proto.opset_import))
 
 
 def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
