@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.findings.obstacles import suggest_recipe
@@ -95,7 +95,9 @@ def render(
     _add_verdict(page, prediction, times, float_type)
     if has_details:
         page.add_gap()
-        _add_prediction_facts(page, prediction, times, float_type, target)
+        _add_uncovered_parts(page, prediction, float_type)
+        _add_layer_facts(page, prediction, times, float_type)
+        _add_basis(page, prediction, target)
     if way is not None:
         _add_build_method(page, way, prediction.target)
     _add_findings(page, prediction, engine_times)
@@ -165,26 +167,34 @@ def _add_verdict(
         page.fill(text, 2, "  ", style)
 
 
-def _add_prediction_facts(
-    page: TextPage,
-    prediction: Prediction,
-    times: Sequence[TimeEstimate],
-    float_type: Precision,
-    target: Target,
-) -> None:
+def _add_uncovered_parts(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
     outside = verdicts.describe_uncovered_types(prediction, float_type)
     if outside:
         page.add_row("Not covered", outside.rstrip("; "))
     nested = verdicts.describe_subgraphs(prediction.model.subgraphs)
     if nested and prediction.convolutions:
         page.add_row("Not analyzed", nested)
-    if verdicts.is_analyzed(prediction) and not verdicts.has_no_qdq(prediction):
-        for label, text in verdicts.describe_layers_by_kind(prediction, float_type).items():
-            page.add_row(label, text)
-        page.add_row("Q/DQ layers", _describe_conversions(prediction, times))
-        if kernels := verdicts.myelin_kernels(prediction):
-            names = f": {_format_names(kernels, with_total=True)}" if page.everything else ""
-            page.add_row("", f"{verdicts.describe_myelin_kernels(prediction)}{names}")
+
+
+def _add_layer_facts(
+    page: TextPage,
+    prediction: Prediction,
+    times: Sequence[TimeEstimate],
+    float_type: Precision,
+) -> None:
+    """Add the layers by kind and the Q/DQ layers, if there are any."""
+    if not verdicts.is_analyzed(prediction) or verdicts.has_no_qdq(prediction):
+        return
+    for label, text in verdicts.describe_layers_by_kind(prediction, float_type).items():
+        page.add_row(label, text)
+    page.add_row("Q/DQ layers", _describe_conversions(prediction, times))
+    if kernels := verdicts.myelin_kernels(prediction):
+        names = f": {_format_names(kernels, with_total=True)}" if page.everything else ""
+        page.add_row("", f"{verdicts.describe_myelin_kernels(prediction)}{names}")
+
+
+def _add_basis(page: TextPage, prediction: Prediction, target: Target) -> None:
+    """Add assumptions, confidence and the origin of the rules."""
     for assumption in prediction.assumptions:
         text = verdicts.describe_assumption(prediction, assumption, why=page.everything)
         page.add_row("Open question", text)
@@ -313,7 +323,13 @@ def _add_findings(page: TextPage, prediction: Prediction, times: Sequence[TimeEs
     marks |= {f.code: f" {_ON_REQUEST}" for f in on_request}
     for same in _group_by_code(prediction.findings):
         if same[0].severity != Severity.INFO or page.everything:
-            _add_findings_of_code(page, same, marks, products, times)
+            page.add_gap()
+            _add_finding_title(page, same, marks.get(same[0].code, ""), products)
+            _add_places(page, same)
+            if saving := describe_saving(same, times):
+                page.add_row("saves:", saving, _LABEL)
+            if page.everything:
+                page.add_row("basis:", f"rule {same[0].evidence}", _LABEL)
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -329,25 +345,21 @@ def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
     return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
 
 
-def _add_findings_of_code(
-    page: TextPage,
-    same: list[Finding],
-    marks: Mapping[str, str],
-    products: set[str],
-    times: Sequence[TimeEstimate],
-) -> None:
+def _add_finding_title(page: TextPage, same: list[Finding], mark: str, products: set[str]) -> None:
     from qdqtool.reasons.heads import describe_destroyed_scores
 
     head = same[0]
     title = ": ".join(filter(None, (title_of(head.code), describe_destroyed_scores(same))))
-    mark = marks.get(head.code, "")
     extent = _describe_extent(same, products)
-    page.add_gap()
     page.fill(
         f"{head.severity.word} {head.code}{mark}  {title}{f' ({extent})' if extent else ''}",
         4,
         style=SEVERITY_STYLES[head.severity],
     )
+
+
+def _add_places(page: TextPage, same: list[Finding]) -> None:
+    """Add the message and the fix of the first place, or of all places if everything is shown."""
     places = same if page.everything else same[:1]
     messages = drop_repeated_sentences([f.message for f in places])
     fixes = drop_repeated_sentences([f.fix for f in places])
@@ -359,10 +371,6 @@ def _add_findings_of_code(
             page.add_row("fix:", fix, _LABEL)
     if fixes[0] and not any(fixes[1:]):
         page.add_row("fix:", fixes[0], _LABEL)
-    if saving := describe_saving(same, times):
-        page.add_row("saves:", saving, _LABEL)
-    if page.everything:
-        page.add_row("basis:", f"rule {head.evidence}", _LABEL)
 
 
 def _describe_extent(same: list[Finding], products: set[str]) -> str:
