@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites, find_needless_sites
 from qdqtool.fixing.site import FixSite, FixStep
-from qdqtool.fixing.steps import MODEL_STEPS, STEPS
+from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
 from qdqtool.ir.branches import count_subgraphs, has_nested_quantizers
@@ -240,21 +241,22 @@ def fix(
         )
     with record_inputs() as read:
         original = load_full(source)
-        model, raised = _raise_axis_opset(original, requested)
-        model, rewritten, notes_of_rewrite = _rewrite_quantizers(model, requested)
-        _require_quantizers(model)
-        model, notes_of_restoration = _restore_constants(model)
-        notes_of_rewrite += notes_of_restoration
-        images, notes = read_samples(model, data, ImageOptions(preprocess, size))
+        prepared = _PreparedModel(original)
+        _raise_axis_opset(prepared, requested)
+        _rewrite_quantizers(prepared, requested)
+        _require_quantizers(prepared.model)
+        _restore_constants(prepared)
+        images, notes = read_samples(prepared.model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
-            session = FixSession(model, version, samples, options.effort)
-            session.applied += [*raised, *rewritten]
-            session.notes += [*notes_of_rewrite, *notes, *_note_subgraphs(original)]
+            session = FixSession(prepared.model, version, samples, options.effort)
+            session.applied += prepared.applied
+            session.notes += [*prepared.notes, *notes, *_note_subgraphs(original)]
             attempts = _apply_fixes(session, requested)
             for _ in track_progress(attempts, "attempts to fix") if progress else attempts:
                 pass
-            before = session.before if model is original else predict(original, version)
+            is_unprepared = prepared.model is original
+            before = session.before if is_unprepared else predict(original, version)
             time = None if gpu is None else _estimate_time(session.model, version, gpu)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
     return Fixed(
@@ -279,8 +281,23 @@ def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate | Non
     return None if prediction.time is None else time
 
 
-def _raise_axis_opset(model: Model, requested: set[str]) -> tuple[Model, list[FixAttempt]]:
-    """Return the model with an opset that permits its per-channel Q/DQ, and the changes.
+@dataclass(slots=True)
+class _PreparedModel:
+    """A model with the fixes that are made before the outputs are compared.
+
+    Attributes:
+        model: The model, with these fixes.
+        applied: The fixes.
+        notes: Notes on the fixes.
+    """
+
+    model: Model
+    applied: list[FixAttempt] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+
+def _raise_axis_opset(prepared: _PreparedModel, requested: set[str]) -> None:
+    """Raise the opset if it does not permit the model's per-channel Q/DQ.
 
     Unlike for other fixes, the outputs are not compared, because onnxruntime rejects the original
     model.
@@ -288,52 +305,53 @@ def _raise_axis_opset(model: Model, requested: set[str]) -> tuple[Model, list[Fi
     Raises:
         ModelError: onnx cannot raise the opset.
     """
+    model = prepared.model
     if requested and "OPSET-AXIS" not in requested:
-        return model, []
+        return
     if not View(model).needs_axis_opset:
-        return model, []
+        return
     description = f"opset {model.opset} raised to {AXIS_OPSET}, in which Q and DQ have an axis"
-    return to_axis_opset(model), [FixAttempt("OPSET-AXIS", "", description)]
+    prepared.model = to_axis_opset(model)
+    prepared.applied.append(FixAttempt("OPSET-AXIS", "", description))
 
 
-def _rewrite_quantizers(
-    model: Model, requested: set[str]
-) -> tuple[Model, list[FixAttempt], list[Note]]:
-    """Return the model with Q/DQ in place of other tools' quantizers, the changes, and notes.
+def _rewrite_quantizers(prepared: _PreparedModel, requested: set[str]) -> None:
+    """Replace other tools' quantizers by Q/DQ.
 
     Outputs are not compared for this fix, because onnxruntime cannot run the operators of other
     tools. A note tells the user if values may differ.
     """
-    fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
+    fakes = [fake for fake in find_fake_quantizers(prepared.model) if not fake.problem]
     if not fakes or (requested and "FAKE-QUANT" not in requested):
-        return model, [], []
-    copy = model.copy()
+        return
+    copy = prepared.model = prepared.model.copy()
     is_half = any(onnx.TensorProto.FLOAT16 in fake.elem_types for fake in fakes)
     opset = HALF_OPSET if is_half else MIN_OPSET
     if copy.opset < opset:
         raise_opset(copy, opset)
     rewrite_fake_quantizers(copy)
-    attempts = [
+    prepared.applied += [
         FixAttempt("FAKE-QUANT", fake.name, f"{fake.name}: {fake.form} quantizer as Q and DQ")
         for fake in fakes
     ]
     narrow = sum(fake.is_narrow for fake in fakes)
     inexact = sum(fake.is_inexact for fake in fakes)
-    notes = [_describe_narrow_range(narrow)] if narrow else []
-    return copy, attempts, [*notes, _describe_inexact_rounding(inexact)] if inexact else notes
+    if narrow:
+        prepared.notes.append(_describe_narrow_range(narrow))
+    if inexact:
+        prepared.notes.append(_describe_inexact_rounding(inexact))
 
 
-def _restore_constants(model: Model) -> tuple[Model, list[Note]]:
-    """Return the model with exact anchors and strides in place of rounded ones, and a note.
+def _restore_constants(prepared: _PreparedModel) -> None:
+    """Replace rounded anchors and strides by exact ones.
 
     Outputs are not compared for this fix, because the float network of the comparison has the same
     constants. The restored values are proven by the feature maps.
     """
-    sites, note = find_restorable_constants(View(model))
-    if note is None:
-        return model, []
-    restored, _ = apply_sites(model, sites)
-    return restored, [note]
+    sites, note = find_restorable_constants(View(prepared.model))
+    if note is not None:
+        prepared.model, _ = apply_sites(prepared.model, sites)
+        prepared.notes.append(note)
 
 
 def _describe_inexact_rounding(count: int) -> Note:
@@ -463,26 +481,17 @@ def add_fix_savings(
     """
     if not time.gpu.has_int8:
         return
-    view = View(model)
+    savings = _FixSavings(View(model), prediction, time, target)
     automatic = {f.code for f in prediction.findings if f.automatic}
     for step in STEPS:
         codes = automatic.intersection(step.codes)
-        if not codes or step.costs_speed:
-            continue
-        try:
-            sites = step.find_possible_sites(view, target, prediction, codes)
-            if len(sites) > _MAX_SITES:
-                time.notes += _note_many_sites(sites)
-            if not 0 < len(sites) <= _MAX_SITES:
-                continue
-            accepted, saved_ms = _estimate_saving(model, prediction, time, target, step, sites)
-        except QdqtoolError:
-            continue
-        if saved_ms > 0:
-            nodes = list(dict.fromkeys(site.node for site in accepted))
-            time.fixes.append(FixTime(sorted({s.code for s in accepted}), nodes, saved_ms))
-        _remove_savings(prediction, sites, accepted)
-    _add_type_savings(model, prediction, time, target)
+        if codes and not step.costs_speed:
+            with contextlib.suppress(QdqtoolError):
+                savings.add_step(step, codes)
+    for model_step in MODEL_STEPS:
+        if model_step.changes_types:
+            with contextlib.suppress(QdqtoolError):
+                savings.add_type_change(model_step)
     time.fixes.sort(key=lambda f: -f.saves_ms)
 
 
@@ -498,32 +507,80 @@ def _remove_savings(
             finding.saves_ms = None
 
 
-def _estimate_saving(
-    model: Model,
-    prediction: Prediction,
-    time: TimeEstimate,
-    target: Target,
-    step: FixStep,
-    sites: list[FixSite],
-) -> tuple[list[FixSite], float]:
-    """Return the sites that ``fix`` accepts together, and the milliseconds that they save.
+@dataclass(frozen=True, slots=True)
+class _FixSavings:
+    """Adds the time that fixes save to a time estimate, in place."""
 
-    Sites that ``fix`` refuses because the prediction gets worse near them are left out. If no
-    accepted sites save time, the result is an empty list and 0.
-    """
-    while sites:
-        candidate, edited = apply_sites(model, sites)
-        saved_ms = time.total_ms - estimate_variant(time, candidate, target)
-        if saved_ms <= 0:
-            break
-        after = predict(candidate, target)
-        worse = gains.find_worsening_changes(model, candidate, edited, prediction, after, step)
-        if gains.find_objection(prediction, after, step) is None:
-            worse = find_needless_sites(model, target, worse, sites, after, step)
-            if not worse:
-                return sites, saved_ms
-        sites = [site for i, site in enumerate(sites) if worse and i not in worse]
-    return [], 0.0
+    view: View
+    prediction: Prediction
+    time: TimeEstimate
+    target: Target
+
+    def add_step(self, step: FixStep, codes: set[str]) -> None:
+        """Add the time that the fixes of a step for some codes save, if they save any.
+
+        Raises:
+            QdqtoolError: A fix cannot be applied, or the fixed model cannot be predicted.
+        """
+        sites = step.find_possible_sites(self.view, self.target, self.prediction, codes)
+        if len(sites) > _MAX_SITES:
+            self.time.notes += _note_many_sites(sites)
+            return
+        accepted, saved_ms = self._estimate_saving(step, sites)
+        if saved_ms > 0:
+            nodes = list(dict.fromkeys(site.node for site in accepted))
+            self.time.fixes.append(FixTime(sorted({s.code for s in accepted}), nodes, saved_ms))
+        _remove_savings(self.prediction, sites, accepted)
+
+    def _estimate_saving(self, step: FixStep, sites: list[FixSite]) -> tuple[list[FixSite], float]:
+        """Return the sites that ``fix`` accepts together, and the milliseconds that they save.
+
+        Sites that ``fix`` refuses because the prediction gets worse near them are left out. If no
+        accepted sites save time, the result is an empty list and 0.
+        """
+        model, before = self.view.model, self.prediction
+        while sites:
+            candidate, edited = apply_sites(model, sites)
+            saved_ms = self._measure_gain(candidate)
+            if saved_ms <= 0:
+                break
+            after = predict(candidate, self.target)
+            worse = gains.find_worsening_changes(model, candidate, edited, before, after, step)
+            if gains.find_objection(before, after, step) is None:
+                worse = find_needless_sites(model, self.target, worse, sites, after, step)
+                if not worse:
+                    return sites, saved_ms
+            sites = [site for i, site in enumerate(sites) if worse and i not in worse]
+        return [], 0.0
+
+    def _measure_gain(self, candidate: Model) -> float:
+        """Return by how many milliseconds a changed model is faster."""
+        return self.time.total_ms - estimate_variant(self.time, candidate, self.target)
+
+    def add_type_change(self, step: ModelStep) -> None:
+        """Add the time that FP16 instead of FP32 saves for the layers without Q/DQ.
+
+        INT8 convolutions can write FP32 but not FP16, so an FP16 layer after an INT8 convolution
+        needs a reformat. If few layers are FP32, these reformats cost more time than FP16 saves. In
+        this case nothing is added, and the finding on FP32 layers becomes a note, in place.
+
+        Raises:
+            QdqtoolError: The model cannot be converted or predicted.
+        """
+        findings = [f for f in self.prediction.findings if step.select_causes(f)]
+        if not any(f.code in ON_REQUEST_CODES for f in findings):
+            return
+        candidate = step.convert(self.view.model, self.target)
+        if candidate is None:
+            return
+        saved_ms = self._measure_gain(candidate)
+        if saved_ms > 0:
+            nodes = [f.node for f in findings]
+            self.time.fixes.append(FixTime(sorted({f.code for f in findings}), nodes, saved_ms))
+            return
+        for finding in findings:
+            finding.severity, finding.gains = Severity.INFO, False
+            finding.automatic, finding.saves_ms = False, None
 
 
 def _note_many_sites(sites: Sequence[FixSite]) -> list[Note]:
@@ -535,32 +592,3 @@ def _note_many_sites(sites: Sequence[FixSite]) -> list[Note]:
         f"places exceed the limit of {_MAX_SITES}. 'qdqtool fix' tries all of them"
     )
     return [Note(text, code="saving-not-estimated", codes=names, places=len(sites))]
-
-
-def _add_type_savings(
-    model: Model, prediction: Prediction, time: TimeEstimate, target: Target
-) -> None:
-    """Add the time that FP16 instead of FP32 saves for the layers without Q/DQ.
-
-    INT8 convolutions can write FP32 but not FP16, so an FP16 layer after an INT8 convolution needs
-    a reformat. If few layers are FP32, these reformats cost more time than FP16 saves. In this case
-    nothing is added, and the finding on FP32 layers becomes a note, in place.
-    """
-    for step in MODEL_STEPS:
-        findings = [f for f in prediction.findings if step.changes_types and step.select_causes(f)]
-        if not any(f.code in ON_REQUEST_CODES for f in findings):
-            continue
-        try:
-            candidate = step.convert(model, target)
-            if candidate is None:
-                continue
-            saved_ms = time.total_ms - estimate_variant(time, candidate, target)
-        except QdqtoolError:
-            continue
-        if saved_ms > 0:
-            nodes = [f.node for f in findings]
-            time.fixes.append(FixTime(sorted({f.code for f in findings}), nodes, saved_ms))
-        else:
-            for finding in findings:
-                finding.severity, finding.gains = Severity.INFO, False
-                finding.automatic, finding.saves_ms = False, None
