@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -249,37 +249,54 @@ def insert(
     version = target_named(target)
     if gpu is not None and version.needs_hopper_for_fp8:
         version = version.with_capability(gpus.choose_gpu(gpu).cc)
+    request = _Request(model, data, version, options, gpu)
     with record_inputs() as inputs:
-        if precision == "auto":
-            result = _insert_best_format(model, data, version, options, gpu)
-        else:
-            inserter = _Inserter(model, data, version, options)
-            inserter.quantize()
-            result = inserter.finish()
-    result.read = inputs
-    return result
+        trials = _start_trials(request)
+        for trial in trials:
+            trial.choose_placement()
+            trial.choose_scales()
+            trial.insert_pairs()
+        chosen = _choose_trial(trials, request) if precision == "auto" else trials[0]
+        chosen.check_outliers()
+        chosen.measure_losses()
+        chosen.convert_to_fp16()
+        if chosen.result.precision != FLOAT:
+            chosen.convert_inputs()
+            chosen.check_layer_norms()
+        chosen.predict()
+    chosen.result.read = inputs
+    return chosen.result
 
 
-def _with_precision(options: InsertOptions, precision: str) -> InsertOptions:
-    return replace(options, placement=replace(options.placement, precision=precision))
+@dataclass(frozen=True)
+class _Request:
+    """Arguments of :func:`insert`."""
+
+    model: ModelSource | Model
+    data: CalibrationSource | None
+    target: Target
+    options: InsertOptions
+    gpu: str | None
+
+    def with_precision(self, precision: str) -> _Request:
+        placement = replace(self.options.placement, precision=precision)
+        return replace(self, options=replace(self.options, placement=placement))
 
 
-def _insert_best_format(
-    model: ModelSource | Model,
-    data: CalibrationSource | None,
-    target: Target,
-    options: InsertOptions,
-    gpu: str | None,
-) -> Insertion:
-    """Return an INT8 or FP8 model, or the float model, chosen by errors and estimated times.
+def _start_trials(request: _Request) -> list[_Inserter]:
+    """Return an insertion for the requested format, or one for each format to compare.
 
-    FP8 is not tried if the target, the GPU or the layers do not allow FP8. Both formats use the
-    same calibration, unless SmoothQuant changes the networks.
+    With ``auto``, FP8 is not tried if the target, the GPU or the layers do not allow FP8. Both
+    formats use the same calibration, unless SmoothQuant changes the networks.
 
     Raises:
-        QdqtoolError: The data cannot be read twice, or a table replaces the data.
+        QdqtoolError: Formats are compared, and the data cannot be read twice, or a table replaces
+            the data.
     """
-    if options.calib_table is not None or isinstance(data, Iterator):
+    options, target = request.options, request.target
+    if options.placement.precision != "auto":
+        return [_Inserter(request)]
+    if options.calib_table is not None or isinstance(request.data, Iterator):
         raise QdqtoolError(
             "`precision='auto'` compares INT8 and FP8 on images. Give a folder, a list or arrays "
             "of images, or choose a format with `precision`",
@@ -287,25 +304,28 @@ def _insert_best_format(
             parameter="precision",
         )
     formats = FORMATS if target.has_fp8 else (INT8.name,)
-    trials = [_Inserter(model, data, target, _with_precision(options, name)) for name in formats]
-    obstacle = _find_fp8_obstacle(target, gpu, trials[1:])
-    if obstacle:
-        trials = trials[:1]
-    elif options.network.smooth is None:  # with SmoothQuant, each format has its own network
-        trials[0].collect_shared_statistics(trials[1])
-    for trial in trials:
-        trial.quantize()
-    choice = _choose_format(trials, gpu)
-    if obstacle:
-        choice = replace(choice, reason=f"{obstacle}; {choice.reason}")
+    int8, *fp8 = [_Inserter(request.with_precision(name)) for name in formats]
+    int8.fp8_obstacle = _find_fp8_obstacle(target, request.gpu, fp8)
+    if int8.fp8_obstacle:
+        return [int8]
+    if options.network.smooth is None:  # with SmoothQuant, each format has its own network
+        int8.collect_shared_statistics(fp8[0])
+    return [int8, *fp8]
+
+
+def _choose_trial(trials: Sequence[_Inserter], request: _Request) -> _Inserter:
+    """Return the INT8 model, the FP8 model or the float model, by errors and estimated times."""
     int8 = trials[0]
+    choice = _choose_format(trials, request.gpu)
+    if int8.fp8_obstacle:
+        choice = replace(choice, reason=f"{int8.fp8_obstacle}; {choice.reason}")
     if choice.is_float:
-        floats = _Inserter(model, data, target, _with_precision(options, INT8.name))
-        floats.result.choice = choice
-        return floats.finish_float_model(int8)
-    chosen = int8 if choice.precision == INT8.name else trials[1]
+        chosen = _Inserter(request.with_precision(INT8.name))
+        chosen.keep_float_model(int8)
+    else:
+        chosen = int8 if choice.precision == INT8.name else trials[1]
     chosen.result.choice = choice
-    return chosen.finish()
+    return chosen
 
 
 def _choose_format(trials: Sequence[_Inserter], gpu: str | None) -> FormatChoice:
@@ -354,20 +374,17 @@ def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]
 
 
 class _Inserter:
-    """One insertion: its options, the model, and methods for the steps.
+    """One insertion: its options, the model, and methods for the steps of :func:`insert`.
 
     Attributes:
         result: The result so far.
         target: TensorRT version that will build the model.
+        fp8_obstacle: Why FP8 is not compared with this format; empty if it is, or if no formats
+            are compared.
     """
 
-    def __init__(
-        self,
-        model: ModelSource | Model,
-        data: CalibrationSource | None,
-        target: Target,
-        options: InsertOptions,
-    ) -> None:
+    def __init__(self, request: _Request) -> None:
+        options, target = request.options, request.target
         if options.cluster.cluster is not None:
             from calibration.cluster.connection import check_cluster
 
@@ -377,10 +394,11 @@ class _Inserter:
             target = rules.restrict_to_fp8(target)
         check_input_type(options.network.input_type, target, self._format)
         self.target = target
+        self.fp8_obstacle = ""
         # A table replaces the data, so the network never runs.
-        self._data = data if options.calib_table is None else None
+        self._data = request.data if options.calib_table is None else None
         self._network = prepare_network(
-            model,
+            request.model,
             target,
             options.placement.weights,
             options.network.high_precision,
@@ -414,20 +432,6 @@ class _Inserter:
             measure_scales=self._measure_scales,
         )
 
-    def quantize(self) -> None:
-        placement = self.choose_placement()
-        self._scales = self.choose_scales(placement)
-        self.insert_pairs(placement, self._scales)
-
-    def finish(self) -> Insertion:
-        self.check_outliers(self._scales)
-        self.measure_losses(self._scales)
-        self.convert_to_fp16()
-        self.convert_inputs()
-        self.check_layer_norms()
-        self.predict()
-        return self.result
-
     def collect_shared_statistics(self, other: _Inserter) -> None:
         """Calibrate the tensors of this insertion and of another one in a single run."""
         groups = [*self._find_groups(), *other._find_groups()]
@@ -435,8 +439,8 @@ class _Inserter:
             self._model, groups, self._options.cache
         )
 
-    def finish_float_model(self, trial: _Inserter) -> Insertion:
-        """Return the float model: in FP16 if the network was prepared for FP16, else unchanged.
+    def keep_float_model(self, trial: _Inserter) -> None:
+        """Make the float model the result: unchanged, unless it will be converted to FP16.
 
         `trial` is the INT8 insertion, whose calibration is reported and used for FP16.
         """
@@ -446,15 +450,11 @@ class _Inserter:
         about_images = result.calibration.get("warnings", ())
         result.warnings.extend(w for w in trial.result.warnings if w in about_images)
         self._maxima = trial._maxima
-        if self._network.fp16:
-            self.convert_to_fp16()
-        else:
+        if not self._network.fp16:
             result.unchanged = True
             result.notes.clear()
             self._model = self._network.load_float_model().copy()
             result.model = self._model.proto
-        self.predict()
-        return result
 
     def copy_final_model(self) -> Model:
         model = self._model.copy()
@@ -505,7 +505,7 @@ class _Inserter:
         result.skipped = placement.skipped
         return placement
 
-    def choose_scales(self, placement: Placement) -> list[GroupScale]:
+    def choose_scales(self) -> None:
         options, result = self._options, self.result
         groups = self._find_groups()
         methods = MethodChoice.from_options(options.ranges, self._format)
@@ -521,7 +521,7 @@ class _Inserter:
         result.calibration["powers"] = {
             t: round(s.power, 2) for s in scales if s.power for t in s.group.quantized
         }
-        return scales
+        self._scales = scales
 
     def _find_groups(self) -> list[ScaleGroup]:
         inputs = self.choose_placement().inputs
@@ -616,20 +616,20 @@ class _Inserter:
             )
         return preprocess
 
-    def insert_pairs(self, placement: Placement, scales: Sequence[GroupScale]) -> None:
+    def insert_pairs(self) -> None:
         groups = self.result.groups
         by_tensor: dict[str, ActivationScale] = {}
-        for scale in scales:
+        for scale in self._scales:
             number = len(groups) if scale.group.is_shared else None
             if scale.group.is_shared:
                 groups.append(scale)
             for tensor in scale.group.quantized:
                 by_tensor[tensor] = ActivationScale(scale.scale, scale.method, number)
         self.result.quantized = insert_pairs(
-            self._model, placement, by_tensor, self._options.placement.weights
+            self._model, self.choose_placement(), by_tensor, self._options.placement.weights
         )
 
-    def check_outliers(self, scales: Sequence[GroupScale]) -> None:
+    def check_outliers(self) -> None:
         """Report INT8 scales that cover outliers.
 
         The warnings recommend SmoothQuant, unless it was requested without effect. FP8 is not
@@ -639,7 +639,7 @@ class _Inserter:
             return
         quantizers = {q.tensor: q.node for q in self.result.quantized}
         entries = []
-        for scale in scales:
+        for scale in self._scales:
             group = scale.group
             for tensor in group.quantized if group.largest is None else ():
                 sources = (tensor,) if tensor in group.sources else group.sources
@@ -653,13 +653,13 @@ class _Inserter:
             self.result.warnings.append(_note_finding(finding, fix))
         self.result.findings.extend(report.findings)
 
-    def measure_losses(self, scales: Sequence[GroupScale]) -> None:
+    def measure_losses(self) -> None:
         statistics, self._statistics = self._statistics, None  # free tens of megabytes
         if self._options.losses == 0 or statistics is None:
             return
         assert self._data is not None  # `statistics` are those of the data
         activations = self.result.activations
-        sources = {t: s.group.sources for s in scales for t in s.group.quantized}
+        sources = {t: s.group.sources for s in self._scales for t in s.group.quantized}
         candidates = rank_activations(activations, statistics, sources, number_format=self._format)
         del statistics
         try:
