@@ -33,32 +33,46 @@ def _match_facts(*facts: GpuFact) -> Callable[[Any], bool]:
     return lambda r: r.fact in facts
 
 
-_DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
-# Placeholders: the fields {gpu} and {count}, the {layers} with their number, the {first} of them,
-# and the values {0}, {1} ...
-_TEXTS: dict[GpuFact, str] = {
-    GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
-    GpuFact.NO_FP8: ("{gpu} has no FP8, so {layers} in FP8 {first} cannot be built."),
-    GpuFact.NO_BF16: "{gpu} has no BF16, which the model uses: the build fails.",
-    GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores.",
-    GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32.",
-    GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32, INT8 is up to four times as fast.",
-    GpuFact.FUSION: (
-        "{gpu} has no INT8 tensor cores: TensorRT may not fuse LeakyRelu, SiLU, GELU and similar "
-        "activations into convolutions. Then {layers} {first} would write float."
+_DP4A = "computes INT8 by dp4a, without tensor cores"
+_TEXTS: dict[GpuFact, Callable[["GpuLimit"], str]] = {
+    GpuFact.NO_INT8: lambda limit: (
+        f"{limit.gpu} has no INT8: a network with Q/DQ cannot be built for it."
     ),
-    GpuFact.KERNELS: (
-        "{gpu} may have no INT8 kernel for depthwise convolutions: {layers} {first}."
+    GpuFact.NO_FP8: lambda limit: (
+        f"{limit.gpu} has no FP8, so {limit.layers} in FP8 {limit.first_layer} cannot be built."
     ),
-    GpuFact.JETSON: (
-        "{gpu}: this prediction is for the GPU of the Jetson. The DLA does not support Q/DQ."
+    GpuFact.NO_BF16: lambda limit: (
+        f"{limit.gpu} has no BF16, which the model uses: the build fails."
     ),
-    GpuFact.NO_FP16: "{gpu} has no fast FP16, so the float convolutions ({count}) run in FP32.",
-    GpuFact.SINCE: "{gpu} needs TensorRT {1}; the target is {0}.",
-    GpuFact.DROPPED: "{gpu} needs TensorRT {1}; the target is {0}.",
-    GpuFact.PARTLY: (
-        "{gpu} needs TensorRT {1}, but the target {0} covers all minor versions. Give the exact "
-        "version as target."
+    GpuFact.DP4A_TENSOR: lambda limit: f"{limit.gpu} {_DP4A}; FP16 runs on tensor cores.",
+    GpuFact.DP4A_FP16: lambda limit: f"{limit.gpu} {_DP4A}; FP16 has twice the rate of FP32.",
+    GpuFact.DP4A_FP32: lambda limit: (
+        f"{limit.gpu} {_DP4A}; FP16 is not faster than FP32, INT8 is up to four times as fast."
+    ),
+    GpuFact.FUSION: lambda limit: (
+        f"{limit.gpu} has no INT8 tensor cores: TensorRT may not fuse LeakyRelu, SiLU, GELU and "
+        f"similar activations into convolutions. Then {limit.layers} {limit.first_layer} would "
+        "write float."
+    ),
+    GpuFact.KERNELS: lambda limit: (
+        f"{limit.gpu} may have no INT8 kernel for depthwise convolutions: {limit.layers} "
+        f"{limit.first_layer}."
+    ),
+    GpuFact.JETSON: lambda limit: (
+        f"{limit.gpu}: this prediction is for the GPU of the Jetson. The DLA does not support Q/DQ."
+    ),
+    GpuFact.NO_FP16: lambda limit: (
+        f"{limit.gpu} has no fast FP16, so the float convolutions ({limit.count}) run in FP32."
+    ),
+    GpuFact.SINCE: lambda limit: (
+        f"{limit.gpu} needs TensorRT {limit.values[1]}; the target is {limit.values[0]}."
+    ),
+    GpuFact.DROPPED: lambda limit: (
+        f"{limit.gpu} needs TensorRT {limit.values[1]}; the target is {limit.values[0]}."
+    ),
+    GpuFact.PARTLY: lambda limit: (
+        f"{limit.gpu} needs TensorRT {limit.values[1]}, but the target {limit.values[0]} covers "
+        "all minor versions. Give the exact version as target."
     ),
 }
 
@@ -95,11 +109,15 @@ class GpuLimit(Reason):
     values: tuple[str, ...] = ()
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        text = _TEXTS[self.fact].format(
-            *self.values,
-            gpu=self.gpu,
-            count=self.count,
-            layers=format_count(self.count, "layer"),
-            first=name_first(self.first, self.count),
-        )
+        text = _TEXTS[self.fact](self)
         return text, NO_ACTION if self.fact == GpuFact.DP4A_FP32 else ""
+
+    @property
+    def layers(self) -> str:
+        """Number of the affected convolutions, as layers."""
+        return format_count(self.count, "layer")
+
+    @property
+    def first_layer(self) -> str:
+        """Name of the first affected convolution, in parentheses."""
+        return name_first(self.first, self.count)
