@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 # Operators of a model and layer types of a build that are matrix products.
 _PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")
 FLOAT_BUILD = "the build has no Q/DQ: it was built from a float model"
-_LOSS_REASONS = {
-    LossReason.PAIRS: "{} Q/DQ are gone",
-    LossReason.WEIGHTS: "the Q/DQ of {} weights are gone",
-    LossReason.DATA: "the Q/DQ of {} input are gone",
-    LossReason.FLOAT_BUILD: FLOAT_BUILD,
-    LossReason.UNEXPLAINED: "INT8 is predicted but not built, and the build does not show why",
-}
 _CHANGES = {
     ChangeKind.LOST_QDQ: "Q/DQ removed",
     ChangeKind.GAINED_QDQ: "Q/DQ added",
@@ -228,8 +221,10 @@ def _count_loss_reasons(nodes: Sequence[NodeChange]) -> list[tuple[int, str]]:
     examples = {(n.lost, n.finding): n for n in nodes}
     counts = Counter((n.lost, n.finding) for n in nodes).most_common()
     grouped: Counter[str] = Counter()
+    owner = "their" if len(nodes) > 1 else "its"
     for key, count in counts:
-        grouped[_describe_loss_reason(examples[key], many=len(nodes) > 1)] += count
+        node = examples[key]
+        grouped[_describe_loss_reason(node.lost, owner) or node.finding] += count
     return [(count, reason) for reason, count in grouped.most_common()]
 
 
@@ -252,10 +247,25 @@ def _join_formats_by_and(sides: Sequence[NodeSide | None]) -> str:
     return " and ".join(sorted(set(map(_name_format, sides)), reverse=True))
 
 
-def _describe_loss_reason(node: NodeChange, *, many: bool) -> str:
-    if node.lost in _LOSS_REASONS:
-        return _LOSS_REASONS[node.lost].format("their" if many else "its")
-    return node.finding
+def _describe_loss_reason(reason: LossReason | None, owner: str) -> str:
+    """Return the text of a reason; empty if a finding explains the loss, or nothing does.
+
+    Args:
+        reason: The reason.
+        owner: Possessive of the layers that lost INT8: ``its`` or ``their``.
+    """
+    match reason:
+        case LossReason.PAIRS:
+            return f"{owner} Q/DQ are gone"
+        case LossReason.WEIGHTS:
+            return f"the Q/DQ of {owner} weights are gone"
+        case LossReason.DATA:
+            return f"the Q/DQ of {owner} input are gone"
+        case LossReason.FLOAT_BUILD:
+            return FLOAT_BUILD
+        case LossReason.UNEXPLAINED:
+            return "INT8 is predicted but not built, and the build does not show why"
+    return ""
 
 
 def _make_output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
@@ -365,7 +375,7 @@ def _describe_change(
     if kind == ChangeKind.GAINED_INT8:
         return f"gained {_name_format(b)}"
     if kind == ChangeKind.LOST_INT8:
-        reason = _describe_loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
+        reason = _describe_loss_reason(node.lost, "its") or finding
         return _append_reason(f"lost {_name_format(a)}", reason)
     if kind == ChangeKind.FORMAT:
         return f"{b.precision} instead of {a.precision}"

@@ -6,7 +6,7 @@ because they cannot be worth their cost, however accurate they are:
 
 * :data:`FREE`: the network is predicted to be as fast with the site float. The site is float from
   the start.
-* :data:`LARGER`: another choice leaves these and more nodes float at the same or lower cost.
+* Another choice leaves these and more nodes float at the same or lower cost.
 * :data:`BETWEEN`: the nodes would be float, but all their inputs would still be INT8 for other
   consumers, so conversions are needed before and after the nodes. Such a choice removes only the
   rounding of the weights (the smallest part of the error) at the highest cost.
@@ -234,7 +234,6 @@ def _list_other_methods(planner: Planner, scale: GroupScale) -> list[str]:
 FREE = "INT8 gains nothing for this layer: float is predicted to be as fast"
 NO_GAIN = "INT8 is predicted not to be faster for this layer"
 BETWEEN = "in float it would need two conversions, because its inputs are INT8 for other consumers"
-LARGER = "leaving {0} float costs no more, and {0} includes this layer"
 
 
 @dataclass(frozen=True)
@@ -302,7 +301,8 @@ def _find_skip_reason(
     nodes = candidate.configuration.floats
     for other, cost in floats:
         if nodes < other.configuration.floats and cost.value <= single.value:
-            return LARGER.format(other.site.name)
+            larger = other.site.name
+            return f"leaving {larger} float costs no more, and {larger} includes this layer"
     if not candidate.site.tensors and single.conversions - base.conversions >= 2:
         return BETWEEN
     return ""
