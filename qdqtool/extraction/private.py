@@ -568,12 +568,15 @@ def make_private(
     )
 
 
-def _describe_difference(before: Prediction, after: Prediction, names: PrivateNames) -> str:
-    outcomes = [
-        [(c.index, c.op, c.weights, c.precision, c.inputs, c.output) for c in p.convolutions]
-        for p in (before, after)
+def _list_outcomes(prediction: Prediction) -> list[tuple[object, ...]]:
+    """Return the outcome of each convolution, without its names."""
+    return [
+        (c.index, c.op, c.weights, c.precision, c.inputs, c.output) for c in prediction.convolutions
     ]
-    if outcomes[0] != outcomes[1]:
+
+
+def _describe_difference(before: Prediction, after: Prediction, names: PrivateNames) -> str:
+    if _list_outcomes(before) != _list_outcomes(after):
         return "a convolution's outcome"
     old, new = _list_findings(before, names.rename_layer), _list_findings(after, str)
     if old != new:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parse_layer_name
@@ -124,10 +125,8 @@ _FORMS = read_sections(Path(__file__).with_name("error_forms.toml"))
 _CODES = {entry["number"]: join_lines(entry["meaning"]) for entry in _FORMS["code"]}
 _PARTS = tuple(make_entry(_TensorrtComponent, entry, "part") for entry in _FORMS["part"])
 _PARSER = _PARTS[0]
-NODE_KINDS = {
-    k.id: k
-    for k in (make_entry(NodeKind, entry, entry.get("id", "node")) for entry in _FORMS["node"])
-}
+_KINDS = [make_entry(NodeKind, entry, entry.get("id", "node")) for entry in _FORMS["node"]]
+NODE_KINDS = {kind.id: kind for kind in _KINDS}
 _OTHER_KIND = NODE_KINDS["other"]
 _KINDS_BY_WORD = {
     word: kind for kind in NODE_KINDS.values() for word in kind.operators.lower().split()
@@ -171,16 +170,17 @@ class ErrorLine:
 def parse_error(text: str) -> ErrorLine:
     """Find the fields of an error text, such as source file, line and error code."""
     text = text[:_MAX_TEXT]
-    file, function, line = _parse_place(text)
+    place = _parse_place(text)
     code = _CODE.search(text) or _BARE_CODE.search(text)
     assertion = _OLD_ASSERTION.search(text) or _ASSERTION.search(text)
     status = _STATUS.search(text)
     quoted = _QUOTED.search(text)
-    part, about = _find_part(file, is_parser=bool(status) or function.startswith("import"))
+    is_parser = bool(status) or place.function.startswith("import")
+    part, about = _find_part(place.file, is_parser=is_parser)
     return ErrorLine(
-        file,
-        function,
-        line,
+        place.file,
+        place.function,
+        place.line,
         int(code[code.lastindex or 0]) if code else None,
         assertion[1].strip().rstrip(".") if assertion else "",
         part,
@@ -190,13 +190,23 @@ def parse_error(text: str) -> ErrorLine:
     )
 
 
-def _parse_place(text: str) -> tuple[str, str, int | None]:
+class _SourcePlace(NamedTuple):
+    """Source file, function and line of an error; empty or None if the text lacks them."""
+
+    file: str
+    function: str
+    line: int | None
+
+
+def _parse_place(text: str) -> _SourcePlace:
     place = _PLACE.search(text)
     if place:
-        return place[1], place[2].rsplit("::", 1)[-1], int(place[3])
+        return _SourcePlace(place[1], place[2].rsplit("::", 1)[-1], int(place[3]))
     path, function = _PATH.search(text), _FUNCTION.search(text)
     name = function[function.lastindex or 0] if function else ""
-    return (path[1], name, int(path[2] or path[3])) if path else ("", name, None)
+    if path is None:
+        return _SourcePlace("", name, None)
+    return _SourcePlace(path[1], name, int(path[2] or path[3]))
 
 
 def _find_part(file: str, *, is_parser: bool) -> tuple[str, str]:

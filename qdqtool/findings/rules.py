@@ -71,11 +71,14 @@ def attempted_reasons(finding: Finding) -> list[Reason]:
         reason
         for cause in finding.causes
         for reason in (cause.reason, *cause.also)
-        if any(
-            rule.is_attempted and rule.code == finding.code and rule.is_met_by(reason)
-            for rule in reason.rules
-        )
+        if _is_attempted(reason, finding.code)
     ]
+
+
+def _is_attempted(reason: Reason, code: str) -> bool:
+    return any(
+        rule.is_attempted and rule.code == code and rule.is_met_by(reason) for rule in reason.rules
+    )
 
 
 _RULES: tuple[FindingRule, ...] = tuple(rule for kind in reason_classes() for rule in kind.rules)
@@ -93,12 +96,15 @@ def needs_request(finding: Finding) -> bool:
     Errors are fixed without a request.
     """
     return finding.severity != Severity.ERROR and any(
-        next(
-            (rule.is_on_request for rule in cause.reason.rules if rule.is_met_by(cause.reason)),
-            False,
-        )
-        for cause in finding.causes
+        _is_on_request(cause.reason) for cause in finding.causes
     )
+
+
+def _is_on_request(reason: Reason) -> bool:
+    for rule in reason.rules:
+        if rule.is_met_by(reason):
+            return rule.is_on_request
+    return False
 
 
 def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:

@@ -104,12 +104,13 @@ def _find_pairs_before_product(view: View, q: Node, activation: Node) -> list[No
     gates = view.model.consumers(activation.output)
     gates = [*gates, *_consumers_of_pairs(view, [n for n in gates if qdq.is_q(n)])]
     products = {n.index for n in gates if operator_of(n).operation == "PROD"}
-    others = [n for n in view.model.consumers(q.input(0)) if qdq.is_q(n) and n.index != q.index]
-    return [
-        other
-        for other in others
-        if any(n.index in products for n in _consumers_of_pairs(view, [other]))
-    ]
+    pairs = []
+    for other in view.model.consumers(q.input(0)):
+        if qdq.is_q(other) and other.index != q.index:
+            consumers = {n.index for n in _consumers_of_pairs(view, [other])}
+            if consumers & products:
+                pairs.append(other)
+    return pairs
 
 
 def _make_pair_move(

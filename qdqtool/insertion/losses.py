@@ -642,6 +642,12 @@ def compare_outputs(
     return Fp16Agreement(float(errors.mean()), len(errors)) if len(errors) else None
 
 
+def _measure_error(reference: ReferenceOutputs, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
+    """Return the error of outputs; NaN if one of them is not finite."""
+    is_finite = all(np.isfinite(array).all() for array in outputs.values())
+    return reference.error(outputs) if is_finite else float("nan")
+
+
 def measure_sample_errors(
     float_model: Model,
     models: Sequence[Model],
@@ -670,12 +676,5 @@ def measure_sample_errors(
     rows: list[list[float]] = []
     for floats, *others in run_samples([float_model, *models], tensors, data, images, samples):
         reference = ReferenceOutputs(floats, focus.find(floats) if focus else None)
-        rows.append(
-            [
-                reference.error(outputs)
-                if all(np.isfinite(array).all() for array in outputs.values())
-                else float("nan")
-                for outputs in others
-            ]
-        )
+        rows.append([_measure_error(reference, outputs) for outputs in others])
     return np.array(rows, np.float64).reshape(-1, len(models))

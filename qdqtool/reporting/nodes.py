@@ -135,12 +135,12 @@ class ModelCollector:
 
     def drawable_nodes(self) -> list[OnnxNode]:
         """Return the nodes that are drawn, in topological order: no Q, DQ or constants."""
+        nodes = self.subject.model.ordered
+        return [n for n in nodes if not is_qdq(n) and self._has_variable_output(n)]
+
+    def _has_variable_output(self, node: OnnxNode) -> bool:
         constants = self.subject.view.constants
-        return [
-            n
-            for n in self.subject.model.ordered
-            if not is_qdq(n) and n.outputs and not all(not o or o in constants for o in n.outputs)
-        ]
+        return any(output and output not in constants for output in node.outputs)
 
     def _add_nodes(self) -> None:
         model = self.subject.model

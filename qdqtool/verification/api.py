@@ -655,11 +655,15 @@ def _find_missing_tensor(graph: onnx.GraphProto) -> str | None:
     return next((tensor for tensor in inputs if tensor not in produced), None)
 
 
+def _map_outcomes(prediction: Prediction) -> dict[str, tuple[object, ...]]:
+    return {
+        c.name: (c.precision, list(c.inputs), c.output, set(c.fused))
+        for c in prediction.convolutions
+    }
+
+
 def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:
-    outcomes, others = (
-        {c.name: (c.precision, list(c.inputs), c.output, set(c.fused)) for c in p.convolutions}
-        for p in (first, second)
-    )
+    outcomes, others = _map_outcomes(first), _map_outcomes(second)
     return tuple(name for name, outcome in outcomes.items() if others.get(name) != outcome)
 
 

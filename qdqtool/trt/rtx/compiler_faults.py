@@ -426,11 +426,8 @@ def find_mixed_types_fault(
     """
     if not isinstance(reason, IntegersLost) or reason.why != LossCause.TYPES:
         return None
-    types = {
-        str(state.precision)
-        for state in (states.state(tensor) for tensor in node.inputs[:2])
-        if isinstance(state, IntegerState)
-    }
+    operands = map(states.state, node.inputs[:2])
+    types = {str(state.precision) for state in operands if isinstance(state, IntegerState)}
     if types != {Precision.INT8, Precision.FP8}:
         return None
     return _create_fault(node.name, FaultKind.MIXED_TYPES, *sorted(types))
