@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -313,7 +313,9 @@ class ImageSource(FilesSource):
         self.preprocess = find_preprocess(preprocess)
         if self.integer and isinstance(self.preprocess, Preprocess):
             self.preprocess = without_normalization(self.preprocess)
-        self.nhwc, self.channels, self.height, self.width = _find_layout(self.spec, size)
+        layout = _find_layout(self.spec, size)
+        self.nhwc, self.channels = layout.nhwc, layout.channels
+        self.height, self.width = layout.height, layout.width
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -372,8 +374,21 @@ class ImageSource(FilesSource):
         return {self.spec.name: array.astype(self.spec.numpy_dtype, copy=False)}
 
 
-def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, int, int]:
-    """Return whether the input is NHWC, and its channels, height and width."""
+class _ImageLayout(NamedTuple):
+    """Layout of an image input: whether its channels are last, and its sizes."""
+
+    nhwc: bool
+    channels: int
+    height: int
+    width: int
+
+
+def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> _ImageLayout:
+    """Return the layout of an image input.
+
+    Raises:
+        DataError: The input is not one of images, or its size is missing or too large.
+    """
     label = f"input '{spec.name}' {spec.shape_text()}"
     if len(spec.shape) != 4:
         raise DataError(
@@ -403,7 +418,7 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
             parameter="size",
             node=spec.name,
         )
-    return nhwc, channels, height, width
+    return _ImageLayout(nhwc, channels, height, width)
 
 
 def _complete_size(

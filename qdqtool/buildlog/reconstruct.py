@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -391,6 +391,14 @@ def _find_equal_scales(build: Build, quantizers: list[ParsedNode]) -> Iterator[t
 # Attributes and constant values
 
 
+class _WindowAxis(NamedTuple):
+    """Stride and padding of a window along one axis."""
+
+    stride: int
+    pad_before: int
+    pad_after: int
+
+
 @dataclass(slots=True)
 class InferredAttributes:
     """Attributes and constant inputs of a node.
@@ -432,10 +440,10 @@ class InferredAttributes:
         self.attributes.update(attributes)
         self.inferred += attributes
 
-    def infer_window(self, axes: Sequence[tuple[int, int, int]]) -> None:
-        """Set strides and pads from (stride, padding before, padding after) of each axis."""
-        strides, before, after = map(list, zip(*axes, strict=True))
-        self.infer(strides=strides, pads=before + after)
+    def infer_window(self, axes: Sequence[_WindowAxis]) -> None:
+        """Set strides and pads from those of each axis."""
+        pads = [axis.pad_before for axis in axes] + [axis.pad_after for axis in axes]
+        self.infer(strides=[axis.stride for axis in axes], pads=pads)
 
 
 def infer_attributes(node: ParsedNode, listed: dict[str, Any]) -> InferredAttributes:
@@ -514,16 +522,16 @@ def _guess_pooling_window(source: int, target: int) -> int:
     return max(1, source // max(1, target))
 
 
-def _fit_window(source: int, target: int, kernel: int) -> tuple[int, int, int]:
-    """Return stride, padding before and padding after that turn size `source` into `target`.
+def _fit_window(source: int, target: int, kernel: int) -> _WindowAxis:
+    """Return the stride and the padding that turn size `source` into `target`.
 
     The padding that keeps the size at stride 1 is preferred.
     """
     stride = max(1, round(source / max(1, target)))
     usual = (kernel - 1) // 2
     if (source + 2 * usual - kernel) // stride + 1 == target:
-        return stride, usual, usual
-    return stride, *_split_padding((target - 1) * stride + kernel - source)
+        return _WindowAxis(stride, usual, usual)
+    return _WindowAxis(stride, *_split_padding((target - 1) * stride + kernel - source))
 
 
 def _split_padding(total: int) -> tuple[int, int]:
@@ -550,7 +558,7 @@ def _infer_conv_transpose(node: InferredAttributes) -> None:
     axes = []
     for size, output, kernel in zip(source[2:], target[2:], weights[2:], strict=False):
         stride = max(1, round(output / max(1, size)))
-        axes.append((stride, *_split_padding((size - 1) * stride + kernel - output)))
+        axes.append(_WindowAxis(stride, *_split_padding((size - 1) * stride + kernel - output)))
     node.infer_window(axes)
 
 

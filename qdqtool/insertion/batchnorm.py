@@ -7,7 +7,7 @@ weights. The scales of the weights must therefore fit the folded weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,14 +111,14 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
     if weights is None or parameters is None:
         return None
     weight, bias = weights
-    factor, beta, mean = parameters
+    factor = parameters.factor
     if _count_output_channels(conv, weight) != len(factor):
         return None
     if bias is not None and bias.shape != factor.shape:
         return None
     old_bias = 0.0 if bias is None else bias.astype(np.float64)
     with np.errstate(all="ignore"):  # NaN is reported when the weights are quantized
-        new_bias = beta + (old_bias - mean) * factor
+        new_bias = parameters.beta + (old_bias - parameters.mean) * factor
     if output_axis(conv, weight.ndim) == 0:
         factors = factor[:, None]
     else:  # weights of a ConvTranspose have shape [in, out / groups, ...]
@@ -149,9 +149,9 @@ def _fold_into_consumers(
     parameters = read_norm_parameters(model, norm)
     if parameters is None:
         return None
-    factor, beta, mean = parameters
+    factor = parameters.factor
     with np.errstate(all="ignore"):
-        shift = beta - mean * factor
+        shift = parameters.beta - parameters.mean * factor
     if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
         return None
     folded = []
@@ -202,8 +202,16 @@ def _has_padding(conv: Node) -> bool:
     )
 
 
-def read_norm_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
-    """Return `factor`, `beta` and `mean` of ``(x - mean) * factor + beta`` for each channel.
+class NormParameters(NamedTuple):
+    """Parameters of ``(x - mean) * factor + beta`` for each channel."""
+
+    factor: _Floats
+    beta: _Floats
+    mean: _Floats
+
+
+def read_norm_parameters(model: Model, norm: Node) -> NormParameters | None:
+    """Return the parameters of a BatchNormalization.
 
     None if a parameter is not constant, or if the shapes differ. Values may be NaN or infinite.
     """
@@ -216,7 +224,7 @@ def read_norm_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _F
     gamma, beta, mean, variance = (v.astype(np.float64) for v in values)
     epsilon = float(norm.attributes.get("epsilon", 1e-5))
     with np.errstate(all="ignore"):
-        return gamma / np.sqrt(variance + epsilon), beta, mean
+        return NormParameters(gamma / np.sqrt(variance + epsilon), beta, mean)
 
 
 def _read_weights(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:

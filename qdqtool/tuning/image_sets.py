@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration.arrays import CalibrationSource, open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
@@ -99,9 +100,9 @@ def open_sets(
                 code="too-few-images",
                 parameter="data",
             )
-        rest, to_choose, to_judge = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
-        calibration = _select_images(dataset, rest)
-        return _make_sets(dataset, calibration, dataset, to_choose, to_judge, swept_on)
+        split = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
+        calibration = _select_images(dataset, split.calibration)
+        return _make_sets(dataset, calibration, dataset, split.search, split.evaluation, swept_on)
     _forbid_same_path(data, evaluation)
     limit = max(max_images, chosen_on + judged_on)
     other, indices = _open_dataset(model, evaluation, images, limit, "evaluation")
@@ -193,23 +194,32 @@ def _share_of_block(total: int, blocks: int, k: int) -> int:
     return total * (k + 1) // blocks - total * k // blocks
 
 
+class _ImageSplit(NamedTuple):
+    """Indices of images for the calibration, the search and the final evaluation."""
+
+    calibration: list[int]
+    search: list[int]
+    evaluation: list[int]
+
+
 def _split_in_three(
     indices: Sequence[int], batch: int, search_count: int, evaluation_count: int
-) -> tuple[list[int], list[int], list[int]]:
+) -> _ImageSplit:
     quarter = len(indices) // _FEWEST // batch * batch
     search_count, evaluation_count = (
         max(batch, min(n * batch, quarter)) for n in (search_count, evaluation_count)
     )
     blocks = _split_blocks(indices)
-    rest, search, evaluation = [], [], []
+    split = _ImageSplit([], [], [])
     for k, block in enumerate(blocks):
         evaluation_share = _share_of_block(evaluation_count, len(blocks), k)
         search_share = _share_of_block(search_count, len(blocks), k)
         start = max(0, len(block) - search_share - evaluation_share)
-        rest += block[:start]
-        search += block[start : start + search_share]
-        evaluation += block[start + search_share : start + search_share + evaluation_share]
-    return rest, search, evaluation
+        end = start + search_share
+        split.calibration.extend(block[:start])
+        split.search.extend(block[start:end])
+        split.evaluation.extend(block[end : end + evaluation_share])
+    return split
 
 
 def _split_in_halves(
