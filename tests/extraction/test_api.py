@@ -411,7 +411,7 @@ def test_shrinker_keeps_values_of_large_weights_at_first(g: Graph) -> None:
     model = g.model(g.relu(g.conv(g.input(1, 64, 8, 8), "conv", 64, scale=0.05), "r"))
     values = {t.name: t for t in model.graph.initializer}
     tried: list[onnx.ModelProto] = []
-    ModelShrinker(model, lambda proto: not tried.append(proto), limit=3).run()  # type: ignore[func-returns-value]
+    list(ModelShrinker(model, lambda proto: not tried.append(proto), limit=3).steps())  # type: ignore[func-returns-value]
     tensors = [tensor for proto in tried for tensor in proto.graph.initializer]
     assert tensors and all(same_values(t, values[t.name]) for t in tensors)
 
