@@ -78,7 +78,7 @@ def test_infer_types_takes_little_memory(tmp_path: Path) -> None:
         path.write_bytes(BOMBS[path.name].SerializeToString())
     code = (
         "import resource, sys, onnx; from qdqtool.proto.shapes import infer_types;"
-        "from qdqtool.util import limits; limits.ONNX_SECONDS = 1;"
+        "from qdqtool.util import limits; limits.ONNX_SECONDS = 0.5;"
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30));"
         "[infer_types(onnx.load(path)) for path in sys.argv[1:]]"
     )

@@ -80,7 +80,7 @@ BOUNDED = (
     "MaxPool, read along",
 )
 # Families that need more nodes, because scales must be merged or C2f blocks must be complete.
-COUNTED_SIZES = {"crossed Concats with pairs": (300, 450), "C2f": (300, 600)}
+COUNTED_SIZES = {"crossed Concats with pairs": (300, 450), "C2f": (250, 500)}
 # Limits of lists, by module. Counts use an eighth of these limits, so that 150 to 300 nodes fill
 # the lists. Lower limits would hide a list without a limit.
 LIMITS = {
