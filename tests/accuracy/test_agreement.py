@@ -252,27 +252,29 @@ def test_compare_measures_every_form_of_model(photos: Path, options: dict[str, A
     assert result.as_json()["agreement"]["value"] == round(result.agreement.measure.value, 5)
 
 
-def test_compare_refuses_int8_inputs(photos: Path) -> None:
+@pytest.fixture
+def reference() -> onnx.ModelProto:
     net = Net(3, 32)
-    reference = net.output(net.conv("a", "x", 3, 16)).model()
+    return net.output(net.conv("a", "x", 3, 16)).model()
+
+
+def test_compare_refuses_int8_inputs(photos: Path, reference: onnx.ModelProto) -> None:
     model = qdqtool.insert(reference, photos, head="none", input_type="int8").model
     with pytest.raises(ModelError, check=has("wrong-type", node="x")):
         qdqtool.compare(reference, model, data=photos)
 
 
-def test_compare_notes_few_images(photos: Path) -> None:
-    net = Net(3, 32)
-    reference = net.output(net.conv("a", "x", 3, 16)).model()
+def test_compare_notes_few_images(photos: Path, reference: onnx.ModelProto) -> None:
     (photos / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     notes = {n.code: n.values for n in qdqtool.compare(reference, reference, data=photos).notes}
     assert (notes["few-images"]["images"], notes["unread-images"]["count"]) == (3, 1)
 
 
-def test_compare_refuses_images_for_a_build(photos: Path, tmp_path: Path) -> None:
+def test_compare_refuses_images_for_a_build(
+    photos: Path, tmp_path: Path, reference: onnx.ModelProto
+) -> None:
     build = tmp_path / "layers.json"
     build.write_text('{"Layers": [{"Name": "conv", "LayerType": "CaskConvolution"}]}')
-    net = Net(3, 32)
-    reference = net.output(net.conv("a", "x", 3, 16)).model()
     with pytest.raises(QdqtoolError, check=has("option-without-effect", parameter="data")):
         qdqtool.compare(reference, build, data=photos)
 

@@ -272,10 +272,16 @@ def test_image_file_may_have_the_limit(tmp_path: Path) -> None:
     check_limit("IMAGE_FILE", len(data), lambda: decode_image(tmp_path / "a.png"), check)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The only picture of the folder."""
+    (path,) = write_pictures(tmp_path, 1)
+    return path
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("name", ["pipe", "link", "loop", "/dev/zero"])
-def test_special_files_in_a_list_are_skipped(tmp_path: Path, name: str) -> None:
-    (path,) = write_pictures(tmp_path, 1)
+def test_special_files_in_a_list_are_skipped(tmp_path: Path, name: str, path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
@@ -378,9 +384,8 @@ def test_integer_inputs_are_not_divided_by_255(
 @pytest.mark.parametrize(("dtype", "low", "high"), [("uint8", 0, 255), ("int8", -128, 127)])
 @pytest.mark.parametrize(("scale", "mean"), [(1.5, 0.0), (0.25, 0.0), (2.0, 300.0)])
 def test_integer_inputs_are_rounded_and_clipped(
-    tmp_path: Path, dtype: str, low: int, high: int, scale: float, mean: float
+    dtype: str, low: int, high: int, scale: float, mean: float, path: Path
 ) -> None:
-    (path,) = write_pictures(tmp_path, 1)
     preprocess = Preprocess(scale=scale, mean=(mean, mean, mean))
     (sample,) = open_data(path, [InputSpec("x", (1, 3, 16, 16), dtype)], preprocess)
     expected = np.rint(decode_image(path).astype(np.float32) * scale - mean).clip(low, high)
@@ -399,9 +404,8 @@ def test_integer_inputs_are_rounded_and_clipped(
     ids=["float32", "uint8", "float16", "gray"],
 )
 def test_samples_have_the_type_and_channels_of_the_input(
-    tmp_path: Path, spec: InputSpec, preprocess: Preprocess, tolerance: float
+    spec: InputSpec, preprocess: Preprocess, tolerance: float, path: Path
 ) -> None:
-    (path,) = write_pictures(tmp_path, 1)
     (sample,) = open_data(path, [spec], preprocess)
     pixels = decode_image(path).astype(np.float64)
     if spec.shape[3] == 1:
@@ -445,8 +449,7 @@ def test_other_formats_are_not_decoded_by_any_name(tmp_path: Path) -> None:
         decode_image(tmp_path / "claims.jpg")
 
 
-def test_names_may_hold_any_bytes(tmp_path: Path) -> None:
-    (path,) = write_pictures(tmp_path, 1)
+def test_names_may_hold_any_bytes(tmp_path: Path, path: Path) -> None:
     try:
         os.rename(path, os.fsencode(tmp_path) + b"/\xff\xfe.png")
     except OSError:

@@ -59,9 +59,13 @@ def test_fetched_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -
             np.testing.assert_allclose(values[name].reshape(-1), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_missing_plugin_names_the_remedy() -> None:
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    return conv_net()
+
+
+def test_missing_plugin_names_the_remedy(model: onnx.ModelProto) -> None:
     """A table of ranges works without running the plugin."""
-    model = conv_net()
     model.graph.node[0].op_type, model.graph.node[0].domain = "RotateTRT", "trt.plugins"
     model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
     with pytest.raises(ModelError, match="calib_table"):
@@ -140,8 +144,7 @@ def test_packed_model_is_the_part_with_all_its_weights(tmp_path: Path) -> None:
 
 
 @each_path
-def test_errors_of_onnxruntime_name_the_model(path: str) -> None:
-    model = conv_net()
+def test_errors_of_onnxruntime_name_the_model(path: str, model: onnx.ModelProto) -> None:
     model.graph.node[0].op_type = "NoSuchOperator"
     check = has("onnxruntime-failed", "onnxruntime", path=path or "model")
     with pytest.raises(ModelError, check=check):
@@ -306,9 +309,8 @@ def names(graph: onnx.GraphProto) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("ir_version", [3, 4, 9])
-def test_partial_model_has_what_its_tensors_need(ir_version: int) -> None:
+def test_partial_model_has_what_its_tensors_need(ir_version: int, model: onnx.ModelProto) -> None:
     """Weights are inputs only for IR version 3, which needs them there."""
-    model = conv_net()
     model.ir_version = ir_version
     model.graph.input.extend(
         [
@@ -347,8 +349,9 @@ def test_partial_model_takes_the_shape_of_a_fed_input() -> None:
     assert list(partial_model(Model(conv_net()), ["c1"], [fed]).graph.input) == [fed]
 
 
-def test_partial_model_keeps_functions_and_sparse_weights_and_gets_a_name() -> None:
-    model = conv_net()
+def test_partial_model_keeps_functions_and_sparse_weights_and_gets_a_name(
+    model: onnx.ModelProto,
+) -> None:
     model.graph.name = ""
     relu, opset = onnx.helper.make_node("Relu", ["x"], ["y"]), onnx.helper.make_opsetid("", 17)
     model.functions.append(onnx.helper.make_function("own", "F", ["x"], ["y"], [relu], [opset]))
@@ -363,8 +366,9 @@ def test_partial_model_keeps_functions_and_sparse_weights_and_gets_a_name() -> N
 
 
 @pytest.mark.parametrize(("version", "limited"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
-def test_partial_model_has_an_ir_version_that_onnxruntime_reads(version: int, limited: int) -> None:
-    model = conv_net()
+def test_partial_model_has_an_ir_version_that_onnxruntime_reads(
+    version: int, limited: int, model: onnx.ModelProto
+) -> None:
     model.ir_version = version
     assert (partial_model(Model(model), ["out"]).ir_version, model.ir_version) == (limited, version)
 

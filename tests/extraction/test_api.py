@@ -123,8 +123,12 @@ def test_part_never_divides_a_pair(hops: int) -> None:
     assert {v.type.tensor_type.elem_type for v in proto.graph.input} == {onnx.TensorProto.FLOAT}
 
 
-def test_extract_leaves_the_model_and_repeats_itself() -> None:
-    model = residual()
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    return residual()
+
+
+def test_extract_leaves_the_model_and_repeats_itself(model: onnx.ModelProto) -> None:
     before = model.SerializeToString(deterministic=True)
     first, second = (
         qdqtool.extract(
@@ -223,8 +227,7 @@ def test_extract_refuses_arguments(
         qdqtool.extract(residual(), **arguments)  # type: ignore[arg-type]
 
 
-def test_minimize_keeps_finding_and_outcomes() -> None:
-    model = residual()
+def test_minimize_keeps_finding_and_outcomes(model: onnx.ModelProto) -> None:
     small = qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True)
     onnx.checker.check_model(small.proto, full_check=True)
     whole, prediction = qdqtool.predict(model), qdqtool.predict(small.proto)
@@ -236,8 +239,7 @@ def test_minimize_keeps_finding_and_outcomes() -> None:
     assert sum(onnx.numpy_helper.to_array(t).size for t in small.proto.graph.initializer) < 200
 
 
-def test_minimize_stops_at_the_limit() -> None:
-    model = residual()
+def test_minimize_stops_at_the_limit(model: onnx.ModelProto) -> None:
     result = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True, limit=3)
     assert note("stopped", tries=3) in result.notes
     assert reports(result.prediction, "SKIP-FLOAT")
@@ -270,16 +272,14 @@ def test_private_part_hides_the_file_of_weights(tmp_path: Path) -> None:
     assert all(t.raw_data for t in result.proto.graph.initializer)
 
 
-def test_private_part_needs_free_names() -> None:
-    model = residual()
+def test_private_part_needs_free_names(model: onnx.ModelProto) -> None:
     for letter in "bcdfghjklmnpqrstvwxz":
         model.metadata_props.add(key=f"t_{letter}", value=f"n_{letter}")
     with pytest.raises(ModelError, check=has("no-name-left")):
         qdqtool.extract(model, node="b1.c1", hops=1, private=True)
 
 
-def test_extract_makes_equal_names_unique() -> None:
-    model = residual()
+def test_extract_makes_equal_names_unique(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         node.name = "" if node.op_type == "Relu" else node.op_type
     result = qdqtool.extract(model, finding="SKIP-FLOAT")
@@ -312,8 +312,7 @@ def append_node(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
         model.opset_import.append(onnx.helper.make_opsetid(node.domain, 1))
 
 
-def test_extract_several_findings() -> None:
-    model = residual()
+def test_extract_several_findings(model: onnx.ModelProto) -> None:
     result = qdqtool.extract(model, finding=["SKIP-FLOAT", "OUT-FLOAT"])
     assert {"SKIP-FLOAT", "OUT-FLOAT"} <= {f.code for f in result.prediction.findings}
     shown = [(f.code, f.node) for f in result.shown.findings]
@@ -611,8 +610,7 @@ def test_private_tensor_in_attribute_differs_next_to_resize_with_unset_input() -
     assert np.isin(onnx.numpy_helper.to_array(attribute.t), table).sum() <= 2
 
 
-def test_private_attributes_keep_only_public_words() -> None:
-    model = residual()
+def test_private_attributes_keep_only_public_words(model: onnx.ModelProto) -> None:
     conv = next(n for n in model.graph.node if n.op_type == "Conv")
     attributes = {"acme_note": 1.0, "mode": "acme way", "auto_pad": "NOTSET"}
     conv.attribute.extend(onnx.helper.make_attribute(*item) for item in attributes.items())

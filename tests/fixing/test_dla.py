@@ -177,17 +177,22 @@ def test_largest_of_several_scales_counts(g: Graph) -> None:
     assert note("several-scales", count=1, first="x") in translation.notes
 
 
-def test_trained_weight_scales_are_noted() -> None:
-    model = quantize(one_layer())
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    return quantize(one_layer())
+
+
+def test_trained_weight_scales_are_noted(model: onnx.ModelProto) -> None:
     assert "weight-scales" not in note_codes(translate(model).notes)
     multiply_weight_scales(model, 1.5)
     assert note("weight-scales", count=1, first="c") in translate(model).notes
 
 
 @pytest.mark.parametrize("factor", [1e-30, 0.05, np.nan, 1e22])
-def test_wrong_weight_scales_do_not_change_the_weights(factor: float) -> None:
+def test_wrong_weight_scales_do_not_change_the_weights(
+    factor: float, model: onnx.ModelProto
+) -> None:
     """TensorRT computes its own scales, so that a note suffices."""
-    model = quantize(one_layer())
     expected = translate(model)
     multiply_weight_scales(model, factor)
     translation = translate(model)
@@ -202,8 +207,7 @@ def test_unusable_scales_are_refused(scale: float) -> None:
         translate_for_dla(model)
 
 
-def test_parameters_behind_other_nodes_are_folded() -> None:
-    model = quantize(one_layer())
+def test_parameters_behind_other_nodes_are_folded(model: onnx.ModelProto) -> None:
     expected = translate(model).scales.scales
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
     names = dict(zip(q.input[1:], ("scale_copy", "zero_copy"), strict=True))

@@ -183,6 +183,11 @@ INPUT = "0._input_quantizer"
 LARGEST = float(IMAGES.abs().max())
 
 
+@pytest.fixture
+def model() -> nn.Module:
+    return prepared()
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -200,8 +205,7 @@ LARGEST = float(IMAGES.abs().max())
         [IMAGES.numpy().astype(">f4")],
     ],
 )
-def test_calibrate_accepts_data(data: object) -> None:
-    model = prepared()
+def test_calibrate_accepts_data(data: object, model: nn.Module) -> None:
     assert qat.calibrate(model, data, "max").images == 16  # type: ignore[arg-type]
     assert nets.range_of(model, INPUT) == pytest.approx(LARGEST)
 
@@ -213,8 +217,7 @@ class Unread(dict[str, object]):
     items = values = __len__ = __iter__ = __repr__  # type: ignore[assignment]
 
 
-def test_fn_reads_only_its_part_of_a_batch() -> None:
-    model = prepared()
+def test_fn_reads_only_its_part_of_a_batch(model: nn.Module) -> None:
     batch = (Unread(image=IMAGES), "half a character \ud83d")
     assert qat.calibrate(model, iter([batch]), "max", fn=lambda b: b[0]["image"]).images == 16
     assert qat.sensitivity(model, iter([batch]), fn=lambda b: b[0]["image"])
@@ -239,16 +242,14 @@ def test_loader_whose_length_raises() -> None:
     assert qat.calibrate(prepared(), Endless(), "max").images == 16
 
 
-def test_uint8_images_are_divided_by_255() -> None:
-    model = prepared()
+def test_uint8_images_are_divided_by_255(model: nn.Module) -> None:
     pictures = torch.randint(0, 256, (16, 16, 8, 8), dtype=torch.uint8)
     with pytest.warns(UserWarning, match="divided by 255"):
         qat.calibrate(model, [{"img": pictures}], "max")
     assert nets.range_of(model, INPUT) == pytest.approx(float(pictures.max()) / 255)
 
 
-def test_fn_chooses_part_of_batch() -> None:
-    model = prepared()
+def test_fn_chooses_part_of_batch(model: nn.Module) -> None:
     qat.calibrate(model, [("name", IMAGES)], "max", fn=lambda batch: batch[1] * 2)
     assert nets.range_of(model, INPUT) == pytest.approx(2 * LARGEST)
 

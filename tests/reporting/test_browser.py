@@ -52,8 +52,12 @@ def test_recorded_build_draws_every_layer(chromium: Page, case: str, tmp_path: P
     ) == len(truth(case)["convolutions"])
 
 
-def test_click_shows_node_details(chromium: Page, full: Path) -> None:
+@pytest.fixture
+def open_full(chromium: Page, full: Path) -> None:
     chromium.open(full)
+
+
+def test_click_shows_node_details(chromium: Page, open_full: None) -> None:
     chromium.run("""document.querySelector('.stage[data-side=after] .row.conv')
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
     text = details(chromium)
@@ -103,8 +107,7 @@ def details(page: Page) -> str:
     return str(page.run("return document.getElementById('details').textContent"))
 
 
-def test_findings_and_nodes_link_to_each_other(chromium: Page, full: Path) -> None:
-    chromium.open(full)
+def test_findings_and_nodes_link_to_each_other(chromium: Page, open_full: None) -> None:
     chromium.run(
         "document.querySelectorAll('details.group').forEach((group) => { group.open = true; })"
     )
@@ -115,8 +118,12 @@ def test_findings_and_nodes_link_to_each_other(chromium: Page, full: Path) -> No
     chromium.wait("return document.querySelector('.flash') !== null")
 
 
-def test_search_highlights_and_selects_matches(chromium: Page, large: Path) -> None:
+@pytest.fixture
+def open_large(chromium: Page, large: Path) -> None:
     chromium.open(large)
+
+
+def test_search_highlights_and_selects_matches(chromium: Page, open_large: None) -> None:
     type_into(chromium, "search", "model.9/cv1 conv")
     matches = chromium.run(
         "return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)"
@@ -159,8 +166,7 @@ def column(page: Page, table: str, number: int) -> list[Any]:
     return cells
 
 
-def test_click_on_module_opens_it(chromium: Page, large: Path) -> None:
-    chromium.open(large)
+def test_click_on_module_opens_it(chromium: Page, open_large: None) -> None:
     chromium.run("document.getElementById('zoom-fit').click()")
     names = chromium.run("""return [...document.querySelectorAll('.box.module .name')].map((name) => {
         const [text, all] = [name.getBoundingClientRect(), document.querySelector('.graph').getBoundingClientRect()];
@@ -182,8 +188,7 @@ def test_click_on_module_opens_it(chromium: Page, large: Path) -> None:
     assert "/model.9/cv1/conv/Conv" in details(chromium) and "Convolutions" in details(chromium)
 
 
-def test_wheel_zooms_and_time_colors_boxes(chromium: Page, large: Path) -> None:
-    chromium.open(large)
+def test_wheel_zooms_and_time_colors_boxes(chromium: Page, open_large: None) -> None:
     width = chromium.run("return document.querySelector('.world').getBoundingClientRect().width")
     chromium.run("""document.querySelector('.graph').dispatchEvent(
         new WheelEvent('wheel', { deltaY: -200, bubbles: true, cancelable: true, clientX: 300, clientY: 400 }))""")
@@ -198,8 +203,7 @@ def test_wheel_zooms_and_time_colors_boxes(chromium: Page, large: Path) -> None:
     assert "estimated" in chromium.run("return document.getElementById('heat-legend').textContent")
 
 
-def test_exports_hold_graphs_and_tables(chromium: Page, full: Path) -> None:
-    chromium.open(full)
+def test_exports_hold_graphs_and_tables(chromium: Page, open_full: None) -> None:
     chromium.run("""window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return 'blob:none'; };
         window.names = []; HTMLAnchorElement.prototype.click = function () { window.names.push(this.download); };
         for (const name of ['export-svg', 'export-png']) document.getElementById(name).click();
@@ -251,8 +255,7 @@ def test_texts_do_not_overlap(chromium: Page, full: Path, width: int) -> None:
     assert chromium.run(_CLASHES) == []
 
 
-def test_tables_sort_and_filter(chromium: Page, large: Path) -> None:
-    chromium.open(large)
+def test_tables_sort_and_filter(chromium: Page, open_large: None) -> None:
     head = "return [...document.querySelectorAll('#layer-table th')].findIndex((h) => /Est. ms/.test(h.textContent))"
     number = chromium.run(head)
     click = "document.querySelectorAll('#layer-table th button')[arguments[0]].click()"
@@ -273,8 +276,7 @@ def test_tables_sort_and_filter(chromium: Page, large: Path) -> None:
     )
 
 
-def test_keyboard_walks_and_zooms(chromium: Page, large: Path) -> None:
-    chromium.open(large)
+def test_keyboard_walks_and_zooms(chromium: Page, open_large: None) -> None:
     key = """const graph = document.querySelector('.graph'); graph.focus();
         graph.dispatchEvent(new KeyboardEvent('keydown', { key: arguments[0], bubbles: true, cancelable: true }));"""
     chromium.run(key, "ArrowDown")
@@ -293,9 +295,8 @@ def test_keyboard_walks_and_zooms(chromium: Page, large: Path) -> None:
 
 
 def test_large_network_opens_and_pans_without_layout_of_each_box(
-    chromium: Page, large: Path
+    chromium: Page, open_large: None
 ) -> None:
-    chromium.open(large)
     opening = chromium.layouts()
     boxes = chromium.run("return document.querySelectorAll('.box').length")
     elements = chromium.run("return document.querySelectorAll('*').length")
@@ -394,8 +395,7 @@ return [...bad].slice(0, 20);
 """
 
 
-def test_plots_follow_selection(chromium: Page, full: Path) -> None:
-    chromium.open(full)
+def test_plots_follow_selection(chromium: Page, open_full: None) -> None:
     for section, choice in (("histograms", "histogram-choice"), ("weights", "weights-choice")):
         chromium.run("document.getElementById(arguments[0]).scrollIntoView()", section)
         chromium.wait(f"return document.querySelectorAll('#{section} .bin').length > 0")
@@ -418,14 +418,12 @@ def test_plots_follow_selection(chromium: Page, full: Path) -> None:
     chromium.wait("return document.querySelectorAll('#tuning-plot .pick').length === 1")
 
 
-def test_page_prints_to_pdf(chromium: Page, full: Path) -> None:
-    chromium.open(full)
+def test_page_prints_to_pdf(chromium: Page, open_full: None) -> None:
     printed = chromium.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert len(printed["data"]) > 20_000
 
 
-def test_printed_page_is_light_and_shows_whole_network(chromium: Page, full: Path) -> None:
-    chromium.open(full)
+def test_printed_page_is_light_and_shows_whole_network(chromium: Page, open_full: None) -> None:
     media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     try:

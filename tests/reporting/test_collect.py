@@ -61,10 +61,16 @@ def prediction_of(case: str) -> qdqtool.Prediction:
     return advised(case, truth(case)["target"])
 
 
+@pytest.fixture
+def model(case: str) -> data.ModelContents:
+    return page_of(case).model
+
+
 @pytest.mark.parametrize("case", SOME_FIRST)
-def test_page_lists_convolutions_conversions_and_findings(case: str) -> None:
+def test_page_lists_convolutions_conversions_and_findings(
+    case: str, model: data.ModelContents
+) -> None:
     prediction = prediction_of(case)
-    model = page_of(case).model
     assert [(c.name, c.precision, c.inputs, c.output, c.evidence) for c in model.convs] == [
         (c.name, c.precision, [str(p) for p in c.inputs], c.output, c.evidence)
         for c in prediction.convolutions
@@ -93,8 +99,7 @@ def test_page_links_findings_to_nodes_after_computed_constants(g: Graph) -> None
 
 
 @pytest.mark.parametrize("case", SOME_FIRST)
-def test_onnx_graph_draws_every_node_and_link(case: str) -> None:
-    model = page_of(case).model
+def test_onnx_graph_draws_every_node_and_link(case: str, model: data.ModelContents) -> None:
     assert sorted(n for box in model.onnx.boxes for n in box.rows) == list(range(len(model.nodes)))
     assert drawn_links(model) == links_between(published(case), {n.name for n in model.nodes})
     conversions = {c.name.partition("_clone_")[0] for c in model.conversions}
@@ -103,8 +108,7 @@ def test_onnx_graph_draws_every_node_and_link(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", SOME_FIRST)
-def test_engine_graph_draws_every_layer(case: str) -> None:
-    model = page_of(case).model
+def test_engine_graph_draws_every_layer(model: data.ModelContents) -> None:
     layers = [i for i, layer in enumerate(model.layers) if layer.type != "Conversion"]
     assert [box.layer for box in model.engine.boxes if box.role == "layer"] == layers
     marks = {m.name for e in model.engine.edges for m in e.marks if m.stays}
@@ -129,8 +133,7 @@ def test_boxes_do_not_overlap_and_edges_go_down(case: str, view: str) -> None:
 
 
 @pytest.mark.parametrize("case", SOME_FIRST)
-def test_modules_hold_every_node_and_link(case: str) -> None:
-    model = page_of(case).model
+def test_modules_hold_every_node_and_link(model: data.ModelContents) -> None:
     boxes, edges = model.modules.boxes, model.modules.edges
     rows = sorted(n for box in boxes for n in box.rows)
     assert rows == list(range(len(model.nodes))) and len(boxes) <= 60

@@ -49,8 +49,12 @@ def test_size_of_tensor_without_shape_is_that_of_its_reshape(g: Graph) -> None:
     assert tensor_size(out) is None
 
 
-def test_consumers_past_operators_that_a_q_passes(g: Graph) -> None:
-    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
+@pytest.fixture
+def x(g: Graph) -> str:
+    return g.op("Exp", g.input(1, 8, 4, 4), "e")
+
+
+def test_consumers_past_operators_that_a_q_passes(g: Graph, x: str) -> None:
     pooled = g.pool(x, "pool")
     joined = g.concat([g.op("Tanh", x, "t"), pooled], "cat")
     summed = g.add(pooled, g.op("Tanh", pooled, "u"), "sum")
@@ -114,9 +118,8 @@ def test_nested_concats_have_no_float_consumer(g: Graph, count: int) -> None:
     ("count", "listed", "more", "text"), [(90, 90, "", "87 more"), (130, 100, "e:0", "97 more")]
 )
 def test_list_of_consumers_is_cut_at_100(
-    g: Graph, count: int, listed: int, more: str, text: str
+    g: Graph, x: str, count: int, listed: int, more: str, text: str
 ) -> None:
-    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     network = network_of(g, *(g.op("Neg", x, f"n{i}") for i in range(count)))
     consumers = find_consumers(layer(network, "e").out)
     assert (len(consumers), consumers.more) == (listed, more)
@@ -210,8 +213,7 @@ def test_equal_parameters_of_batchnorm_are_shared(g: Graph) -> None:
     assert qdqtool.predict(g.model(g.silu(y, "act"))).summary()["int8"] == 1
 
 
-def test_differ_compares_scales(g: Graph) -> None:
-    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
+def test_differ_compares_scales(g: Graph, x: str) -> None:
     network = network_of(
         g, *(g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.1), ("c", 0.2)))
     )
@@ -278,9 +280,8 @@ def test_origin_of_tensor(
     assert origin.scale == (float(np.float32(0.3)) if quantizer else None)
 
 
-def test_convolutions_downstream_of_quantized_tensor(g: Graph) -> None:
+def test_convolutions_downstream_of_quantized_tensor(g: Graph, x: str) -> None:
     # The search follows DQs and operators that a Q passes, but not weights or operators that compute.
-    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     pooled = g.pool(g.pair(x, "p"), "pool")
     outputs = [
         g.conv(pooled, "a", scale=None),

@@ -5,9 +5,13 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass
 
 
+@pytest.fixture
+def x(g: Graph) -> str:
+    return g.op("Softmax", g.input(1, 8, 8, 8), "before")
+
+
 @pytest.mark.parametrize("conv_first", [False, True])
-def test_float_residual_add_is_fused(g: Graph, conv_first: bool) -> None:
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+def test_float_residual_add_is_fused(g: Graph, x: str, conv_first: bool) -> None:
     conv = g.bn(g.conv(x, "Conv"), "bn")
     out = g.relu(g.add(conv, x, "Add") if conv_first else g.add(x, conv, "Add"), "Relu")
     result = run_pass(g.model(g.op("Tanh", g.pair(out, "p"), "t")), ConvEltwiseSumFusion)
@@ -19,18 +23,16 @@ def test_float_residual_add_is_fused(g: Graph, conv_first: bool) -> None:
     assert result.has_layer("p.Q")  # remains a conversion although it is the only consumer
 
 
-def test_dq_of_residual_remains(g: Graph) -> None:
+def test_dq_of_residual_remains(g: Graph, x: str) -> None:
     # resnet18-a100-qat-residual, last block: DequantizeLinear_291 remains.
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.pair(x, "skip", 0.2), g.conv(x, "Conv"), "Add")
     result = run_pass(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
     assert [r[0] for r in result.lines] == ["Running", "Fusing"]
     assert result.has_layer("skip.DQ")
 
 
-def test_downsample_convolution_fuses_add(g: Graph) -> None:
+def test_downsample_convolution_fuses_add(g: Graph, x: str) -> None:
     # resnet18-a100-qat: layer2.0.downsample.0 ... + Add_97 + Relu_98. conv2 writes FP16.
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.relu(
         g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"),
         "Relu_98",
@@ -44,8 +46,7 @@ def test_downsample_convolution_fuses_add(g: Graph) -> None:
 @pytest.mark.parametrize(
     "case", ["second-consumer", "constant", "broadcast", "relu-between", "product", "int8-output"]
 )
-def test_add_is_not_fused(g: Graph, case: str) -> None:
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+def test_add_is_not_fused(g: Graph, x: str, case: str) -> None:
     conv = g.conv(x, "Conv")
     other = {
         "constant": lambda: g.const("k", g.random.normal(0, 1, (1, 8, 8, 8))),

@@ -151,11 +151,15 @@ def test_layer_with_constant_operands_only_is_not_fused(g: Graph, target: str) -
     assert (result.lines, len(result.network.layers)) == ([], 3)
 
 
+@pytest.fixture
+def x(g: Graph) -> str:
+    return g.op("Softmax", g.input(1, 8), "s")
+
+
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 @pytest.mark.parametrize("owner", ["", "relu", "myelin"])
-def test_layer_of_other_kernel_fuses_no_constant(g: Graph, owner: str, target: str) -> None:
+def test_layer_of_other_kernel_fuses_no_constant(g: Graph, x: str, owner: str, target: str) -> None:
     # A sum fused with its Relu has a kernel of its own. Layers of a Myelin region belong to Myelin.
-    x = g.op("Softmax", g.input(1, 8), "s")
     model = g.model(g.op("Softmax", g.op("Max", [x, g.const("k", [[2.0]])], "m"), "t"))
     network = importer.build(load(model))
     network.rank_layers()
@@ -168,8 +172,7 @@ def test_layer_of_other_kernel_fuses_no_constant(g: Graph, owner: str, target: s
     assert bool(result.events) is (target_named(target).constants_first and not owner)
 
 
-def test_last_consumer_fuses_shared_constant(g: Graph) -> None:
-    x = g.op("Softmax", g.input(1, 8), "s")
+def test_last_consumer_fuses_shared_constant(g: Graph, x: str) -> None:
     shaped = g.op("Reshape", [g.const("two", [[2.0]]), g.const("to", np.array([1, 1]))], "shape")
     out = g.op("Max", [x, shaped], "m")
     other = g.op("Min", [g.op("Softmax", x, "t"), shaped], "n")
@@ -189,8 +192,7 @@ def test_constant_that_is_network_output_stays(g: Graph) -> None:
     assert any(layer.out.is_output for layer in layers)
 
 
-def test_chain_of_more_than_64_layers_is_cut(g: Graph) -> None:
-    x = g.op("Softmax", g.input(1, 8), "s")
+def test_chain_of_more_than_64_layers_is_cut(g: Graph, x: str) -> None:
     for i in range(66):
         x = g.op("Neg", x, f"n{i}")
     layers = run_pass(g.model(x), PointWiseFusion).network.layers_of_kind(LayerKind.POINTWISE)
@@ -249,10 +251,9 @@ def test_add_is_fused_unless_convolution_may_fuse_it(
     ("operand", "joined"), [("computed", ("a.m", "add")), ("itself", None), ("a product", None)]
 )
 def test_add_after_activation_is_recorded_with_its_producer(
-    g: Graph, operand: str, joined: tuple[str, str] | None
+    g: Graph, x: str, operand: str, joined: tuple[str, str] | None
 ) -> None:
     # Findings name both nodes.
-    x = g.op("Softmax", g.input(1, 8), "s")
     act = g.silu(x, "a")
     other = act if operand == "itself" else g.op("Softmax", x, "t")
     out = g.op("Mul" if operand == "a product" else "Add", [act, other], "add")
@@ -271,8 +272,9 @@ def test_add_after_activation_is_recorded_with_its_producer(
     ],
     ids=["SiLU", "Exp"],
 )
-def test_add_after_activation_names_its_cases(g: Graph, activation: Any, cases: list[str]) -> None:
-    x = g.op("Softmax", g.input(1, 8), "s")
+def test_add_after_activation_names_its_cases(
+    g: Graph, x: str, activation: Any, cases: list[str]
+) -> None:
     out = g.add(activation(g, x), g.op("Softmax", x, "t"), "add")
     network = run_pass(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network
     (layer,) = network.layers_of_kind(LayerKind.POINTWISE)
