@@ -329,6 +329,24 @@ def python_pages(folder: Path) -> dict[str, str]:
             calibration.__all__,
             "Measure ranges of tensors on images, without inserting Q/DQ.",
         ),
+        "models": (
+            "qdqtool.ir.modelfile",
+            ["ModelSource"],
+            "Type of the models that functions accept.",
+        ),
+        "choices": (
+            "qdqtool.insertion.options",
+            [
+                "RangeMethod",
+                "HeadChoice",
+                "ResidualChoice",
+                "AttentionChoice",
+                "WeightForm",
+                "HighPrecision",
+                "InputType",
+            ],
+            "Types of the choices of insert, tune and qat.",
+        ),
         "errors": (
             "qdqtool.errors",
             ["QdqtoolError", "ModelError", "DataError", "BuildLogError"],

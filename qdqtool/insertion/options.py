@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from calibration.options import DaskCluster, ImageFunction, Preprocess
 
 RangeMethod: TypeAlias = Literal["focus", "mse", "percentile", "entropy", "max"]
+"""Method that chooses the range of an activation."""
 HeadChoice: TypeAlias = Literal["box", "float", "none"]
+"""Layers of a detection head that remain float."""
 ResidualChoice: TypeAlias = Literal["auto", "skip", "both", "none"]
+"""Inputs of a residual Add that are quantized."""
 AttentionChoice: TypeAlias = Literal["auto", "float", "int8", "fp8"]
+"""Type of the products of attention."""
 WeightForm: TypeAlias = Literal["float", "int8", "fp8"]
+"""Type of the stored weights."""
 HighPrecision: TypeAlias = Literal["fp32", "fp16"]
+"""Type of the layers without Q/DQ."""
 InputType: TypeAlias = Literal["float", "int8", "uint8"]
+"""Type of the network's inputs."""
 
 METHODS: tuple[str, ...] = get_args(RangeMethod)
 HEADS: tuple[str, ...] = get_args(HeadChoice)
