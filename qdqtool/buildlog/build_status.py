@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import (
     NOTE,
     Build,
+    BuiltLayer,
     Gap,
     GapKind,
     ListingSource,
@@ -44,12 +45,10 @@ def set_build_status(build: Build) -> None:
     skipped tactics become notes.
     """
     _mark_qdq_layers(build)
-    for message in build.messages:
-        if build.passed and message.level == "E" and _SKIPPED_TACTIC in message.text:
-            message.level = NOTE
+    if build.passed:
+        _demote_skipped_tactics(build)
     build.precision_flags = _find_precision_flags(build)
-    layers = build.layers
-    build.names_only = bool(layers) and not any(x.type or x.inputs or x.outputs for x in layers)
+    build.names_only = _has_only_names(build.layers)
     build.version_hint = build.tensorrt or _find_version_by_spelling(build)
     build.gaps = [gap for gap in build.gaps if gap.kind.is_unread]
     is_listing_cut = build.has_gap(Section.LISTING)
@@ -60,9 +59,18 @@ def set_build_status(build: Build) -> None:
         build.gaps.append(listing_gap)
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         build.gaps.append(Gap(Section.END))
-    build.complete = (
-        bool(layers) and not build.names_only and not any(map(_is_harmful_gap, build.gaps))
-    )
+    has_details = bool(build.layers) and not build.names_only
+    build.complete = has_details and not any(map(_is_harmful_gap, build.gaps))
+
+
+def _demote_skipped_tactics(build: Build) -> None:
+    for message in build.messages:
+        if message.level == "E" and _SKIPPED_TACTIC in message.text:
+            message.level = NOTE
+
+
+def _has_only_names(layers: Sequence[BuiltLayer]) -> bool:
+    return bool(layers) and not any(x.type or x.inputs or x.outputs for x in layers)
 
 
 def _is_harmful_gap(gap: Gap) -> bool:
@@ -125,14 +133,19 @@ def find_missing_layer_gap(build: Build, inputs: Iterable[str]) -> Gap | None:
         return None
     outputs = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
     consumers = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
+    written = outputs | network_ends
     for tensor, name in consumers.items():
-        is_written = tensor in outputs or tensor in network_ends
-        if not is_written and not _MYELIN_CONSTANT.fullmatch(tensor):
+        if tensor not in written and not _MYELIN_CONSTANT.fullmatch(tensor):
             return Gap(Section.LISTING, GapKind.UNWRITTEN, name=name[:80], tensor=tensor[:80])
     # The bindings in a log may include lines of other programs, so check only JSON listings.
     if build.listing != ListingSource.LAYER_JSON:
         return None
-    idle = [name for name in build.bindings if name not in outputs and name not in consumers]
+    return _find_idle_binding_gap(build, outputs | consumers.keys())
+
+
+def _find_idle_binding_gap(build: Build, tensors: Set[str]) -> Gap | None:
+    """Return a gap if a binding is not one of the tensors of layers, else None."""
+    idle = [name for name in build.bindings if name not in tensors]
     return Gap(Section.LISTING, GapKind.IDLE_BINDING, tensor=idle[0][:80]) if idle else None
 
 
@@ -178,13 +191,9 @@ def _find_version_by_spelling(build: Build) -> str | None:
     layers = build.layers
     if not layers:
         return None
-    tensors = [tensor for layer in layers for tensor in (*layer.inputs, *layer.outputs)]
     if any("_quantize_scale_node" in layer.name for layer in layers):
         return "8.0"
-    if any("StrideOrder" in layer.extras for layer in layers) or any(
-        tensor.format.startswith("(") and tensor.precision != Precision.UNKNOWN
-        for tensor in tensors
-    ):
+    if any(map(_has_stride_order, layers)):
         return "11"
     if any(layer.type in _MYELIN_TYPES for layer in layers):
         return "10"
@@ -192,6 +201,18 @@ def _find_version_by_spelling(build: Build) -> str | None:
         return LATEST_SPELLING
     if build.listing != ListingSource.ENGINE_LINES:
         return "8.4" if build.listing else None
+    return _find_version_of_engine_lines(layers)
+
+
+def _has_stride_order(layer: BuiltLayer) -> bool:
+    return "StrideOrder" in layer.extras or any(
+        tensor.format.startswith("(") and tensor.precision != Precision.UNKNOWN
+        for tensor in (*layer.inputs, *layer.outputs)
+    )
+
+
+def _find_version_of_engine_lines(layers: Sequence[BuiltLayer]) -> str:
+    tensors = (tensor for layer in layers for tensor in (*layer.inputs, *layer.outputs))
     if any(tensor.vector > 1 for tensor in tensors):
         return "8.5"
     return "8.4" if all(x.tactic.startswith("0x") for x in layers if x.tactic) else "8.2"

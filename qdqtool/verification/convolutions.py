@@ -299,7 +299,8 @@ def _read_layer(
     built = BuiltConvolution(layer=layer.name, line=layer.line)
     if is_myelin_kernel(layer):
         # A kernel that computes two convolutions does not show the type of each.
-        if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
+        is_single = sum(n.op in WEIGHTED for n in nodes) <= 1
+        if is_single and product_rank(layer) is not None:
             built.precision = none_if_unknown(compute_precision(layer))
             built.output = none_if_unknown(output_precision(layer))
         return built
@@ -311,11 +312,14 @@ def _read_layer(
     built.fused = [n.name for n in fused if n.name != node.name]
     is_merged = " || " in layer.name and len(layer.outputs) > 1
     has_add = not is_merged and any(n.op == "Add" for n in nodes)
-    has_residual = len(conv.inputs) > 1 or has_add
-    inputs = [t.precision for t in layer.inputs[: 2 if has_residual else 1]]
-    if inputs and Precision.UNKNOWN not in inputs:
-        built.inputs = inputs
+    built.inputs = _read_inputs(layer, 2 if len(conv.inputs) > 1 or has_add else 1)
     return built
+
+
+def _read_inputs(layer: BuiltLayer, count: int) -> list[Precision] | None:
+    """Return the precisions of the first inputs of a layer; None if one of them is unknown."""
+    inputs = [tensor.precision for tensor in layer.inputs[:count]]
+    return inputs if inputs and Precision.UNKNOWN not in inputs else None
 
 
 def _find_difference(
