@@ -176,13 +176,7 @@ def _run_and_report(args: list[str] | None) -> int:
 def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
     """Return the message for an expected error; None if the error is a defect of the program."""
     if isinstance(error, click.ClickException):
-        context = error.ctx if isinstance(error, click.UsageError) else None
-        message = error.format_message()
-        if isinstance(error, click.NoSuchOption):
-            message = _describe_unknown_option(error) or message
-        if context is None or context.parent is None or "see 'qdqtool" in message:
-            return message
-        return f"{message} (see 'qdqtool {context.info_name} --help')"
+        return _describe_click_error(error)
     if isinstance(error, QdqtoolError):
         from qdqtool.formats.output import as_options
 
@@ -199,6 +193,17 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
             "free memory, or install the library again"
         )
     return None
+
+
+def _describe_click_error(error: click.ClickException) -> str:
+    """Return the message, with a reference to the help of the command that was used wrongly."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        message = _describe_unknown_option(error) or message
+    if context is None or context.parent is None or "see 'qdqtool" in message:
+        return message
+    return f"{message} (see 'qdqtool {context.info_name} --help')"
 
 
 def _describe_unknown_option(error: click.NoSuchOption) -> str:

@@ -191,20 +191,25 @@ def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
     return 1 if failures else 2 if undecided else 0
 
 
-def _describe_undecided(name: str, result: Comparison) -> str:
-    kinds = {result.a.kind, result.b.kind}
+def _describe_missing_times(result: Comparison) -> str:
     rejected = [side for side, s in (("A", result.a), ("B", result.b)) if s.rejected]
-    if name == "slower" and rejected:
+    if rejected:
         return f"TensorRT rejects {' and '.join(rejected)}, so there are no times to compare"
-    if name == "slower" and result.times_as_long is None:
+    if result.times_as_long is None:
         return (
             "times of A or B are missing; give --gpu for two models, or profiles for two builds "
             "(--with-a, --with-b)"
         )
-    if name == "scales" and "build" in kinds:
-        return "the scales of a build are unknown"
-    if name in ("slower", "scales"):
-        return ""
+    return ""
+
+
+def _describe_undecided(name: str, result: Comparison) -> str:
+    """Return why a check of --fail-on cannot be decided; empty if it can."""
+    kinds = {result.a.kind, result.b.kind}
+    if name == "slower":
+        return _describe_missing_times(result)
+    if name == "scales":
+        return "the scales of a build are unknown" if "build" in kinds else ""
     if result.partial:
         return result.partial
     mixed = len(kinds) == 2

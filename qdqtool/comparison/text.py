@@ -422,17 +422,24 @@ def _describe_scales(
             # Scales of two formats are not comparable, but their ranges are.
             if (a.count, a.axis, a.zero) == (b.count, b.axis, b.zero):
                 return f"{name.removesuffix('scale')}{changes[0]}"
-        if a.count == b.count and a.axis != b.axis:
-            changes.append(f"axis {a.axis} -> {b.axis}")
-        if a.count == b.count and a.type != b.type:
-            changes.append(f"type {a.type} -> {b.type}")
-        if a.zero != b.zero:
-            changes.append("zero points differ")
+        changes += _list_quantizer_differences(a, b)
     for side, scales in (("A", a), ("B", b)):
         if scales is not None and not scales.valid:
             changes.append(f"the scale of {side} is invalid")
     text = f"{name} {format_scales(a)} -> {format_scales(b)}"
     return f"{text} ({', '.join(changes)})" if changes else text
+
+
+def _list_quantizer_differences(a: QuantizerScales, b: QuantizerScales) -> list[str]:
+    """Return the differences in axis, type and zero points."""
+    differences = []
+    if a.count == b.count and a.axis != b.axis:
+        differences.append(f"axis {a.axis} -> {b.axis}")
+    if a.count == b.count and a.type != b.type:
+        differences.append(f"type {a.type} -> {b.type}")
+    if a.zero != b.zero:
+        differences.append("zero points differ")
+    return differences
 
 
 def _format_factor(factor: float) -> str:

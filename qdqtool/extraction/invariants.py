@@ -112,12 +112,8 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     findings = [f for f in prediction.findings if f.code == code and _is_about_node(f, node)]
     place = f" at '{node}'" if node is not None else ""
     if not findings:
-        counts = Counter(f.code for f in prediction.findings if _is_about_node(f, node))
-        message = f"has no finding {code}{place} on {prediction.target}"
-        if counts:
-            message += f"; choose from {', '.join(f'{c} ({n})' for c, n in counts.items())}"
-        else:
-            message += f"; {'the model' if node is None else 'this node'} has no findings"
+        choices = _describe_choices(prediction, node)
+        message = f"has no finding {code}{place} on {prediction.target}; {choices}"
         raise _finding_error(message, "unknown-choice", prediction, node)
     if not colon:
         return findings[0]
@@ -128,6 +124,13 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
         )
         raise _finding_error(message, "out-of-range", prediction, node)
     return findings[int(number) - 1]
+
+
+def _describe_choices(prediction: Prediction, node: str | None) -> str:
+    counts = Counter(f.code for f in prediction.findings if _is_about_node(f, node))
+    if not counts:
+        return f"{'the model' if node is None else 'this node'} has no findings"
+    return f"choose from {', '.join(f'{code} ({count})' for code, count in counts.items())}"
 
 
 def _is_about_node(finding: Finding, node: str | None) -> bool:
