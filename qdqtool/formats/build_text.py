@@ -233,21 +233,33 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
         parts.append("no Q/DQ")
     elif side.int8 is not None:
         parts.append(_describe_formats(side))
-    if side.conversions is not None and side.quantized and not side.rejected:
-        low, high = side.conversions_range or (side.conversions, side.conversions)
-        layers = format_count(high, "Q/DQ layer")
-        parts.append(layers if low == high else f"{low} to {layers}")
+    parts += _describe_conversions(side)
     nested = describe_subgraphs(side.subgraphs)
     if nested:
         parts.append(f"not compared: {nested}")
     if side.rejected:
         parts.append("rejected by TensorRT")
-    if side.ms is not None:
-        source = "" if side.measured else f" on {side.gpu} (estimated)"
-        float_type = f" in {side.float_type}" if side.float_type else ""
-        parts.append(f"{format_ms(side.ms)}{float_type}{source}")
+    parts += _describe_time(side)
     target = f", predicted for {side.target}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
+
+
+def _describe_conversions(side: SideSummary) -> list[str]:
+    """Return the number of remaining Q/DQ layers as one text; empty if it is unknown."""
+    if side.conversions is None or not side.quantized or side.rejected:
+        return []
+    low, high = side.conversions_range or (side.conversions, side.conversions)
+    layers = format_count(high, "Q/DQ layer")
+    return [layers if low == high else f"{low} to {layers}"]
+
+
+def _describe_time(side: SideSummary) -> list[str]:
+    """Return the time as one text; empty if it is unknown."""
+    if side.ms is None:
+        return []
+    source = "" if side.measured else f" on {side.gpu} (estimated)"
+    float_type = f" in {side.float_type}" if side.float_type else ""
+    return [f"{format_ms(side.ms)}{float_type}{source}"]
 
 
 def _add_layout_changes(page: TextPage, a: SideSummary, b: SideSummary) -> None:

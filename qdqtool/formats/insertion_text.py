@@ -27,7 +27,7 @@ from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.placement import SkippedNode
-from qdqtool.trt.targets import target_named
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.util.text import format_count, format_list
 
 if TYPE_CHECKING:
@@ -69,21 +69,28 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     if insertion.choice is None or not insertion.choice.errors:
         _add_agreement(page, insertion, f"{_format_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
-        page.add_row("In TensorRT", verdict(insertion.prediction))
-        _add_findings(page, insertion.prediction)
-        nodes = insertion.prediction.conversion_nodes
-        if nodes and everything:
-            page.add_row("Q/DQ layers", format_list(nodes, len(nodes)))
-        target = insertion.requested_target
-        if target is not None and target.borrows_rules:
-            page.add_row("Rules", target.borrowed_rules)
+        _add_prediction(page, insertion.prediction, insertion.requested_target)
     _add_remarks(page, insertion.notes, insertion.warnings)
     if everything:
-        page.add_heading("Activation scales")
-        for row in insertion.activations:
-            group = "" if row.group is None else f"  group {row.group}"
-            page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
+        _add_activation_scales(page, insertion)
     return page
+
+
+def _add_prediction(page: TextPage, prediction: Prediction, target: Target | None) -> None:
+    page.add_row("In TensorRT", verdict(prediction))
+    _add_findings(page, prediction)
+    nodes = prediction.conversion_nodes
+    if nodes and page.everything:
+        page.add_row("Q/DQ layers", format_list(nodes, len(nodes)))
+    if target is not None and target.borrows_rules:
+        page.add_row("Rules", target.borrowed_rules)
+
+
+def _add_activation_scales(page: TextPage, insertion: Insertion) -> None:
+    page.add_heading("Activation scales")
+    for row in insertion.activations:
+        group = "" if row.group is None else f"  group {row.group}"
+        page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
 
 
 def _add_findings(page: TextPage, prediction: Prediction) -> None:
@@ -224,6 +231,18 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     losses = insertion.losses
     if losses is None:
         return
+    _add_output_error(page, insertion, losses)
+    if losses.tried:
+        _add_activation_losses(page, losses, _format_title(insertion))
+    elif page.everything:
+        text = (
+            f"the effect of single activations was not measured (--losses {losses.samples} "
+            "measures it)"
+        )
+        page.add_row("", text)
+
+
+def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLosses) -> None:
     error, samples = losses.error, losses.samples
     choice = insertion.choice
     is_measured = choice is not None and choice.precision in choice.errors
@@ -243,18 +262,13 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     )
     if page.everything and is_measured:
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")
-    if not losses.tried:
-        if page.everything:
-            text = (
-                f"the effect of single activations was not measured (--losses {losses.samples} "
-                "measures it)"
-            )
-            page.add_row("", text)
-        return
+
+
+def _add_activation_losses(page: TextPage, losses: ActivationLosses, title: str) -> None:
+    """Add the activations that cause most of the error; `title` is that of their format."""
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     if not confirmed and page.everything:
         page.add_row("", _describe_unconfirmed(losses))
-    title = _format_title(insertion)
     for loss in losses.tensors if page.everything else confirmed:
         page.add_row_item(f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}")
     for loss in confirmed[:1]:

@@ -256,14 +256,18 @@ def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) 
     largest = max(findings, key=lambda finding: finding.saves_ms or 0.0)
     if (largest.saves_ms or 0.0) <= minimum:
         return ""
-    saved = format_ms(largest.saves_ms or 0.0)
     if code == "NO-QDQ":
-        return f"{saved} by qdqtool insert ({basis})"
-    place = ""
-    if len(findings) > 1 and code == "NOT-QUANTIZED":  # one finding for each layer
-        saved = format_ms(sum(finding.saves_ms or 0.0 for finding in findings))
-        place = f" for all {len(findings)} places"
-    elif len(findings) > 1:
-        is_shared = all(finding.saves_ms == largest.saves_ms for finding in findings)
-        place = f" for all {len(findings)} places" if is_shared else f" at {largest.node}"
-    return f"at most {saved}{place} ({basis})"
+        return f"{format_ms(largest.saves_ms or 0.0)} by qdqtool insert ({basis})"
+    return f"at most {_describe_bound(findings, largest)} ({basis})"
+
+
+def _describe_bound(findings: Sequence[Finding], largest: Finding) -> str:
+    """Describe the largest saving of findings with one code, and for which places it is."""
+    saved = format_ms(largest.saves_ms or 0.0)
+    if len(findings) == 1:
+        return saved
+    if largest.code == "NOT-QUANTIZED":  # one finding for each layer
+        total = sum(finding.saves_ms or 0.0 for finding in findings)
+        return f"{format_ms(total)} for all {len(findings)} places"
+    is_shared = all(finding.saves_ms == largest.saves_ms for finding in findings)
+    return f"{saved} for all {len(findings)} places" if is_shared else f"{saved} at {largest.node}"

@@ -180,12 +180,17 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
                 choice = f"No layer has to be {_float_type(tuning)}"
             page.add_heading(f"{choice}, except those that --head leaves float")
         return
-    if not tuning.bought:
-        if point.sites:
-            page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
-            _add_further_float_layers(page, tuning)
-        _add_changes(page, point)
-        return
+    if tuning.bought:
+        _add_benefits(page, tuning)
+    elif point.sites:
+        page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
+    if tuning.bought or point.sites:
+        _add_further_float_layers(page, tuning)
+    _add_changes(page, point)
+
+
+def _add_benefits(page: TextPage, tuning: Tuning) -> None:
+    """Add the float layers, with the effect of each one that was measured."""
     head = f"{'accuracy':>8} {_format_title(tuning):>5} {'Q/DQ':>6}"
     if tuning.gpu is not None:
         head += f" {'ms':>8}"
@@ -202,11 +207,9 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
             row += f" {'-' if benefit.ms is None else f'{benefit.ms:+.3f}':>8}"
         page.add_lines(f"  {keep_end(benefit.site, column):<{column}} {row}")
     listed = {benefit.site for benefit in tuning.bought}
-    rest = [site for site in point.sites if site not in listed]
+    rest = [site for site in tuning.chosen.sites if site not in listed]
     if rest:
         page.fill(f"also: {', '.join(rest)}", 4, "  ")
-    _add_further_float_layers(page, tuning)
-    _add_changes(page, point)
 
 
 def _add_further_float_layers(page: TextPage, tuning: Tuning) -> None:
@@ -271,13 +274,8 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
         f"{_float_type(tuning)}"
     )
     for site in page.first_rows(measured, _MAX_SITES):
-        change = site.as_json(tuning.base)
-        conversions = change["conversions"]
-        plural = "" if abs(conversions) == 1 else "s"
-        price = f"{change['int8']:+d} {_format_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
-        price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
         page.fill(
-            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; "
+            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {_format_price(tuning, site)}; "
             f"chosen: {_format_choice(tuning, site.choice)}",
             4,
             "  - ",
@@ -291,6 +289,15 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     elif tuning.effort["never_measured"]:
         skipped = format_count(tuning.effort["never_measured"], "choice")
         page.fill(f"{skipped} not measured (--all gives the reasons)", 4, "    ")
+
+
+def _format_price(tuning: Tuning, site: SiteResult) -> str:
+    """Return the change of cost if a layer is float, such as ``-1 INT8, +2 Q/DQ layers``."""
+    change = site.as_json(tuning.base)
+    conversions = change["conversions"]
+    plural = "" if abs(conversions) == 1 else "s"
+    price = f"{change['int8']:+d} {_format_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
+    return price if change["ms"] is None else f"{price}, {change['ms']:+.3f} ms"
 
 
 def _count_measured(tuning: Tuning, measured: Sequence[SiteResult]) -> str:
