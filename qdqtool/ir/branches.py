@@ -6,6 +6,7 @@ become conditional layers and loops, which the simulation leaves out.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -115,16 +116,21 @@ def _add_captured_tensor(model: Model, tensor: str, body: onnx.GraphProto) -> No
         body.input.append(onnx.helper.make_tensor_value_info(tensor, elem_type, shape))
         return
     defined = {t.name for t in body.initializer} | {t for n in body.node for t in n.output}
-    constants = dict.fromkeys([source, *(t for n in nodes for t in n.inputs[1:] if t)])
-    for name in constants:
-        constant = model.constant_proto(name)
-        if constant is not None and name not in defined:
-            copy = body.initializer.add()
-            copy.CopyFrom(constant)
-            copy.name = name
+    parameters = itertools.chain.from_iterable(node.inputs[1:] for node in nodes)
+    for name in dict.fromkeys([source, *filter(None, parameters)]):
+        if name not in defined:
+            _copy_constant(model, name, body)
     for node in nodes:  # The nodes are ordered from the consumer to the constant.
         if node.output not in defined:
             body.node.insert(0, node.proto)
+
+
+def _copy_constant(model: Model, name: str, body: onnx.GraphProto) -> None:
+    constant = model.constant_proto(name)
+    if constant is not None:
+        copy = body.initializer.add()
+        copy.CopyFrom(constant)
+        copy.name = name
 
 
 # Folding --------------------------------------------------------------------------------------

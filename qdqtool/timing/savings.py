@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from qdqtool.findings import codes
 from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Finding
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import estimate_engine
@@ -91,13 +92,22 @@ def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
         finding.saves_ms = round(max(finding.saves_ms or 0.0, saved_ms), 5)
     layers = [f for f in gaining if f.code == "NOT-QUANTIZED"]
     fixable = [f for f in gaining if f.automatic and f.code != "NOT-QUANTIZED"]
-    layer_savings = [f.saves_ms or 0.0 for f in layers]
-    rest = saved_ms - sum(layer_savings) - sum(f.saves_ms or 0.0 for f in fixable)
-    if rest <= _MIN_SAVING and not networks:
-        return
-    for finding, ms in zip(layers, layer_savings, strict=True):
-        share = ms / sum(layer_savings) if sum(layer_savings) else 1 / len(layer_savings)
-        finding.saves_ms = round(max(0.0, ms + share * rest), 5)
+    rest = saved_ms - _sum_savings(layers) - _sum_savings(fixable)
+    if rest > _MIN_SAVING or networks:
+        _distribute(rest, layers)
+
+
+def _sum_savings(findings: Iterable[Finding]) -> float:
+    return sum(finding.saves_ms or 0.0 for finding in findings)
+
+
+def _distribute(saved_ms: float, findings: Sequence[Finding]) -> None:
+    """Add a saving to those of findings, in proportion to them."""
+    total = _sum_savings(findings)
+    for finding in findings:
+        ms = finding.saves_ms or 0.0
+        share = ms / total if total else 1 / len(findings)
+        finding.saves_ms = round(max(0.0, ms + share * saved_ms), 5)
 
 
 class _SavingFinder:
