@@ -133,7 +133,7 @@ class ClassMatches:
 
 
 def evaluate(truths: Sequence[GroundTruth], detections: Sequence[Detections]) -> Floats:
-    """Return COCO's mAP at each of `IOUS`, [10]; NaN if there are no objects."""
+    """Return COCO's mAP at each of `IOUS`, [10]; NaN without objects."""
     classes: dict[int, ClassMatches] = defaultdict(lambda: ClassMatches([], [], []))
     for truth, image in zip(truths, detections, strict=True):
         best = np.argsort(-image.scores, kind="stable")[:MAX_DETECTIONS]

@@ -243,7 +243,7 @@ def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) 
     """Describe the time that the fixes of findings with one code save.
 
     The time is that on the first GPU for which the engine can be built. The savings in the findings
-    are for this GPU too. The text is empty if there is no such GPU, or the time is negligible.
+    are for this GPU too. The text is empty without such a GPU, or if the time is negligible.
     """
     time = next((time for time in times if time.is_supported), None)
     if time is None:

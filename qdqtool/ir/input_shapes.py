@@ -160,7 +160,7 @@ class ModelInfo:
         assumed_size: Height and width that were assumed, because they are dynamic and the metadata
             does not state them; None if they are known.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
-            of If and bodies of Loop and Scan, which are not analyzed. Empty if there are none.
+            of If and bodies of Loop and Scan, which are not analyzed. Can be empty.
     """
 
     path: str

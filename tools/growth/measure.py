@@ -127,7 +127,7 @@ NOT_COUNTED = (
 
 
 def _extract_finding(model: onnx.ModelProto, **options: Any) -> None:
-    """Extract by the first finding, or by the last node if there are no findings."""
+    """Extract by the first finding, or by the last node without findings."""
     findings = qdqtool.predict(model, target="trt8.5").findings
     place = {"finding": findings[0].code} if findings else {"node": model.graph.node[-1].name}
     qdqtool.extract(model, target="trt8.5", **place, **options)
