@@ -89,15 +89,6 @@ def test_predict_with_compute_capability_has_findings_only(insertion: qdqtool.In
     assert any(f.code.startswith("GPU-") for f in prediction.findings)
 
 
-@pytest.mark.parametrize(
-    ("options", "parameter"),
-    [({"clock": 1000.0}, "clock"), ({"batch": 2}, "batch"), ({"no_fp16": True}, "no_fp16")],
-)
-def test_predict_refuses_options_without_gpu(options: dict[str, Any], parameter: str) -> None:
-    with pytest.raises(QdqtoolError, check=has("option-without-effect", parameter=parameter)):
-        qdqtool.predict(b"", **options)
-
-
 def test_predict_on_a_list_of_gpus_has_the_times_of_the_command(
     insertion: qdqtool.Insertion, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,15 +109,18 @@ def test_predict_on_a_list_of_gpus_has_the_times_of_the_command(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
+    ("options", "code", "parameter"),
     [
-        ({"gpu": []}, "wrong-type"),
-        ({"gpu": [None, "L4"]}, "wrong-type"),
-        ({"gpu": ["L4", "T4"], "clock": 1000.0}, "option-conflict"),
+        ({"clock": 1000.0}, "option-without-effect", "clock"),
+        ({"batch": 2}, "option-without-effect", "batch"),
+        ({"no_fp16": True}, "option-without-effect", "no_fp16"),
+        ({"gpu": []}, "wrong-type", "gpu"),
+        ({"gpu": [None, "L4"]}, "wrong-type", "gpu"),
+        ({"gpu": ["L4", "T4"], "clock": 1000.0}, "option-conflict", "gpu"),
     ],
 )
-def test_predict_refuses_lists_of_gpus(
-    insertion: qdqtool.Insertion, arguments: dict[str, Any], code: str
+def test_predict_refuses_options_without_gpu_and_lists_of_gpus(
+    options: dict[str, Any], code: str, parameter: str
 ) -> None:
-    with pytest.raises(QdqtoolError, check=has(code, parameter="gpu")):
-        qdqtool.predict(insertion.model, **arguments)
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
+        qdqtool.predict(b"", **options)

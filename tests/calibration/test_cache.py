@@ -73,11 +73,15 @@ def test_arrays_of_the_file(tmp_path: Path) -> None:
         assert json.loads(archive["header"].tobytes())["bins"] == 64
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "c.npz"
+
+
 @pytest.mark.parametrize("count", [1, 7])
 def test_interrupted_pass_goes_on(
-    pictures: Path, tmp_path: Path, watch_progress: WatchProgress, count: int
+    pictures: Path, watch_progress: WatchProgress, count: int, path: Path
 ) -> None:
-    path = tmp_path / "c.npz"
     (pictures / "a-broken.png").write_text("no picture")
     whole = collect(conv_net(), pictures, NAMES, progress=False)
     watch_progress(stop_after(count))
@@ -134,9 +138,8 @@ def test_progress_is_kept_as_ranges_of_samples(
     )
 
 
-def test_cache_may_be_read_and_replaced(tmp_path: Path) -> None:
+def test_cache_may_be_read_and_replaced(path: Path) -> None:
     """No other file may be both an input and an output."""
-    path = tmp_path / "c.npz"
     save_statistics(Statistics({}), path)
     with files.record_inputs() as guard:
         load_progress(path)
@@ -157,23 +160,20 @@ def test_cache_may_be_read_and_replaced(tmp_path: Path) -> None:
         pytest.param(b"", None, id="empty"),
     ],
 )
-def test_other_files_are_left_as_they_are(tmp_path: Path, content: bytes, code: str | None) -> None:
-    path = tmp_path / "x.npz"
+def test_other_files_are_left_as_they_are(content: bytes, code: str | None, path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match="another name", check=has(code, path)):
         load_statistics(path)
     assert path.read_bytes() == content
 
 
-def test_other_archives_are_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
+def test_other_archives_are_rejected(path: Path) -> None:
     np.savez(path, images=np.zeros(3))
     with pytest.raises(DataError, check=has("wrong-format", path=str(path))):
         load_statistics(path)
 
 
-def test_flipped_bits_never_crash(pictures: Path, tmp_path: Path) -> None:
-    path = tmp_path / "c.npz"
+def test_flipped_bits_never_crash(pictures: Path, path: Path) -> None:
     collect(conv_net(), pictures, NAMES, cache=path, progress=False)
     whole = path.read_bytes()
     rng = np.random.default_rng(0)

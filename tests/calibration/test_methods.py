@@ -52,15 +52,18 @@ def quantization_error(values: Floats32, amax: float, levels: int = 127) -> floa
     return float(np.mean((exact - np.clip(np.rint(exact / scale), -levels, levels) * scale) ** 2))
 
 
+@pytest.fixture
+def values(name: str) -> np.ndarray:
+    return SAMPLES[name]
+
+
 @each_sample
-def test_max_is_the_largest_magnitude(name: str) -> None:
-    values = SAMPLES[name]
+def test_max_is_the_largest_magnitude(values: np.ndarray) -> None:
     assert amax_of(TensorStatistics.of(values), "max") == float(np.abs(values).max())
 
 
 @each_sample
-def test_mse_has_the_least_squared_error(name: str) -> None:
-    values = SAMPLES[name]
+def test_mse_has_the_least_squared_error(values: np.ndarray) -> None:
     error = quantization_error(values, amax_of(TensorStatistics.of(values), "mse"))
     ranges = np.abs(values).max() * np.exp2(-np.arange(0, 12, 1 / 32))
     assert error <= min(quantization_error(values, float(amax)) for amax in ranges) * 1.01
@@ -106,8 +109,7 @@ def test_other_methods_and_percentiles_are_rejected(
 
 @each_sample
 @pytest.mark.parametrize("fraction", [1.0, 0.7, 0.31, 0.1, 0.02])
-def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None:
-    values = SAMPLES[name]
+def test_squared_error_is_that_of_quantizing(fraction: float, values: np.ndarray) -> None:
     amax = float(np.abs(values).max()) * fraction
     assert squared_error(TensorStatistics.of(values), amax) == pytest.approx(
         quantization_error(values, amax), rel=0.02
@@ -226,8 +228,7 @@ def test_focused_error_needs_a_power_of_at_least_one() -> None:
 
 
 @each_sample
-def test_clipped_fraction_is_the_share_of_larger_values(name: str) -> None:
-    values = SAMPLES[name]
+def test_clipped_fraction_is_the_share_of_larger_values(values: np.ndarray) -> None:
     stats = TensorStatistics.of(values)
     for amax in np.array([0.3, 0.9, 1.0, 2.0]) * stats.absmax:
         direct = float(np.mean(np.abs(values) > amax))

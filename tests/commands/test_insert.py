@@ -84,7 +84,9 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
     assert next_command(text)[-2:] == ["--target", target]
 
 
-def write_dynamic_model() -> str:
+@pytest.fixture
+def dynamic_input(folder: Path) -> str:
+    """Name of the input of open.onnx, which is small.onnx with a dynamic size and batch."""
     proto = onnx.load("small.onnx")
     for number, dim in enumerate(proto.graph.input[0].type.tensor_type.shape.dim):
         if number != 1:
@@ -95,10 +97,9 @@ def write_dynamic_model() -> str:
     return proto.graph.input[0].name
 
 
-def test_insert_estimates_all_types_for_the_size(folder: Path, cli: Cli) -> None:
+def test_insert_estimates_all_types_for_the_size(dynamic_input: str, cli: Cli) -> None:
     arguments = ("--calib", "images", "--gpu", "RTX 4090", *QUICK)
     fixed = cli.json("insert", "small.onnx", *arguments)
-    write_dynamic_model()
     dynamic = cli.json("insert", "open.onnx", "--size", "64", *arguments)
     for field in ("time", "formats_time"):
         assert dynamic[field]["total_ms"] == fixed[field]["total_ms"]
@@ -106,9 +107,8 @@ def test_insert_estimates_all_types_for_the_size(folder: Path, cli: Cli) -> None
             assert dynamic[field][part] == fixed[field][part]
 
 
-def test_predict_suggests_a_command_with_the_size(folder: Path, cli: Cli) -> None:
+def test_predict_suggests_a_command_with_the_size(dynamic_input: str, cli: Cli) -> None:
     """`insert` needs the size of a model with dynamic image size and without metadata."""
-    write_dynamic_model()
     for arguments, size in (((), "640x640"), (("--size", "64"), "64x64")):
         text = cli("predict", "open.onnx", "--gpu", "T4", *arguments).replace("\\\n", "")
         (line,) = (x for x in text.splitlines() if "qdqtool insert open.onnx" in x)
@@ -118,25 +118,25 @@ def test_predict_suggests_a_command_with_the_size(folder: Path, cli: Cli) -> Non
     assert "--size" not in cli("predict", "small.onnx", "--gpu", "T4")
 
 
-def test_predict_estimates_for_the_given_size(folder: Path, cli: Cli) -> None:
-    write_dynamic_model()
+def test_predict_estimates_for_the_given_size(dynamic_input: str, cli: Cli) -> None:
     dynamic = cli.json("predict", "open.onnx", "--gpu", "T4", "--size", "64")["time"]
     fixed = cli.json("predict", "small.onnx", "--gpu", "T4")["time"]
     assert (dynamic["total_ms"], dynamic["best"]) == (fixed["total_ms"], fixed["best"])
 
 
-def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
+def test_build_command_has_the_size_of_insert(dynamic_input: str, cli: Cli) -> None:
     """A builder would use 1 for each dynamic dimension.
 
     `predict` finds the size in the metadata.
     """
-    name = write_dynamic_model()
     text = cli("insert", "open.onnx", "--calib", "images", "--size", "64", *QUICK)
-    assert f" --shapes={name}:1x3x64x64 " in text
-    assert f" --shapes={name}:1x3x64x64 " in cli("predict", "open_qdq.onnx")
+    assert f" --shapes={dynamic_input}:1x3x64x64 " in text
+    assert f" --shapes={dynamic_input}:1x3x64x64 " in cli("predict", "open_qdq.onnx")
     text = cli("predict", "open_qdq.onnx", "--gpu", "T4", "--batch", "8")
-    assert f" --shapes={name}:8x3x64x64 " in text
-    assert cli.json("predict", "open_qdq.onnx")["model"]["open_inputs"] == {name: [-1, 3, 64, 64]}
+    assert f" --shapes={dynamic_input}:8x3x64x64 " in text
+    assert cli.json("predict", "open_qdq.onnx")["model"]["open_inputs"] == {
+        dynamic_input: [-1, 3, 64, 64]
+    }
 
 
 def test_insert_next_command_names_the_gpu(folder: Path, cli: Cli) -> None:
@@ -340,9 +340,8 @@ def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precisi
     assert {name: len(values) for name, values in times.items()} == dict.fromkeys(times, 1)
 
 
-def test_insert_suggests_tune_with_the_size(folder: Path, cli: Cli) -> None:
+def test_insert_suggests_tune_with_the_size(dynamic_input: str, cli: Cli) -> None:
     """The float model is as fast as INT8, and `tune` needs the size as `insert` does."""
-    write_dynamic_model()
     arguments = ("--calib", "images", "--size", "64", "--precision", "auto", "--gpu", "RTX 5090")
     text = cli("insert", "open.onnx", *arguments).replace("\\\n", "")
     (line,) = (x for x in text.splitlines() if "qdqtool tune" in x)

@@ -365,15 +365,20 @@ def test_smooth_without_effect_is_a_note(
     assert run_insert(tmp_path, model, data, "{}", "--smooth", "0.5") == 0
 
 
-@pytest.mark.parametrize("alpha", [1.5, float("nan")])
-def test_smooth_outside_0_to_1_is_refused(alpha: float) -> None:
-    with pytest.raises(QdqtoolError, match=f"`smooth={alpha}`"):
-        qdqtool.insert(vit(), samples(vit()), smooth=alpha)
-
-
-def test_smooth_refuses_iterator() -> None:
-    with pytest.raises(QdqtoolError, check=has("read-once", parameter="data"), match="`smooth`"):
-        qdqtool.insert(vit(), iter(samples(vit())), smooth=0.5)
+@pytest.mark.parametrize(
+    ("data", "alpha", "code", "parameter", "text"),
+    [
+        (list, 1.5, "out-of-range", "smooth", "`smooth=1.5`"),
+        (list, float("nan"), "out-of-range", "smooth", "`smooth=nan`"),
+        (iter, 0.5, "read-once", "data", "`smooth`"),
+    ],
+    ids=["above 1", "nan", "iterator"],
+)
+def test_smooth_is_refused(
+    data: Callable[[Any], Any], alpha: float, code: str, parameter: str, text: str
+) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter), match=text):
+        qdqtool.insert(vit(), data(samples(vit())), smooth=alpha)
 
 
 @pytest.mark.parametrize(

@@ -177,10 +177,16 @@ def test_external_weight_may_be_followed_by_other_data(
 # Damaged models
 
 
+@pytest.fixture
+def proto() -> onnx.ModelProto:
+    return conv_net()
+
+
 # The product of 20,000 such dimensions took half a minute, and that of 17 exceeds the range of a float.
 @pytest.mark.parametrize("rank", [17, 2_000])
-def test_initializer_with_impossible_dimensions_is_an_error(rank: int) -> None:
-    proto = conv_net()
+def test_initializer_with_impossible_dimensions_is_an_error(
+    rank: int, proto: onnx.ModelProto
+) -> None:
     proto.graph.initializer[0].dims.extend([1 << 62] * rank)
     name = proto.graph.initializer[0].name
     with pytest.raises(ModelError, check=has("tensor-damaged", path="model in memory", node=name)):
@@ -188,8 +194,9 @@ def test_initializer_with_impossible_dimensions_is_an_error(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [17, 2_000])
-def test_input_with_impossible_dimensions_has_no_shape(tmp_path: Path, rank: int) -> None:
-    proto = conv_net()
+def test_input_with_impossible_dimensions_has_no_shape(
+    tmp_path: Path, rank: int, proto: onnx.ModelProto
+) -> None:
     for _ in range(rank):
         proto.graph.input[0].type.tensor_type.shape.dim.add(dim_value=1 << 62)
     assert load(proto).shape(proto.graph.input[0].name) is None
@@ -313,16 +320,15 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_large_model_is_saved_with_external_weights(tmp_path: Path) -> None:
-    model = conv_net()
+def test_large_model_is_saved_with_external_weights(tmp_path: Path, proto: onnx.ModelProto) -> None:
     weights = np.random.default_rng(0).normal(0, 1, (4, 4, 5, 20)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "large"))
-    save(model, tmp_path / "m.onnx")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "large"))
+    save(proto, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == weights.nbytes
     saved = onnx.load(tmp_path / "m.onnx")
     assert (onnx.numpy_helper.to_array(saved.graph.initializer[-1]) == weights).all()
     feed = [{"images": np.ones((1, 3, 16, 16), np.float32)}]
-    assert (run_all(saved, feed, ["r2"])["r2"] == run_all(model, feed, ["r2"])["r2"]).all()
+    assert (run_all(saved, feed, ["r2"])["r2"] == run_all(proto, feed, ["r2"])["r2"]).all()
 
 
 @pytest.mark.parametrize("build", BINARY_DOCUMENTATION)
@@ -355,25 +361,23 @@ def test_large_model_with_documentation_that_is_not_utf_8_is_saved(
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path) -> None:
-    model = conv_net()
+def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path, proto: onnx.ModelProto) -> None:
     texts = onnx.numpy_helper.from_array(np.array([b"word"] * 600, object), "texts")
     halves = onnx.helper.make_tensor("halves", onnx.TensorProto.INT4, [3000], [1, -2, 3] * 1000)
     flags = onnx.helper.make_tensor("flags", onnx.TensorProto.BOOL, [3000], [1, 0, 1] * 1000)
-    model.graph.initializer.extend([texts, halves, flags])
-    save(model, tmp_path / "m.onnx")
+    proto.graph.initializer.extend([texts, halves, flags])
+    save(proto, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == 3000
-    assert_same_weights(onnx.load(tmp_path / "m.onnx"), model)
+    assert_same_weights(onnx.load(tmp_path / "m.onnx"), proto)
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_session_of_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = conv_net()
+def test_session_of_large_model(monkeypatch: pytest.MonkeyPatch, proto: onnx.ModelProto) -> None:
     feed = {"images": np.ones((1, 3, 16, 16), np.float32)}
-    expected = open_proto(model, 1).run(None, feed)
+    expected = open_proto(proto, 1).run(None, feed)
 
     monkeypatch.setattr(external, "serialize", lambda proto: None)
-    results = open_proto(model, 1, folder="/nowhere").run(None, feed)
+    results = open_proto(proto, 1, folder="/nowhere").run(None, feed)
     assert all((a == b).all() for a, b in zip(expected, results, strict=True))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from calibration import METHODS, TensorStatistics, amax_of, squared_error
 from qdqtool import qat
@@ -119,6 +120,7 @@ def test_sample_covers_every_channel_and_position(shape: tuple[int, ...], last: 
 
 GENERATOR = torch.Generator().manual_seed(3)
 BATCHES = [torch.randn(2, 16, 16, 16, generator=GENERATOR) * scale for scale in (1.0, 3.0, 0.5)]
+LARGEST = max(float(b.abs().max()) for b in BATCHES)
 
 
 def prepared(backend: str = "pytorch-quantization") -> torch.nn.Module:
@@ -146,8 +148,7 @@ def test_tied_quantizers_have_the_largest_range() -> None:
     group = next(s for s in qat.calibrate(model, BATCHES, "max").scales if len(s.members) == 2)
     own = {m.tensor: m.amax for m in group.members}
     assert own.keys() == {"down._input_quantizer", "last._input_quantizer"}
-    largest = max(float(b.abs().max()) for b in BATCHES)
-    assert own["down._input_quantizer"] == pytest.approx(largest, rel=1e-6)
+    assert own["down._input_quantizer"] == pytest.approx(LARGEST, rel=1e-6)
     shared = nets.range_of(model, "down._input_quantizer")
     assert shared == pytest.approx(max(own.values()), rel=1e-6)
 
@@ -180,24 +181,36 @@ def test_calibrate_again_replaces_ranges(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "code", "attributes"),
+    ("network", "data", "options", "code", "attributes"),
     [
         (
+            prepared,
             [torch.full((1, 16, 8, 8), torch.nan)],
             {},
             "not-finite",
             {"node": "0._input_quantizer"},
         ),
-        (BATCHES, {"method": "best"}, "unknown-choice", {"parameter": "method"}),
-        (BATCHES, {"method_for": [("^7", "max")]}, "no-match", {"parameter": "method_for"}),
+        (prepared, BATCHES, {"method": "best"}, "unknown-choice", {"parameter": "method"}),
+        (
+            prepared,
+            BATCHES,
+            {"method_for": [("^7", "max")]},
+            "no-match",
+            {"parameter": "method_for"},
+        ),
+        (nets.conv, BATCHES, {}, "not-prepared", {"parameter": "model"}),
     ],
-    ids=["not finite", "unknown method", "no match"],
+    ids=["not finite", "unknown method", "no match", "no quantizers"],
 )
 def test_calibrate_is_refused(
-    data: list[torch.Tensor], options: dict[str, Any], code: str, attributes: dict[str, str]
+    network: Callable[[], nn.Module],
+    data: list[torch.Tensor],
+    options: dict[str, Any],
+    code: str,
+    attributes: dict[str, str],
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, **attributes)):
-        qat.calibrate(prepared(), data, **options)
+        qat.calibrate(network(), data, **options)
 
 
 FUNCTIONS = pytest.mark.parametrize("function", [qat.calibrate, qat.sensitivity])
@@ -226,16 +239,10 @@ def test_error_of_loader_is_passed_on(function: Callable[..., object]) -> None:
         function(prepared(), Loader())
 
 
-def test_calibrate_refuses_network_without_quantizers() -> None:
-    with pytest.raises(QdqtoolError, check=has("not-prepared", parameter="model")):
-        qat.calibrate(nets.conv(), BATCHES)
-
-
 def test_calibrators_of_pytorch_quantization() -> None:
     model = prepared()
     nets.max_calibrate(model, *BATCHES)
-    largest = max(float(b.abs().max()) for b in BATCHES)
-    assert nets.range_of(model, "0._input_quantizer") == pytest.approx(largest, rel=1e-6)
+    assert nets.range_of(model, "0._input_quantizer") == pytest.approx(LARGEST, rel=1e-6)
     weights = read_amax(model.get_submodule("0._weight_quantizer"))
     assert weights is not None and tuple(weights.shape) == (16, 1, 1, 1)
 
@@ -246,5 +253,4 @@ def test_calibrators_of_modelopt() -> None:
     )
     model = prepared("modelopt")
     quantization.calibrate(model, "max", lambda network: [network(batch) for batch in BATCHES])
-    largest = max(float(b.abs().max()) for b in BATCHES)
-    assert nets.range_of(model, "0._input_quantizer") == pytest.approx(largest, rel=1e-6)
+    assert nets.range_of(model, "0._input_quantizer") == pytest.approx(LARGEST, rel=1e-6)

@@ -6,6 +6,7 @@ import re
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -137,11 +138,31 @@ def test_strip_operator_drops_slash_and_operator(name: str, op: str, plain: str)
     assert page.strip_operator(name, op) == plain
 
 
-def test_report_names_missing_packages(
-    files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value", "text", "check"),
+    [
+        pytest.param(
+            "importlib.util.find_spec",
+            lambda _: None,
+            None,
+            has("missing-package", "jinja2", "qdqtool[report]"),
+            id="missing packages",
+        ),
+        pytest.param(
+            "qdqtool.util.limits.REPORT", 1000, "its report takes", None, id="too large page"
+        ),
+    ],
+)
+def test_report_is_refused(
+    files: NetworkFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: object,
+    text: str | None,
+    check: Any,
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(QdqtoolError, check=has("missing-package", "jinja2", "qdqtool[report]")):
+    monkeypatch.setattr(name, value)
+    with pytest.raises(QdqtoolError, match=text, check=check):
         qdqtool.report(files.model)
 
 
@@ -151,14 +172,6 @@ def test_report_of_large_graph_has_tables_without_picture(
     monkeypatch.setattr(limits, "DRAWN_LAYERS", 2)
     report = qdqtool.report(files.model)
     assert "too many" in report.page.model.onnx.why and "third" in report.html
-
-
-def test_report_refuses_too_large_page(
-    files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "REPORT", 1000)
-    with pytest.raises(QdqtoolError, match="its report takes"):
-        qdqtool.report(files.model)
 
 
 def test_save_never_replaces_an_input(files: NetworkFiles, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from qdqtool.timing.estimate import estimate_time
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning.measure import (
     MeasurementTask,
+    TaskMapper,
     TaskResult,
     TuningJob,
     map_on_threads,
@@ -120,16 +121,22 @@ def test_front_has_no_float_model_without_gpu() -> None:
     assert all(p.cost.int8 for p in points_of(tune(keep=0.9, swept_on=1)).values())
 
 
-@pytest.mark.parametrize("after", slow_after(1, [16, 60, 40]))
-def test_time_limit_ends_with_the_best_so_far(clock: Clock, after: int) -> None:
+def set_clock(clock: Clock, seconds: float, runs: int) -> TaskMapper:
+    """Measure in this process, and set the clock after a number of runs."""
     results: list[TaskResult] = []
 
     def observe(job: TuningJob, result: TaskResult) -> None:
         results.append(result)
-        if len(results) > after:
-            clock.now = 450.0  # after the search, before the end
+        if len(results) >= runs:
+            clock.now = seconds
 
-    tuning = tune(keep=0.99, mapper=observed(observe), time_limit=600)
+    return observed(observe)
+
+
+@pytest.mark.parametrize("after", slow_after(1, [16, 60, 40]))
+def test_time_limit_ends_with_the_best_so_far(clock: Clock, after: int) -> None:
+    # 450 s are after the search, before the end.
+    tuning = tune(keep=0.99, mapper=set_clock(clock, 450.0, runs=after + 1), time_limit=600)
     assert tuning.effort["stopped"] == "time limit"
     assert tuning.front and tuning.chosen.metric is not None
     (note,) = (n for n in tuning.notes if n.code == "ranges-from-all")
@@ -138,14 +145,7 @@ def test_time_limit_ends_with_the_best_so_far(clock: Clock, after: int) -> None:
 
 def test_time_limit_after_everything_int8_is_not_an_error(clock: Clock) -> None:
     """The float and the INT8 model on 4 images are measured after 80 % of the time limit."""
-    results: list[TaskResult] = []
-
-    def observe(job: TuningJob, result: TaskResult) -> None:
-        results.append(result)
-        if len(results) == 8:
-            clock.now = 480.0
-
-    tuning = tune(keep=0.99, mapper=observed(observe), time_limit=600)
+    tuning = tune(keep=0.99, mapper=set_clock(clock, 480.0, runs=8), time_limit=600)
     assert tuning.effort["stopped"] == "time limit" and tuning.chosen.metric is not None
     assert tuning.chosen.name == "everything INT8"
 
