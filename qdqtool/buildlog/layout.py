@@ -157,7 +157,9 @@ def lay_out(
         all_ranks |= vertices
     columns = _compute_columns(all_ranks, _split_links(links, passing))
     box_width = max((box.w for box in boxes), default=0.0)
-    centers = _convert_to_pixels(columns, all_ranks, box_width, column_gap, margin)
+    centers = _convert_to_pixels(columns, all_ranks, box_width + column_gap)
+    left = min(centers.values(), default=0.0) - box_width / 2 - margin
+    centers = {name: center - left for name, center in centers.items()}
     rows = _compute_rows(list(ranks.values()), boxes, row_gap, head + margin)
     for (key, rank), box in zip(ranks.items(), boxes, strict=True):
         box.x = round(centers[key] - box.w / 2, 1)
@@ -269,15 +271,16 @@ def _compute_connected_columns(ranks: dict[str, int], links: list[_Link]) -> dic
 
 
 def _convert_to_pixels(
-    columns: dict[str, float], ranks: dict[str, int], width: float, gap: float, margin: float
+    columns: dict[str, float], ranks: dict[str, int], pitch: float
 ) -> dict[str, float]:
-    """Return the x center of each box and vertex in pixels; boxes of a rank do not overlap."""
-    pitch = width + gap
+    """Return the x center of each box and vertex in pixels; boxes of a rank do not overlap.
+
+    `pitch` is the distance of two columns.
+    """
     centers: dict[str, float] = {}
     ends: dict[int, float] = defaultdict(lambda: float("-inf"))  # right end of each rank so far
     for name in sorted(columns, key=lambda name: columns[name]):
         half = pitch / 2 if not name.startswith("P") else pitch * _PASSING_WIDTH / 2
         centers[name] = max(columns[name] * pitch, ends[ranks[name]] + half)
         ends[ranks[name]] = centers[name] + half
-    left = min(centers.values(), default=0.0) - width / 2 - margin
-    return {name: center - left for name, center in centers.items()}
+    return centers

@@ -174,7 +174,7 @@ def _symmetric_site(
 
     def apply_first(editor: Editor) -> None:
         if qdq.is_dq(first):
-            _requantize_constant(view, editor, first, params, scale)
+            _requantize_constant(view, editor, first, scale)
         if clips:
             insert_relu(editor, first)
 
@@ -232,10 +232,8 @@ def _set_symmetric_scale(view: View, editor: Editor, node: Node, scale: FloatArr
     editor.set_quantizer(node, scale.reshape(shape), np.zeros(shape, np.int8))
 
 
-def _requantize_constant(
-    view: View, editor: Editor, dq: Node, params: QuantParams, scale: FloatArray
-) -> None:
-    stored = view.model.constant(dq.input(0))
+def _requantize_constant(view: View, editor: Editor, dq: Node, scale: FloatArray) -> None:
+    stored, params = view.model.constant(dq.input(0)), view.params(dq)
     if stored is None or params.scale is None or params.zero_point is None:
         return
     old_zero, old_scale, new_scale = (

@@ -55,7 +55,7 @@ def run(view: View, report: FindingReport) -> None:
             continue
         faults_of_node = [
             *_find_zero_point_faults(view, node, params),
-            *_find_scale_faults(view, report.target, node, params, limit),
+            *_find_scale_faults(view, report.target, node, limit),
             *_find_axis_faults(view, node, params),
         ]
         for fault in filter(None, faults_of_node):
@@ -234,9 +234,9 @@ def _find_type(view: View, node: Node, params: QuantParams) -> int:
 
 
 def _find_scale_faults(
-    view: View, target: str, node: Node, params: QuantParams, limit: float
+    view: View, target: str, node: Node, limit: float
 ) -> Iterator[Reason | None]:
-    name = node.name
+    name, params = node.name, view.params(node)
     computed_inputs = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
     computed = fault_checks.check_scale_constant(
         MODEL_CHECK,
