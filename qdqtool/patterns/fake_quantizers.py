@@ -579,15 +579,21 @@ class _RoundChain:
                 self._offset_after = self._offset_after - (0 if zero is None else zero)
                 return node.output, None if zero is None else scale
             if node.op in ("Mul", "Div"):
-                data, constant = self._split_operands(node)
-                if constant is None or (node.op == "Div" and data != node.input(0)):
+                data, factor = self._read_factor(node)
+                if factor is None:
                     return None, None
-                with np.errstate(all="ignore"):
-                    factor = constant if node.op == "Mul" else 1 / constant
                 return (data if upward else node.output), factor
             if not self._read_step(node, upward=upward):
                 return None, None
         return None, None
+
+    def _read_factor(self, node: Node) -> tuple[str, _FloatArray | None]:
+        """Return the data of a Mul or Div and its constant factor; None if there is no factor."""
+        data, constant = self._split_operands(node)
+        if constant is None or (node.op == "Div" and data != node.input(0)):
+            return data, None
+        with np.errstate(all="ignore"):
+            return data, constant if node.op == "Mul" else 1 / constant
 
     def _follow_straight_through(self, source: str) -> None:
         """Add the nodes of ``x + (quantized - x)``, the straight-through form of training."""
@@ -657,13 +663,16 @@ class _RoundChain:
         if node.op not in ("Add", "Sub") or (node.op == "Sub" and data != node.input(0)):
             return False
         offset = constant if node.op == "Add" else -constant
+        self._add_offset(offset, upward=upward)
+        return True
+
+    def _add_offset(self, offset: _FloatArray, *, upward: bool) -> None:
         self._is_shifted |= upward and bool(np.any(offset))
         is_before_bounds = upward or not np.isfinite([self._low, self._high]).any()
         if is_before_bounds:
             self._offset_before = self._offset_before + offset
         else:
             self._offset_after = self._offset_after + offset
-        return True
 
     def _read_clip(self, node: Node) -> bool:
         for position, (name, is_low) in enumerate((("min", True), ("max", False)), 1):

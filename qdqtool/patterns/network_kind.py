@@ -199,9 +199,8 @@ def _find_map_network(model: Model) -> NonDetectorKind | None:
     if None in strides:
         return _find_upscaled_map(model) if len(shapes) == 1 else None
     known_strides = [stride for stride in strides if stride is not None]
-    if max(known_strides) <= 1 and all(
-        _channel_count(s) == _channel_count(images[0]) for s in shapes
-    ):
+    channels = _channel_count(images[0])
+    if max(known_strides) <= 1 and all(_channel_count(shape) == channels for shape in shapes):
         return NonDetectorKind(
             NetworkKind.IMAGE, f"{first} is an image, as in super-resolution or restoration"
         )
@@ -209,12 +208,16 @@ def _find_map_network(model: Model) -> NonDetectorKind | None:
         return NonDetectorKind(
             NetworkKind.CLASSIFIER, f"{first} is a feature map, as in a backbone"
         )
-    is_single = len(shapes) == 1 and _last_operator(model) != "Concat"
-    if max(known_strides) <= (_MAP_STRIDE if is_single else _DENSE_STRIDE):
+    if max(known_strides) <= _largest_map_stride(model):
         return NonDetectorKind(
             NetworkKind.MAP, f"{first} is a map, as in segmentation, depth or pose"
         )
     return None
+
+
+def _largest_map_stride(model: Model) -> int:
+    is_single = len(model.outputs) == 1 and _last_operator(model) != "Concat"
+    return _MAP_STRIDE if is_single else _DENSE_STRIDE
 
 
 def _stride(sides: tuple[int, int] | None, shape: Sequence[int | None]) -> float | None:

@@ -239,11 +239,16 @@ def compare_layers(
             agree += 1
         elif layer.name not in reported:
             mismatches.append(mismatch)
-    compared = {layer.name for layer in listed}
-    others = [layer for layer in build.layers if layer.type and layer.name not in compared]
-    kinds = dict(Counter(layer.type for layer in others).most_common())
-    counts = LayerCounts(len(listed), agree, tuple(unmatched), kinds)
+    other_types = _count_other_types(build, listed)
+    counts = LayerCounts(len(listed), agree, tuple(unmatched), other_types)
     return PartComparison(counts, mismatches)
+
+
+def _count_other_types(build: Build, compared: Sequence[BuiltLayer]) -> dict[str, int]:
+    """Return the number of layers of each type that were not compared, the largest first."""
+    names = {layer.name for layer in compared}
+    others = (layer.type for layer in build.layers if layer.type and layer.name not in names)
+    return dict(Counter(others).most_common())
 
 
 def _is_predictable(layer: BuiltLayer) -> bool:

@@ -112,10 +112,13 @@ class HorizontalMergeQNodes(Pass):
                 merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
             self._merge_into_survivor(network, survivor, others)
-        different = check_equal_scales(self.name, node_name(remaining[0]), tensor, remaining)
+        self._check_equal_scales(tensor, remaining)
+
+    def _check_equal_scales(self, tensor: Tensor, quantizers: list[Layer]) -> None:
+        different = check_equal_scales(self.name, node_name(quantizers[0]), tensor, quantizers)
         if different is not None:
             if None in different.scales:
-                for q in remaining:
+                for q in quantizers:
                     q.add_cases(UNKNOWN)
             self.refuse(different)
 
