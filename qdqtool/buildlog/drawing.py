@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from html import escape
 
@@ -108,12 +108,20 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
         boxes.append(_make_layer_box(f"L{row.index}", row))
         for tensor in row.layer.outputs:
             producers[tensor.tensor].append((len(boxes) - 1, tensor))
-    consumed = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
-    bindings = [n for n in report.build.bindings if n in producers and n not in inputs]
-    for name in dict.fromkeys([*bindings, *(n for n in producers if n not in consumed)]):
+    bindings = [name for name in report.build.bindings if name not in inputs]
+    for name in _list_outputs(report, bindings, producers.keys()):
         drawing.arrows += _make_arrows(producers[name], len(boxes))
         boxes.append(_make_binding_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
     return drawing
+
+
+def _list_outputs(
+    report: EngineReport, bindings: Iterable[str], produced: Set[str]
+) -> Iterable[str]:
+    """Return the tensors that leave the engine: its bindings, and those without a consumer."""
+    consumed = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
+    unread = [name for name in produced if name not in consumed]
+    return dict.fromkeys([*(name for name in bindings if name in produced), *unread])
 
 
 def _format_title(report: EngineReport) -> str:

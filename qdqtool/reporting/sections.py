@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -611,17 +611,22 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     for layer, ms in zip(layers, time.layers, strict=True):
         times[time_kind(layer)].append(ms)
         times["layout"] += [change["ms"] for change in layer.layouts]
-    inside = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
-    times["region"] = [
-        kernel.ms
-        for kernel in time.kernels
-        if kernel.name in inside or kernel.name.startswith(_UNLISTED_PREFIXES)
-    ]
+    fused = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
+    times["region"] = _list_region_times(time.kernels, fused)
     sums = {kind: (sum(ms), sum(t > 0 for t in ms)) for kind, ms in times.items() if ms}
     rest, count = _sum_unassigned_kernels(time.kernels, sums)
     if rest > 1e-3:
         sums["edge"] = rest, count
     return sums
+
+
+def _list_region_times(kernels: Iterable[KernelTime], fused: Set[str]) -> list[float]:
+    """Return the milliseconds of the kernels in regions; `fused` are the nodes in regions."""
+    return [
+        kernel.ms
+        for kernel in kernels
+        if kernel.name in fused or kernel.name.startswith(_UNLISTED_PREFIXES)
+    ]
 
 
 def _sum_unassigned_kernels(

@@ -105,12 +105,17 @@ def predict_on_gpu(
         finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
         time.obstacle = _find_unsupported_code(findings)
-        if time.is_supported and is_rejected(prediction.findings):
-            for finding in prediction.findings:
-                finding.saves_ms = None
-        else:
-            prediction.time = time.as_json()
+        _set_time(prediction, time)
     return prediction, time
+
+
+def _set_time(prediction: Prediction, time: TimeEstimate) -> None:
+    """Add a time to a prediction, or remove the savings if TensorRT rejects the model."""
+    if time.is_supported and is_rejected(prediction.findings):
+        for finding in prediction.findings:
+            finding.saves_ms = None
+    else:
+        prediction.time = time.as_json()
 
 
 def _find_unsupported_code(findings: Iterable[Finding]) -> str | None:

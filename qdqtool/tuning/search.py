@@ -700,6 +700,12 @@ class PlacementSearch:
         if self.budget is not None:
             fits = [p for p in front if p.cost.value <= self.budget]
             return (fits[-1], True) if fits else (front[0], False)
+        return self._choose_accurate_placement(front)
+
+    def _choose_accurate_placement(
+        self, front: Sequence[PlacementResult]
+    ) -> tuple[PlacementResult, bool]:
+        """Return the cheapest placement that reaches the goal, else the most accurate one."""
         level = self._goal_level(self.evaluator.sets.chosen_on)
         samples = self.evaluator.sets.judged_on
         candidates = [point for point in front if point.chosen_on >= level]
