@@ -22,6 +22,7 @@ from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScale
 from qdqtool.reasons.weights import WeightsNotConstant
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
+from tests.findings import test_each_code as each_code
 from tests.findings.graphs import GRAPHS, attention, ones, weighted
 from tests.findings.lint import test_api as lint, test_bfloat16 as bfloat16
 from tests.findings.lint.test_operators import conv3d, pair_of, recurrent, runtime_model
@@ -178,9 +179,7 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     g = Graph()
     stored = g.op("Cast", [g.const("table", np.ones(16, np.int8))], "reader", to=1)
     yield "stored elsewhere", g.model(g.add(g.input(1, 16), stored, "sum")), "trt10"
-    g = Graph()
-    w = g.pair(ones(g), "wq")
-    yield "weights as output", g.model(weighted(g, w), w), "trt8.5"
+    yield "weights as output", each_code.output_weights(Graph()), "trt8.5"
     g = Graph()
     data = [g.pair(g.input(1, 4, 8, 8, name=name), name) for name in ("a", "b")]
     yield "product", g.model(g.op("MatMul", data, "product")), "trt8.5"
@@ -191,14 +190,7 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         g.model(g.op("Einsum", [g.pair(g.input(2, 8, 16), "p"), w], "e", equation="bij,jk->bik")),
         "trt8.5",
     )
-    g = Graph()
-    w = g.weights("w", (16, 3, 32, 32), "qdq")
-    x = g.pair(g.input(1, 3, 64, 64), "in")
-    yield (
-        "large kernel",
-        g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32])),
-        "trt8.6",
-    )
+    yield "large kernel", each_code.large_kernel(Graph()), "trt8.6"
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
     yield "FP16", g.model(g.add(x, g.const("k", np.float32(1e-12)), "tiny")), "trt8.5"

@@ -16,41 +16,33 @@ from tests.timing.test_gpus import network as of_two
 from tests.trt.builder import Graph
 
 
-def after_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.ModelProto:
-    g = Graph(opset=opset)
-    return g.model(make(g, g.pair(g.input(1, 16, 16, 16), "p")))
+def after_pair(g: Graph, make: Callable[[str], str]) -> onnx.ModelProto:
+    return g.model(make(g.pair(g.input(1, 16, 16, 16), "p")))
 
 
-def after_convolution(make: Callable[[Graph, str], str]) -> onnx.ModelProto:
-    g = Graph()
-    return g.model(
-        g.conv(make(g, g.conv(g.input(1, 16, 16, 16), "c0", 16)), "next", 16, scale=0.05)
-    )
+def after_convolution(g: Graph, make: Callable[[str], str]) -> onnx.ModelProto:
+    return g.model(g.conv(make(g.conv(g.input(1, 16, 16, 16), "c0", 16)), "next", 16, scale=0.05))
 
 
-def large_kernel() -> onnx.ModelProto:
-    g = Graph()
+def large_kernel(g: Graph) -> onnx.ModelProto:
     x = g.pair(g.input(1, 3, 64, 64), "in")
     w = g.weights("w", (16, 3, 32, 32), "qdq")
     return g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32]))
 
 
-def pool_with_two_consumers() -> onnx.ModelProto:
-    g = Graph()
+def pool_with_two_consumers(g: Graph) -> onnx.ModelProto:
     x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
     return g.model(g.conv(g.add(g.conv(x, "c1", 16, scale=0.03), x, "sum"), "next", 16, scale=0.05))
 
 
-def yolo_head() -> onnx.ModelProto:
-    g = Graph()
+def yolo_head(g: Graph) -> onnx.ModelProto:
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     bins = g.op("Softmax", g.conv(stem, "box", 16, k=1), "softmax", axis=1)
     weights = g.const("bins", np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))
     return g.model(g.conv(stem, "score", 16, k=1), g.op("Conv", [bins, weights], "dfl"))
 
 
-def output_weights() -> onnx.ModelProto:
-    g = Graph()
+def output_weights(g: Graph) -> onnx.ModelProto:
     w = g.pair(ones(g), "wq")
     return g.model(weighted(g, w), w)
 
@@ -70,8 +62,7 @@ def fp8(**options: int) -> onnx.ModelProto:
     return g.model(g.conv(g.input(1, 32, 8, 8), "c", 32, **options))
 
 
-def grouped(channels: int) -> onnx.ModelProto:
-    g = Graph()
+def grouped(g: Graph, channels: int) -> onnx.ModelProto:
     x = g.op("Neg", g.input(1, 2 * channels, 8, 8), "n")
     return g.model(g.conv(x, "c", 2 * channels, groups=2))
 
@@ -84,8 +75,7 @@ def on_gpu(sm: str) -> qdqtool.Prediction:
     )
 
 
-def placeholders(first: float = 0.1) -> onnx.ModelProto:
-    g = Graph()
+def placeholders(g: Graph, first: float = 0.1) -> onnx.ModelProto:
     x = g.input(1, 16, 16, 16)
     for number in range(4):
         data = g.pair(x, f"p{number}", first if number == 0 else 0.1)
@@ -95,38 +85,37 @@ def placeholders(first: float = 0.1) -> onnx.ModelProto:
     return g.model(x)
 
 
-NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "ACT-INNER-Q": lambda: after_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
-    "CONST-FP16": lambda: after_convolution(
-        lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
+NETWORKS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
+    "ACT-INNER-Q": lambda g: after_convolution(g, lambda x: g.relu(g.pair(x, "inner"), "r")),
+    "CONST-FP16": lambda g: after_convolution(
+        g, lambda x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
     ),
-    "EINSUM-FLOAT": lambda: after_pair(
-        lambda g, x: g.op(
-            "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"
-        )
+    "EINSUM-FLOAT": lambda g: after_pair(
+        g,
+        lambda x: g.op("Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"),
     ),
     "HEAD-SCORE": yolo_head,
     "SCALE-UNIFORM": placeholders,
     "KERNEL-LARGE": large_kernel,
     "POOL-MIXED": pool_with_two_consumers,
-    "NORM-PIECES": lambda: add_pairs(vit(pieces=True), "b0.res1"),
-    "RESIDUAL-STREAM": lambda: add_pairs(vit(pieces=True), "b0.res1"),
-    "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
-    "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
-    "QOPERATOR": lambda: after_pair(
-        lambda g, x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
+    "NORM-PIECES": lambda _: add_pairs(vit(pieces=True), "b0.res1"),
+    "RESIDUAL-STREAM": lambda _: add_pairs(vit(pieces=True), "b0.res1"),
+    "OPSET-AXIS": lambda _: on_a_wrong_axis("OPSET-AXIS"),
+    "SCALE-RANK": lambda _: on_a_wrong_axis("SCALE-RANK"),
+    "QOPERATOR": lambda g: after_pair(
+        g, lambda x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
     ),
-    "SILU-NO-Q-AFTER": lambda: after_convolution(
-        lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
+    "SILU-NO-Q-AFTER": lambda g: after_convolution(
+        g, lambda x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
     ),
-    "SPLIT-SCALE": lambda: split(0.02, 0.05),
+    "SPLIT-SCALE": lambda _: split(0.02, 0.05),
     "W-Q-OUTPUT": output_weights,
 }
 
 
 @pytest.mark.parametrize(("code", "make"), NETWORKS.items())
-def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
-    prediction = qdqtool.predict(make(), "trt8.5")
+def test_network_has_finding(g: Graph, code: str, make: Callable[[Graph], onnx.ModelProto]) -> None:
+    prediction = qdqtool.predict(make(g), "trt8.5")
     assert code in prediction.findings_by_code()
     for finding in prediction.findings:
         entry = codes.get(finding.code)
@@ -137,7 +126,7 @@ def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> 
 
 PREDICTIONS: dict[str, Callable[[], qdqtool.Prediction]] = {
     "ATT-HEAD": lambda: qdqtool.predict(attention(64), "trt10"),
-    "GROUP-KERNELS": lambda: qdqtool.predict(grouped(24), "trt10"),
+    "GROUP-KERNELS": lambda: qdqtool.predict(grouped(Graph(), 24), "trt10"),
     "STEM-POOL": lambda: qdqtool.predict(GRAPHS["stem-before-pool"](), "trt10"),
     "FLOAT-MIXED": lambda: qdqtool.predict(GRAPHS["float-types"](), "trt11"),
     "FLOAT-SM75": lambda: qdqtool.predict(of_two(), "rtx1.7", sm="75"),
@@ -164,11 +153,13 @@ def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], qdqtool.Pr
 @pytest.mark.parametrize(
     ("code", "make"),
     [
-        ("ATT-HEAD", lambda: attention(32)),
-        ("GROUP-KERNELS", lambda: grouped(16)),
-        ("SCALE-UNIFORM", lambda: placeholders(first=0.2)),
-        ("STEM-POOL", lambda: stem_before_pool(Graph(), is_between=False)),
+        ("ATT-HEAD", lambda _: attention(32)),
+        ("GROUP-KERNELS", lambda g: grouped(g, 16)),
+        ("SCALE-UNIFORM", lambda g: placeholders(g, first=0.2)),
+        ("STEM-POOL", lambda g: stem_before_pool(g, is_between=False)),
     ],
 )
-def test_similar_network_has_no_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
-    assert code not in qdqtool.predict(make(), "trt10").findings_by_code()
+def test_similar_network_has_no_finding(
+    g: Graph, code: str, make: Callable[[Graph], onnx.ModelProto]
+) -> None:
+    assert code not in qdqtool.predict(make(g), "trt10").findings_by_code()

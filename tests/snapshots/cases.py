@@ -19,6 +19,7 @@ from tests.findings import test_each_code
 from tests.insertion.nets import detector
 from tests.optional import without_package
 from tests.snapshots import Cases
+from tests.trt.builder import Graph
 
 # A number that is not a part of a name or of a version.
 MEASURED = re.compile(r"(?<![\w.])\d+\.\d+(?:e[+-]?\d+)?(?!\.?\w)")
@@ -362,7 +363,7 @@ def command_cases(name: str) -> Cases:
 def networks_with_findings() -> Iterator[tuple[str, list[Finding]]]:
     yield from wording.findings()
     for code, make in test_each_code.NETWORKS.items():
-        yield f"network of {code}", predict(make(), "trt8.5").findings
+        yield f"network of {code}", predict(make(Graph()), "trt8.5").findings
     for code, make_prediction in test_each_code.PREDICTIONS.items():
         yield f"prediction of {code}", make_prediction().findings
 
