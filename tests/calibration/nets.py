@@ -44,19 +44,13 @@ def conv_net(
 def run_all(
     model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]
 ) -> dict[str, np.ndarray]:
-    import onnxruntime
+    from tests.insertion.nets import copy_model, open_session
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     inputs = {v.name for v in copy.graph.input}
     del copy.graph.output[:]
     copy.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in inputs)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_session(copy.SerializeToString())
     outputs = [o.name for o in copy.graph.output]
     values: dict[str, list[np.ndarray]] = {n: [] for n in names}
     for feed in feeds:

@@ -10,15 +10,8 @@ import qdqtool
 from qdqtool.comparison.result import ChangeKind
 from qdqtool.comparison.text import summarize_comparison
 from qdqtool.formats.build_text import render_comparison
-from tests.insertion.nets import Net
+from tests.insertion.test_fp8 import three_convolutions
 from tests.notes import note_codes
-
-
-def three_convolutions() -> onnx.ModelProto:
-    net = Net(32)
-    first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
-    deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))
-    return net.output(net.conv("b", deep, 32, 32)).model()
 
 
 @functools.cache

@@ -11,7 +11,16 @@ from qdqtool.fixing.dla import DlaTranslation, translate_for_dla
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_qdq
 from tests.errors import has
-from tests.insertion.nets import Net, assert_same_outputs, images, one_layer, open_session
+from tests.insertion.nets import (
+    Net,
+    assert_same_outputs,
+    copy_model,
+    images,
+    one_layer,
+    open_session,
+    set_value,
+    value_of,
+)
 from tests.insertion.test_calibration_cache import read_cache
 from tests.notes import note, note_codes
 from tests.patterns.test_fake_quantizers import DECOMPOSED, PT2E, network as network_of
@@ -92,8 +101,7 @@ def test_images_give_ranges_of_all_other_tensors() -> None:
     """A convolution has its own range, not the range of the activation after it."""
     translation = translate_for_dla(quantize(silu_network()), "8.5.2", data=images())
     assert not translation.scales.missing
-    model = onnx.ModelProto()
-    model.CopyFrom(translation.model)
+    model = copy_model(translation.model)
     model.graph.output.append(onnx.ValueInfoProto(name="c0.out"))
     session = open_session(model.SerializeToString())
     largest = max(float(np.abs(session.run(["c0.out"], sample)[0]).max()) for sample in images())
@@ -132,9 +140,8 @@ def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx
 
 def multiply_weight_scales(model: onnx.ModelProto, factor: float) -> np.ndarray:
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
-    tensor = next(t for t in model.graph.initializer if t.name == q.input[1])
-    scales: np.ndarray = onnx.numpy_helper.to_array(tensor) * np.float32(factor)
-    tensor.CopyFrom(onnx.numpy_helper.from_array(scales, tensor.name))
+    scales: np.ndarray = value_of(model, q.input[1]) * np.float32(factor)
+    set_value(model, q.input[1], scales)
     return scales
 
 

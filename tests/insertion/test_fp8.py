@@ -103,6 +103,11 @@ def conv_net(kernel: int = 3, cin: int = 32, cout: int = 32, group: int = 1) -> 
     return net.output(net.conv("c", "x", cin, cout, kernel, group=group))
 
 
+def obstacles(model: Model) -> list[SkipCause]:
+    reasons = [s.record for s in compute_placement(model, FP8_RULES).skipped]
+    return [r.cause for r in reasons if isinstance(r, FloatNode)]
+
+
 @pytest.mark.parametrize(
     ("form", "obstacle"),
     [
@@ -120,9 +125,7 @@ def test_forms_of_convolutions_that_remain_float(
     form: dict[str, int], obstacle: SkipCause | None
 ) -> None:
     model = conv_net(**form).index()
-    reasons = [s.record for s in compute_placement(model, FP8_RULES).skipped]
-    obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
-    assert obstacles == ([] if obstacle is None else [obstacle])
+    assert obstacles(model) == ([] if obstacle is None else [obstacle])
     assert not compute_placement(
         model, PlacementRules(head="none", number_format=FP8, include=["^c$"])
     ).skipped
@@ -142,9 +145,7 @@ def test_forms_of_products_that_remain_float(
 ) -> None:
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)
     net.output(net.op("MatMul", "m", "x", net.const("w", np.ones((shape[1], columns)))))
-    reasons = [s.record for s in compute_placement(net.index(), FP8_RULES).skipped]
-    obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
-    assert obstacles == ([] if obstacle is None else [obstacle])
+    assert obstacles(net.index()) == ([] if obstacle is None else [obstacle])
 
 
 def attention_net(head: int, sequence: int = 64) -> Model:
@@ -235,7 +236,7 @@ def test_version_without_fp8_convolutions_is_a_warning(
 # Conversion of INT8 pairs
 
 
-def mixed_net() -> onnx.ModelProto:
+def three_convolutions() -> onnx.ModelProto:
     net = Net(32)
     first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
     deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))
@@ -245,8 +246,8 @@ def mixed_net() -> onnx.ModelProto:
 def test_conversion_equals_insertion_by_max() -> None:
     data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
     options = {"head": "none", "high_precision": "fp32", "predict": False}
-    int8 = qdqtool.insert(mixed_net(), data, method="max", **options)
-    fp8 = qdqtool.insert(mixed_net(), data, precision="fp8", **options)
+    int8 = qdqtool.insert(three_convolutions(), data, method="max", **options)
+    fp8 = qdqtool.insert(three_convolutions(), data, precision="fp8", **options)
     model = Model(copy_model(int8.model))
     convert_pairs_to_fp8(model)
     assert [n.name for n in nodes_of(model.proto, "Conv") if n.input[1] in model.initializers] == [

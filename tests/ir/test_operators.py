@@ -185,34 +185,34 @@ def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> N
     assert len(find_scale_groups(model, ["before:0", *results])) == 1 + len(results)
 
 
+SCALE = np.float32(2.0**-5)
+VALUES = np.random.default_rng(0).normal(0, 1.5, SHAPE).astype(np.float32)
+
+
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage and is_standard(o)))
 def test_q_commutes_with_operator_that_it_passes(operator: Operator, recipe: Recipe) -> None:
     # Q(op(x)) equals op(Q(x)) if the passage is exact. Otherwise both differ by at most a step.
     g = Graph(opset=OLD.get(operator.name, OPSET))
     proto = g.model(*recipe(g, g.input(*SHAPE)))
     passage = operators.find_passage(Model(proto), Model(proto).node("op"))
-    scale = np.float32(2.0**-5)
-    x = np.random.default_rng(0).normal(0, 1.5, SHAPE).astype(np.float32)
-    if not passage.exact:  # a mean of saturated values is not the saturated mean
-        x = x.clip(-127 * scale, 127 * scale)
-    plain, quantized = run(proto, {"x": x}), run(proto, {"x": fake_quantize(x, scale)})
-    for q_after, q_before in zip((fake_quantize(y, scale) for y in plain), quantized, strict=True):
+    # A mean of saturated values is not the saturated mean.
+    x = VALUES if passage.exact else VALUES.clip(-127 * SCALE, 127 * SCALE)
+    plain, quantized = run(proto, {"x": x}), run(proto, {"x": fake_quantize(x)})
+    for q_after, q_before in zip(map(fake_quantize, plain), quantized, strict=True):
         if passage.exact:
             assert np.array_equal(q_after, q_before)
         else:
-            assert np.abs(q_after - fake_quantize(q_before, scale)).max() <= scale
+            assert np.abs(q_after - fake_quantize(q_before)).max() <= SCALE
 
 
-def fake_quantize(x: npt.NDArray[np.float32], scale: np.float32) -> npt.NDArray[np.float32]:
-    return (np.clip(np.rint(x / scale), -128, 127) * scale).astype(np.float32)
+def fake_quantize(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return (np.clip(np.rint(x / SCALE), -128, 127) * SCALE).astype(np.float32)
 
 
 def test_linear_resize_does_not_commute_with_q(g: Graph) -> None:
     proto = g.model(*RECIPES["Resize"][1](g, g.input(*SHAPE)))
-    scale = np.float32(2.0**-5)
-    x = np.random.default_rng(0).normal(0, 1.5, SHAPE).astype(np.float32)
-    (plain,), (quantized,) = run(proto, {"x": x}), run(proto, {"x": fake_quantize(x, scale)})
-    assert not np.array_equal(fake_quantize(plain, scale), fake_quantize(quantized, scale))
+    (plain,), (quantized,) = (run(proto, {"x": x}) for x in (VALUES, fake_quantize(VALUES)))
+    assert not np.array_equal(fake_quantize(plain), fake_quantize(quantized))
 
 
 @pytest.mark.parametrize("name", [o.name for o in OPERATORS.values() if o.joins])

@@ -30,7 +30,7 @@ from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds, load_constants
 from qdqtool.trt.targets import TARGETS, strongly_typed, target_named
-from tests.insertion.nets import detector
+from tests.insertion.nets import copy_model, detector
 from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.timing.models import TARGET, convolution_chain, estimate_model, model_workload
@@ -370,8 +370,7 @@ def published(case: str, gpu: str) -> tuple[Prediction, Any]:
 )
 def test_additional_conversion_is_never_faster(case: str, seed: int, gpu: str) -> None:
     """A second Q/DQ pair with another scale adds one conversion and changes nothing else."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(evidence.graph(case).proto)
+    proto = copy_model(evidence.graph(case).proto)
     graph = proto.graph
     weights = {t.name for t in graph.initializer}
     quantized = {

@@ -29,7 +29,7 @@ from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.summary import warn_small_sets
 from tests.calibration.nets import conv_net, write_pictures
 from tests.errors import has
-from tests.insertion.nets import check, images, run
+from tests.insertion.nets import check, images, run, set_value, value_of
 from tests.insertion.transformers import samples, vit
 from tests.notes import note_codes
 from tests.tuning.conftest import Clock
@@ -332,9 +332,7 @@ def test_tune_for_strongly_typed_target_is_fp16() -> None:
 @pytest.mark.usefixtures("constant_costs")
 def test_tensor_too_large_for_fp16_stays_fp32() -> None:
     proto = branchy()
-    tensor = next(t for t in proto.graph.initializer if t.name == "c6.weight")
-    array = 1.5e5 * onnx.numpy_helper.to_array(tensor)
-    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    set_value(proto, "c6.weight", 1.5e5 * value_of(proto, "c6.weight"))
     tuning = tune(model=proto, keep=0.5, target="trt11", exclude=["^c6$"])
     time = qdqtool.predict(tuning.model, "trt11", gpu="RTX 3060").time
     assert time["float"]["precision"] == "FP16"  # the type of most of the model

@@ -16,7 +16,7 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import check_activations
 from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
 from qdqtool.reasons.weights import WeightScales, WeightScalesCause
-from tests.insertion.nets import detector
+from tests.insertion.nets import detector, set_value, value_of
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
 from tests.trt.builder import Graph
@@ -36,9 +36,8 @@ def float_network(layers: int = 3) -> onnx.ModelProto:
 def with_scale(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelProto:
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     node = next(n for n in copy.graph.node if n.name == name)
-    tensor = next(t for t in copy.graph.initializer if t.name == node.input[1])
-    scale = onnx.numpy_helper.to_array(tensor) * np.float32(factor)
-    tensor.CopyFrom(onnx.numpy_helper.from_array(scale, tensor.name))
+    scale = value_of(copy, node.input[1]) * np.float32(factor)
+    set_value(copy, node.input[1], scale)
     return copy
 
 
