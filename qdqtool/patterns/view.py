@@ -90,6 +90,14 @@ class WeightSource:
         return self.q or self.dq
 
 
+class ChannelCounts(NamedTuple):
+    """Numbers of input channels, output channels and groups of a convolution."""
+
+    inputs: int
+    outputs: int
+    groups: int
+
+
 class View:
     """A model with properties that several checks need, which are computed on first use.
 
@@ -262,18 +270,15 @@ class View:
         """
         return self.weights(node).shape
 
-    def channels(self, node: Node) -> tuple[int, int, int] | None:
-        """Return input channels, output channels and groups of a Conv or ConvTranspose.
-
-        None if they are unknown.
-        """
+    def channels(self, node: Node) -> ChannelCounts | None:
+        """Return the channels and groups of a Conv or ConvTranspose; None if they are unknown."""
         shape = self.weight_shape(node)
         if shape is None or len(shape) < 3:
             return None
         groups = node.integer("group", 1) or 1
         if output_axis(node, len(shape)) == 1:
-            return shape[0], shape[1] * groups, groups
-        return shape[1] * groups, shape[0], groups
+            return ChannelCounts(shape[0], shape[1] * groups, groups)
+        return ChannelCounts(shape[1] * groups, shape[0], groups)
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
         """Return a tensor's dimensions; None if unknown or if the model is too large to infer."""

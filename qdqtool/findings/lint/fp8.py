@@ -6,7 +6,7 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.precision import Precision
-from qdqtool.patterns.view import View
+from qdqtool.patterns.view import ChannelCounts, View
 from qdqtool.reasons import MODEL_CHECK, fp8
 
 # On some GPUs, convolutions with at most this number of channels are slower in FP8 than in FP16
@@ -55,21 +55,17 @@ def is_fp8(view: View, conv: Node) -> bool:
     return pair is not None and view.params(pair[0]).precision == Precision.FP8
 
 
-def check_fp8_channels(
-    report: FindingReport, conv: Node, inputs: int, outputs: int, groups: int
-) -> None:
+def check_fp8_channels(report: FindingReport, conv: Node, channels: ChannelCounts) -> None:
     """Report an FP8 convolution whose numbers of channels or groups have no fast kernel.
 
     Args:
         report: Receives the finding.
         conv: A Conv with FP8 data and weights.
-        inputs: Input channels.
-        outputs: Output channels.
-        groups: Number of groups.
+        channels: Channels and groups of the convolution.
     """
-    of_group = inputs // groups
-    channels = (of_group, outputs)
-    is_small = min(channels) <= _SMALL or any(c % _MULTIPLE for c in channels)
-    if groups > 1 or is_small:
-        fault = fp8.SlowFp8Convolution(MODEL_CHECK, conv.name, of_group, outputs, groups)
+    of_group, outputs = channels.inputs // channels.groups, channels.outputs
+    counts = (of_group, outputs)
+    is_small = min(counts) <= _SMALL or any(count % _MULTIPLE for count in counts)
+    if channels.groups > 1 or is_small:
+        fault = fp8.SlowFp8Convolution(MODEL_CHECK, conv.name, of_group, outputs, channels.groups)
         report.add(fault, convolutions=[conv.name])

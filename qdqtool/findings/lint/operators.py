@@ -23,7 +23,7 @@ from qdqtool.patterns.fake_quantizers import (
     find_nested_quantizers,
 )
 from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
-from qdqtool.patterns.view import View
+from qdqtool.patterns.view import ChannelCounts, View
 from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import AttentionHead, FloatEinsum, FloatNormalization
@@ -354,10 +354,10 @@ def _check_convolution_shape(
     channels = view.channels(conv)
     if channels is None:
         return
-    inputs, outputs, groups = channels
+    inputs, groups = channels.inputs, channels.groups
     if fp8.is_fp8(view, conv):
         if outcome is not None and outcome.is_fp8:
-            fp8.check_fp8_channels(report, conv, inputs, outputs, groups)
+            fp8.check_fp8_channels(report, conv, channels)
         return
     if groups > 1 and groups == inputs and outcome is not None:
         _check_depthwise(view, report, conv, outcome)
@@ -366,14 +366,13 @@ def _check_convolution_shape(
             GroupedConvolution(MODEL_CHECK, conv.name, groups, inputs // groups),
             convolutions=[conv.name],
         )
-    _check_channels(view, report, conv, inputs, outputs)
+    _check_channels(view, report, conv, channels)
 
 
-def _check_channels(
-    view: View, report: FindingReport, conv: Node, inputs: int, outputs: int
-) -> None:
+def _check_channels(view: View, report: FindingReport, conv: Node, channels: ChannelCounts) -> None:
     """Report channel counts that are not multiples of 16, except that of the network's input."""
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
+    inputs, outputs = channels.inputs, channels.outputs
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
     if small or odd:
