@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qdqtool.insertion.number_formats import MIN_GAIN, is_worthwhile
@@ -44,11 +45,11 @@ def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list
 
 def build_site_results(search: PlacementSearch, placement: PlacementResult) -> list[SiteResult]:
     """Return the result of every site, in the order of the search's sites."""
-    choices, losses, samples = _collect_choices(search)
+    measurements = _collect_choices(search)
     results = []
     for site in search.sites:
-        key = (site.kind, *site.nodes)
-        choice, reason = _explain_choice(search, placement, site, choices[key])
+        measured = measurements[(site.kind, *site.nodes)]
+        choice, reason = _explain_choice(search, placement, site, measured.choices)
         results.append(
             SiteResult(
                 site=site.name,
@@ -57,40 +58,48 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
                 tensors=site.tensors,
                 choice=choice,
                 why=reason,
-                loss=losses.get(key),
-                choices=choices[key],
-                swept_on=samples.get(key, 0),
+                loss=measured.loss,
+                choices=measured.choices,
+                swept_on=measured.samples,
             )
         )
     return results
 
 
-def _collect_choices(
-    search: PlacementSearch,
-) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float], dict[_SiteKey, int]]:
-    """Return the choices of each site, and how much a float site decreases the output error.
+@dataclass(slots=True)
+class _SiteMeasurements:
+    """Choices of a site, and how much a float site decreases the output error.
 
-    The last dict has the number of samples on which this decrease was measured.
+    Attributes:
+        choices: The choices.
+        loss: Decrease of the output error; None if it was not measured.
+        samples: Number of samples on which the decrease was measured.
     """
-    choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
-    losses: dict[_SiteKey, float] = {}
-    samples: dict[_SiteKey, int] = {}
+
+    choices: list[SiteChoice] = field(default_factory=list)
+    loss: float | None = None
+    samples: int = 0
+
+
+def _collect_choices(search: PlacementSearch) -> defaultdict[_SiteKey, _SiteMeasurements]:
+    """Return the measurements of each site; empty ones for a site that was not measured."""
+    measurements: defaultdict[_SiteKey, _SiteMeasurements] = defaultdict(_SiteMeasurements)
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
     entries += [
         (candidate, search.planner.cost(search.sensitivity.apply_choice(candidate)), "")
         for candidate in search.scale_candidates
     ]
     for candidate, cost, reason in entries:
-        key = (candidate.site.kind, *candidate.site.nodes)
+        measured = measurements[(candidate.site.kind, *candidate.site.nodes)]
         errors = None if reason else search.sensitivity.errors_with(candidate)
         error = None
         if errors is not None:
             before, error = errors
-            if candidate.choice == FLOAT and not choices[key]:
-                losses[key] = before - error
-                samples[key] = len(search.sensitivity.gains(candidate))
-        choices[key].append(SiteChoice(candidate.choice, cost, error, reason))
-    return choices, losses, samples
+            if candidate.choice == FLOAT and not measured.choices:
+                measured.loss = before - error
+                measured.samples = len(search.sensitivity.gains(candidate))
+        measured.choices.append(SiteChoice(candidate.choice, cost, error, reason))
+    return measurements
 
 
 def _explain_choice(
