@@ -393,11 +393,17 @@ def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[N
         if index in a.nodes or partner.index in b.nodes:
             change = compare_sides(a.find_node(nodes[index]), b.find_node(partner))
             changes.append(explainer.explain_change(change))
-    paired = {partner.index for partner in matching.pairs.values()}
-    changes += [_one_sided_change(s, None) for i, s in a.nodes.items() if i not in matching.pairs]
-    changes += [_one_sided_change(None, s) for i, s in b.nodes.items() if i not in paired]
+    changes += _list_one_sided_changes(a, b, matching)
     order = {node.name: node.index for node in nodes}
     return sorted(changes, key=lambda n: order.get(n.a.name, len(order)) if n.a else len(order))
+
+
+def _list_one_sided_changes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[NodeChange]:
+    paired = {partner.index for partner in matching.pairs.values()}
+    return [
+        *(_one_sided_change(s, None) for i, s in a.nodes.items() if i not in matching.pairs),
+        *(_one_sided_change(None, s) for i, s in b.nodes.items() if i not in paired),
+    ]
 
 
 def _one_sided_change(a: NodeSide | None, b: NodeSide | None) -> NodeChange:

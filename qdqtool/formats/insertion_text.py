@@ -134,7 +134,7 @@ def _format_title(insertion: Insertion) -> str:
 
 
 def _add_quantization_counts(page: TextPage, insertion: Insertion) -> None:
-    activations, weights = insertion.activations, insertion.weights
+    weights = insertion.weights
     products = 0  # products of two activations, as in attention, have no weights
     if insertion.prediction is not None:
         outcomes = insertion.prediction.convolutions
@@ -148,15 +148,20 @@ def _add_quantization_counts(page: TextPage, insertion: Insertion) -> None:
         detail = f"a scale for each output channel in {format_count(channels, 'layer')}"
         detail += f", one scale in {len(weights) - channels}" if channels < len(weights) else ""
         page.add_row("Weights", detail)
-    methods = Counter(q.method for q in activations).most_common()
+    page.add_row("Activations", _describe_activations(insertion))
+    _add_images(page, insertion)
+
+
+def _describe_activations(insertion: Insertion) -> str:
+    """Return ``60 scales, calibrated with 300 images (method entropy)``."""
+    methods = Counter(q.method for q in insertion.activations).most_common()
     named = ", ".join(method if len(methods) == 1 else f"{method} {n}" for method, n in methods)
     origin = f"the table {insertion.calibration.get('table', '')}"
     if images := insertion.calibration.get("images", 0):
         origin = format_count(images, "image")
-    scales = format_count(len(activations), "scale")
+    scales = format_count(len(insertion.activations), "scale")
     method = f" (method {named})" if named else ""
-    page.add_row("Activations", f"{scales}, calibrated with {origin}{method}")
-    _add_images(page, insertion)
+    return f"{scales}, calibrated with {origin}{method}"
 
 
 def _add_images(page: TextPage, insertion: Insertion) -> None:
