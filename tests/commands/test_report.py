@@ -46,27 +46,29 @@ def test_report_has_a_section_for_each_input(
     }
 
 
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    return tmp_path / "r.html"
+
+
 @pytest.mark.parametrize(("log", "agree"), [("agrees.log", 6), ("differs.log", 5)])
 def test_report_compares_with_a_build(
-    builds: Path, tmp_path: Path, cli: Cli, log: str, agree: int
+    builds: Path, cli: Cli, log: str, agree: int, page: Path
 ) -> None:
-    page = tmp_path / "r.html"
     answer = cli.json("report", builds / "whole.onnx", builds / log, "-o", page)
     assert answer["agreement"].startswith(f"{agree} of 6 ")
     assert cli.err == "" and "verification" in sections(page)
 
 
-def test_report_json(network: NetworkFiles, tmp_path: Path, cli: Cli) -> None:
-    page = tmp_path / "r.html"
+def test_report_json(network: NetworkFiles, cli: Cli, page: Path) -> None:
     answer = cli.json("report", network.model, network.float, "-o", page)
     assert answer["schema"] == "qdqtool/report/1" and answer["before"] == str(network.float)
     assert answer["summary"]["int8"] == 3 and answer["bytes"] == page.stat().st_size
 
 
 def test_report_size_of_a_fixed_input_is_refused(
-    network: NetworkFiles, tmp_path: Path, cli: Cli
+    network: NetworkFiles, cli: Cli, page: Path
 ) -> None:
-    page = tmp_path / "r.html"
     line = cli.refuse("report", network.model, "--gpu", "T4", "--size", "4096", "-o", page)
     assert "--size 4096x4096 has no effect" in line and not page.exists()
 

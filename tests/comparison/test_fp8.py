@@ -2,7 +2,6 @@ import functools
 import json
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 
@@ -10,15 +9,14 @@ import qdqtool
 from qdqtool.comparison.result import ChangeKind
 from qdqtool.comparison.text import summarize_comparison
 from qdqtool.formats.build_text import render_comparison
-from tests.insertion.test_fp8 import three_convolutions
+from tests.insertion.test_fp8 import DATA, three_convolutions
 from tests.notes import note_codes
 
 
 @functools.cache
 def quantized(precision: str, scale: float = 1.0) -> onnx.ModelProto:
-    data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32) * scale
     options = {"head": "none", "high_precision": "fp32", "method": "max", "predict": False}
-    return qdqtool.insert(three_convolutions(), data, precision=precision, **options).model
+    return qdqtool.insert(three_convolutions(), DATA * scale, precision=precision, **options).model
 
 
 def test_format_change_is_no_loss() -> None:
@@ -64,16 +62,14 @@ def test_fp8_that_becomes_int8_is_a_change_back() -> None:
 def test_rounding_of_scales_to_fp16_is_no_change() -> None:
     """FP8 files have FP16 scales, so their ranges differ from those of INT8 by up to .1 %."""
     options = {"head": "none", "method": "max", "predict": False, "precision": "fp8"}
-    data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
-    half = qdqtool.insert(three_convolutions(), data, **options).model
+    half = qdqtool.insert(three_convolutions(), DATA, **options).model
     comparison = qdqtool.compare(quantized("int8"), half)
     assert comparison.where(ChangeKind.SCALE) == comparison.where(ChangeKind.WEIGHTS_SCALE) == []
 
 
 def test_agreement_of_two_quantized_models_is_noted() -> None:
-    data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
     for reference, is_noted in ((quantized("int8"), True), (three_convolutions(), False)):
-        notes = qdqtool.compare(reference, quantized("fp8"), data=data).notes
+        notes = qdqtool.compare(reference, quantized("fp8"), data=DATA).notes
         assert ("reference-quantized" in note_codes(notes)) == is_noted
 
 

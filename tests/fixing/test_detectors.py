@@ -26,7 +26,7 @@ from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from tests.calibration.nets import write_pictures
 from tests.errors import has
-from tests.insertion.nets import detector as small_detector
+from tests.insertion.nets import detector as small_detector, value_of
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 
@@ -188,8 +188,7 @@ def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
     fixed = fix(g.model(g.conv(x, "next", 16, scale=None)), "trt8.5")
     assert codes(fixed) == ["ACT-INNER-Q"]
     q = next(n for n in fixed.proto.graph.node if n.name == "inner.Q_moved")
-    scale = next(t for t in fixed.proto.graph.initializer if t.name == q.input[1])
-    assert onnx.numpy_helper.to_array(scale) == pytest.approx(1 / 127, rel=1e-6)
+    assert value_of(fixed.proto, q.input[1]) == pytest.approx(1 / 127, rel=1e-6)
 
 
 def per_tensor_weights(weights: np.ndarray, scale: float) -> onnx.ModelProto:

@@ -171,8 +171,7 @@ def test_clipping_of_quantizers_remains_in_the_float_model() -> None:
     clipped = open_session(translation.model.SerializeToString()).run(None, sample)[0]
     np.testing.assert_array_equal(floats, clipped)
     conv = next(n for n in translation.model.graph.node if n.op_type == "Conv")
-    weights = next(t for t in translation.model.graph.initializer if t.name == conv.input[1])
-    largest = np.abs(onnx.numpy_helper.to_array(weights)).max(axis=(1, 2, 3))
+    largest = np.abs(value_of(translation.model, conv.input[1])).max(axis=(1, 2, 3))
     np.testing.assert_allclose(largest, 128 * halved, rtol=0.01)
     assert "weight-scales" not in note_codes(translation.notes)
 

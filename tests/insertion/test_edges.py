@@ -242,11 +242,13 @@ def test_uint8_input_with_float_consumer() -> None:
     np.testing.assert_allclose(sine, np.sin(PIXELS.astype(np.float32) / 255), atol=1e-6)
 
 
+DATA = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
+
+
 @pytest.mark.parametrize("kind", slow_after(1, ["int8", "uint8"]))
 def test_input_type_keeps_prediction(kind: str) -> None:
-    data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
     plain, changed = (
-        qdqtool.insert(detector(), data, method="max", residual="both", losses=0, input_type=i)
+        qdqtool.insert(detector(), DATA, method="max", residual="both", losses=0, input_type=i)
         for i in ("float", kind)
     )
     before, after = (require_prediction(result).summary() for result in (plain, changed))
@@ -267,9 +269,8 @@ def test_pair_that_includes_the_pixel_factor_is_no_finding(factor: float | None)
 
 def test_uint8_input_of_fp16_model_has_no_pair_finding() -> None:
     """Two Casts precede the first Q: one to FP32 and one to FP16."""
-    data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
     changed = qdqtool.insert(
-        detector(), data, method="max", target="rtx1.7", losses=0, input_type="uint8"
+        detector(), DATA, method="max", target="rtx1.7", losses=0, input_type="uint8"
     ).model
     model = Model(changed)
     quantizer = next(
@@ -282,10 +283,9 @@ def test_uint8_input_of_fp16_model_has_no_pair_finding() -> None:
 
 def test_uint8_input_of_fp16_model_keeps_its_scale() -> None:
     """The scale of the first Q includes 1/255, but the recorded scale is that of float values."""
-    data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
     plain, changed = (
         qdqtool.insert(
-            detector(), data, method="max", target="rtx1.7", losses=0, input_type=input_type
+            detector(), DATA, method="max", target="rtx1.7", losses=0, input_type=input_type
         )
         for input_type in ("float", "uint8")
     )

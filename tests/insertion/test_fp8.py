@@ -236,6 +236,9 @@ def test_version_without_fp8_convolutions_is_a_warning(
 # Conversion of INT8 pairs
 
 
+DATA = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
+
+
 def three_convolutions() -> onnx.ModelProto:
     net = Net(32)
     first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
@@ -244,10 +247,9 @@ def three_convolutions() -> onnx.ModelProto:
 
 
 def test_conversion_equals_insertion_by_max() -> None:
-    data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
     options = {"head": "none", "high_precision": "fp32", "predict": False}
-    int8 = qdqtool.insert(three_convolutions(), data, method="max", **options)
-    fp8 = qdqtool.insert(three_convolutions(), data, precision="fp8", **options)
+    int8 = qdqtool.insert(three_convolutions(), DATA, method="max", **options)
+    fp8 = qdqtool.insert(three_convolutions(), DATA, precision="fp8", **options)
     model = Model(copy_model(int8.model))
     convert_pairs_to_fp8(model)
     assert [n.name for n in nodes_of(model.proto, "Conv") if n.input[1] in model.initializers] == [

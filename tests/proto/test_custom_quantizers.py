@@ -27,8 +27,12 @@ def test_custom_quantizers_of_stored_weights_are_read_as_fp8() -> None:
     assert {qdq.read_params(model, q).precision for q in qdq.quantizers(model)} == {Precision.FP8}
 
 
-def test_model_of_the_user_is_not_changed() -> None:
-    proto = custom()
+@pytest.fixture
+def proto() -> onnx.ModelProto:
+    return custom()
+
+
+def test_model_of_the_user_is_not_changed(proto: onnx.ModelProto) -> None:
     before = proto.SerializeToString()
     load(proto)
     assert proto.SerializeToString() == before
@@ -39,8 +43,7 @@ def test_custom_quantizers_are_predicted_like_native_ones(target: str) -> None:
     assert [c.precision for c in predict(custom(), target).convolutions] == [Precision.FP8]
 
 
-def test_opset_remains_if_an_operator_has_another_form_later() -> None:
-    proto = custom()
+def test_opset_remains_if_an_operator_has_another_form_later(proto: onnx.ModelProto) -> None:
     proto.opset_import[0].version = 17
     proto.graph.node.append(
         onnx.helper.make_node("ReduceMean", ["c_y"], ["mean"], "mean", axes=[2, 3])
@@ -48,8 +51,7 @@ def test_opset_remains_if_an_operator_has_another_form_later() -> None:
     assert load(proto).opset == 17
 
 
-def test_operators_of_other_domains_are_not_replaced() -> None:
-    proto = custom()
+def test_operators_of_other_domains_are_not_replaced(proto: onnx.ModelProto) -> None:
     for node in proto.graph.node:
         node.domain = "other" if node.domain == "trt" else node.domain
     assert not list(qdq.quantizers(load(proto)))

@@ -198,8 +198,12 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(model, before, path)
 
 
-def test_names_of_exported_model(resnet18: Exported) -> None:
-    graph = resnet18.graph
+@pytest.fixture
+def graph(resnet18: Exported) -> onnx.GraphProto:
+    return resnet18.graph
+
+
+def test_names_of_exported_model(graph: onnx.GraphProto) -> None:
     assert [[v.name for v in values] for values in (graph.input, graph.output)] == [
         ["images"],
         ["scores"],
@@ -212,20 +216,18 @@ def test_names_of_exported_model(resnet18: Exported) -> None:
     } <= names
 
 
-def test_scales_of_exported_model_are_constants(resnet18: Exported) -> None:
-    graph = resnet18.graph
+def test_scales_of_exported_model_are_constants(graph: onnx.GraphProto) -> None:
     constants = {t.name for t in graph.initializer}
     pairs = [n for n in graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert all({n.input[1], n.input[2]} <= constants for n in pairs)
     assert not {"Constant", "Identity", "Cast"} & {n.op_type for n in graph.node}
 
 
-def test_consumers_of_a_tensor_share_exported_pair(resnet18: Exported) -> None:
+def test_consumers_of_a_tensor_share_exported_pair(graph: onnx.GraphProto) -> None:
     """Both convolutions that consume the input of ``layer2.0`` share a pair.
 
     The skip is another tensor.
     """
-    graph = resnet18.graph
     constants = {t.name for t in graph.initializer}
     quantizers = [n.input[0] for n in graph.node if n.op_type == "QuantizeLinear"]
     activations = [tensor for tensor in quantizers if tensor not in constants]

@@ -317,6 +317,9 @@ FIRST, SECOND = (50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8)
 UNSURE = (200, 50, 9, 9, 1, 0.1)
 
 
+METRIC = DetectionAgreementMetric("o", 2)
+
+
 @pytest.mark.parametrize(
     ("boxes", "value"),
     [
@@ -331,15 +334,13 @@ UNSURE = (200, 50, 9, 9, 1, 0.1)
     ],
 )
 def test_agreement_map_values(boxes: list[Box], value: float) -> None:
-    metric = DetectionAgreementMetric("o", 2)
-    kept = metric.prepare_reference(detections(FIRST, SECOND, UNSURE))
-    assert metric.value([metric.observe(kept, detections(*boxes), "a")]) == pytest.approx(value)
+    kept = METRIC.prepare_reference(detections(FIRST, SECOND, UNSURE))
+    assert METRIC.value([METRIC.observe(kept, detections(*boxes), "a")]) == pytest.approx(value)
 
 
 def test_agreement_map_without_detections_is_nan() -> None:
-    metric = DetectionAgreementMetric("o", 2)
     assert math.isnan(
-        metric.value([metric.observe(metric.prepare_reference(detections()), detections(), "a")])
+        METRIC.value([METRIC.observe(METRIC.prepare_reference(detections()), detections(), "a")])
     )
 
 
@@ -357,14 +358,13 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     rng = np.random.default_rng(0)
     scale = np.array([99, 99, 30, 30, 1, 1], np.float32)[None, :, None]
     outputs = [{"o": rng.random((1, 6, 40), np.float32) * scale} for _ in range(8)]
-    metric = DetectionAgreementMetric("o", 2)
     evidence = [
-        metric.observe(metric.prepare_reference(a), b, "a")
+        METRIC.observe(METRIC.prepare_reference(a), b, "a")
         for a, b in zip(outputs[::2], outputs[1::2], strict=True)
     ]
     copy = json.loads(json.dumps(evidence))
-    assert metric.value(copy) == metric.value(evidence)
-    assert (resample_metric(metric, copy, 20) == resample_metric(metric, evidence, 20)).all()
+    assert METRIC.value(copy) == METRIC.value(evidence)
+    assert (resample_metric(METRIC, copy, 20) == resample_metric(METRIC, evidence, 20)).all()
 
 
 # Metrics of the user ------------------------------------------------------------------
