@@ -138,30 +138,17 @@ class OutputJudge:
         assert self._reference is not None and self.noise is not None
         proto, cut = cut_runnable_part(candidate, self._body)
         part = Model(proto, self._model.path, sha256="part") if cut else candidate
-        factor, rounding = criteria.noise_factor, criteria.rounding
-        before = self._limit or self.noise
-        reference = self._reference
         if criteria.requantizes_weights:
-            exact = self._run_samples(_to_float_network(part, weights=True).proto)
-            current_proto, _ = cut_runnable_part(current, self._body)
-            current_noise = self._measure_noise(current_proto, exact)
-            after = self._measure_noise(proto, exact)
-            if not is_growth_permitted(current_noise, after, factor, rounding):
-                return _describe_growth(current_noise, after)
+            growth = self._find_requantization_growth(current, part, criteria)
+            if growth is not None:
+                return growth
+        reference = self._reference
         if criteria.requantizes_weights or criteria.costs_speed:
             reference = self._run_samples(_to_float_network(part).proto)
         outputs = self._run_samples(proto)
         noise = self._compare_outputs(outputs, reference)
-        # If outputs are NaN before and after the change, they are not compared. Another fix has to
-        # repair the scale that causes NaN.
-        is_compared = noise.finite or before.finite
-        if (
-            is_compared
-            and not criteria.requantizes_weights
-            and not is_growth_permitted(before, noise, factor, rounding, parts=parts)
-        ):
-            worst = find_worst_part(before, noise, factor) if parts else None
-            growth = _describe_growth(before, noise, worst, self.noise)
+        growth = None if criteria.requantizes_weights else self._find_growth(noise, criteria, parts)
+        if growth is not None:
             if not noise.finite or self._detections is None:
                 return growth
             verdict = self._detections.compare(outputs, reference)
@@ -172,6 +159,38 @@ class OutputJudge:
         if self._detections is not None:
             self._detections.keep(outputs)
         return None
+
+    def _find_requantization_growth(
+        self, current: Model, part: Model, criteria: FixCriteria
+    ) -> Note | None:
+        """Return a note if the errors grow too much, compared with the network of float weights.
+
+        Args:
+            current: Model before the change.
+            part: Changed model, or the part of it that onnxruntime can run.
+            criteria: Permitted growth of the errors.
+        """
+        exact = self._run_samples(_to_float_network(part, weights=True).proto)
+        current_proto, _ = cut_runnable_part(current, self._body)
+        before = self._measure_noise(current_proto, exact)
+        after = self._measure_noise(part.proto, exact)
+        if is_growth_permitted(before, after, criteria.noise_factor, criteria.rounding):
+            return None
+        return _describe_growth(before, after)
+
+    def _find_growth(self, noise: OutputNoise, criteria: FixCriteria, parts: bool) -> Note | None:
+        """Return a note if the errors grow too much since the start of the step."""
+        assert self.noise is not None
+        before = self._limit or self.noise
+        # If outputs are NaN before and after the change, they are not compared. Another fix has to
+        # repair the scale that causes NaN.
+        if not noise.finite and not before.finite:
+            return None
+        factor = criteria.noise_factor
+        if is_growth_permitted(before, noise, factor, criteria.rounding, parts=parts):
+            return None
+        worst = find_worst_part(before, noise, factor) if parts else None
+        return _describe_growth(before, noise, worst, self.noise)
 
     def find_nonnegative_tensors(self, model: Model, tensors: Sequence[str]) -> set[str]:
         """Return the tensors of a model that have no negative value on the samples.
