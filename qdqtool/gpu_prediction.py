@@ -173,19 +173,21 @@ def predict_on_gpus(
         predict_with_time(model, target, request, assume=assume, way=way) for request in requests
     ]
     times = [time for _, time in results if time is not None]
-    predictions = [prediction for prediction, _ in results]
+    ordered = results
     if any(time.is_supported for time in times):
         # The first prediction provides the facts of the model. So GPUs that the engine can be
         # built for come first.
-        predictions = [p for p, time in results if time is None or time.is_supported] + [
-            p for p, time in results if time is not None and not time.is_supported
-        ]
-    prediction = _merge_findings(predictions)
+        ordered = sorted(results, key=lambda result: _is_unsupported(result[1]))
+    prediction = _merge_findings([prediction for prediction, _ in ordered])
     capabilities = itertools.chain.from_iterable(p.compute_capabilities for p, _ in results)
     prediction.compute_capabilities = list(dict.fromkeys(capabilities))
     # A prediction without `time` is that of a model that TensorRT rejects.
     prediction.times = [] if prediction.time is None else [time.as_json() for time in times]
     return prediction, times
+
+
+def _is_unsupported(time: TimeEstimate | None) -> bool:
+    return time is not None and not time.is_supported
 
 
 def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:

@@ -476,7 +476,11 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
     if not has_boxes or len(channels) != 1 or None in channels or _has_sorted_results(model):
         return None
-    classes = channels.pop() or 0
+    return _find_detector_output(model, channels.pop() or 0)
+
+
+def _find_detector_output(model: Model, classes: int) -> DetectionAgreementMetric | None:
+    """Return the metric of the first output that has room for boxes and scores, if any."""
     for output in model.outputs:
         shape = model.shape(output) or ()
         if len(shape) != 3:

@@ -296,14 +296,9 @@ def _read_layer(
     `position` is its index among the layers that TensorRT merged with ``||``.
     """
     nodes = mapper.layer_nodes(layer)
-    built = BuiltConvolution(layer=layer.name, line=layer.line)
     if is_myelin_kernel(layer):
-        # A kernel that computes two convolutions does not show the type of each.
-        is_single = sum(n.op in WEIGHTED for n in nodes) <= 1
-        if is_single and product_rank(layer) is not None:
-            built.precision = none_if_unknown(compute_precision(layer))
-            built.output = none_if_unknown(output_precision(layer))
-        return built
+        return _read_kernel(layer, nodes)
+    built = BuiltConvolution(layer=layer.name, line=layer.line)
     built.precision = none_if_unknown(layer.input_precision)
     if layer.outputs:
         output = layer.outputs[min(position, len(layer.outputs) - 1)]
@@ -313,6 +308,19 @@ def _read_layer(
     is_merged = " || " in layer.name and len(layer.outputs) > 1
     has_add = not is_merged and any(n.op == "Add" for n in nodes)
     built.inputs = _read_inputs(layer, 2 if len(conv.inputs) > 1 or has_add else 1)
+    return built
+
+
+def _read_kernel(layer: BuiltLayer, nodes: Sequence[Node]) -> BuiltConvolution:
+    """Return the precisions of a convolution in a kernel of Myelin.
+
+    A kernel that computes two convolutions does not show the type of each.
+    """
+    built = BuiltConvolution(layer=layer.name, line=layer.line)
+    is_single = sum(n.op in WEIGHTED for n in nodes) <= 1
+    if is_single and product_rank(layer) is not None:
+        built.precision = none_if_unknown(compute_precision(layer))
+        built.output = none_if_unknown(output_precision(layer))
     return built
 
 
