@@ -190,6 +190,7 @@ def _diagnose_many_consumers(
             automatic=find_shareable_quantizer(quantizers_after_pooling(r)) is not None,
         )
     if add is not None:
+        is_shareable = all(c.shares for c in float_consumers(r.consumers))
         return Diagnosis(
             add.node,
             Cause(r),
@@ -197,7 +198,7 @@ def _diagnose_many_consumers(
             convolutions,
             joined=True,
             gains=can_be_int8(r.consumers),
-            automatic=_has_shareable_scale(recorded, add.node, add.shares),
+            automatic=_has_shareable_scale(recorded, add.node, is_shareable),
         )
     # The list of consumers is limited, so the float consumer may be missing.
     first = (float_consumers(r.consumers) or r.consumers)[0]

@@ -241,21 +241,33 @@ def _find_quantizers_of_inputs(
 ) -> list[tuple[int, Node]]:
     """Return the positions of float inputs of an Add, and the Q that already reads each input.
 
-    Empty if a float input has no Q, because its scale would have to be calibrated. If `residual` is
-    not None, the other input is ignored, because it comes from the convolution that fuses the Add.
+    A float input without a Q stays float, because its scale would have to be calibrated. If
+    `residual` is not None, the other input is ignored, because it comes from the convolution that
+    fuses the Add.
     """
     quantizers: list[tuple[int, Node]] = []
     for position, tensor in enumerate(add.inputs):
         if residual is not None and tensor != residual:
             continue
-        if qdq.find_pair(view.model, tensor) is not None:
+        source = _skip_equal_casts(view.model, tensor)
+        if qdq.find_pair(view.model, source) is not None:
             continue
-        consumers = view.model.consumers(tensor)
+        consumers = view.model.consumers(source)
         q = next((n for n in consumers if qdq.is_q(n) and not view.params(n).is_per_channel), None)
-        if q is None or not _consuming_dqs(view, q):
-            return []
-        quantizers.append((position, q))
+        if q is not None and _consuming_dqs(view, q):
+            quantizers.append((position, q))
     return quantizers
+
+
+def _skip_equal_casts(model: Model, tensor: str) -> str:
+    """Return the tensor before the Casts of a tensor that do not change its type."""
+    node = model.producer(tensor)
+    while node is not None and node.op == "Cast":
+        if model.elem_type(node.input(0)) != model.elem_type(tensor):
+            break
+        tensor = node.input(0)
+        node = model.producer(tensor)
+    return tensor
 
 
 @map_reason_nodes

@@ -108,8 +108,8 @@ class TensorConsumer:
             layer that has weights itself: whether one of its inputs comes from a DQ.
         gains: Whether Q/DQ before the consumer makes the engine faster: the consumer has INT8
             kernels, and other layers need its result in INT8.
-        shares: For a sum, whether each input comes from a DQ, or is read by a Q with one scale, so
-            that the sum needs no new scale.
+        shares: For a sum, whether the input on this path comes from a DQ, or is read by a Q with
+            one scale, so that Q/DQ on this input need no new scale.
     """
 
     kind: ConsumerKind

@@ -300,11 +300,15 @@ def _describe_consumer(
         scale=None,
         feeds_weighted=_feeds_weighted(layer),
         gains=_gains_from_qdq(layer, precision),
-        shares=kind == ConsumerKind.SUM and all(map(_has_scale, layer.inputs)),
+        shares=kind == ConsumerKind.SUM and _has_scale(tensor),
     )
 
 
 def _has_scale(tensor: Tensor) -> bool:
+    while (cast := tensor.producer) is not None and cast.op == "Cast":
+        if cast.data.elem_type != tensor.elem_type:
+            break
+        tensor = cast.data
     dq = dq_before(tensor)
     return (dq is not None and not dq.path.ops) or any(
         _quantizes_directly(consumer) for consumer in tensor.consumers

@@ -5,6 +5,7 @@ import onnx
 import onnx.compose
 import pytest
 
+import qdqtool
 from qdqtool.fixing import pairs
 from qdqtool.fixing.site import FixStep, collect_names
 from qdqtool.fixing.steps import STEPS
@@ -138,9 +139,15 @@ def test_pair_without_activation_is_not_moved(g: Graph) -> None:
 
 @pytest.mark.parametrize(
     ("other", "automatic"),
-    [("pair", True), ("read by a Q", True), ("float", False), ("float block", False)],
+    [
+        ("pair", True),
+        ("read by a Q", True),
+        ("float", True),
+        ("cast", True),
+        ("float block", False),
+    ],
 )
-def test_sum_is_automatic_if_scales_of_float_inputs_are_known(
+def test_sum_is_automatic_if_only_sums_read_the_residual_as_float(
     g: Graph, other: str, automatic: bool
 ) -> None:
     """The other input of the sum comes from a convolution that is not quantized.
@@ -154,7 +161,11 @@ def test_sum_is_automatic_if_scales_of_float_inputs_are_known(
     ends = [g.conv(first, "c2", 16)]
     if other == "read by a Q":
         ends.append(g.conv(second, "c3", 16))
-    total = g.add(first, g.pair(second, "o") if other == "pair" else second, "sum")
+    total = g.add(
+        g.op("Cast", first, "cast", to=1) if other == "cast" else first,
+        g.pair(second, "o") if other == "pair" else second,
+        "sum",
+    )
     model = Model(g.model(*ends, g.conv(g.relu(total, "rs"), "c4", 16)))
     (told,) = (f for f in predict(model, "trt8.5").findings if f.code == "SKIP-FLOAT")
     assert told.node == "sum" and [type(c.reason) for c in told.causes] == [OutputMixedConsumers]
@@ -162,4 +173,5 @@ def test_sum_is_automatic_if_scales_of_float_inputs_are_known(
     assert ("c1 (Conv) reads the result through Q/DQ as well" in told.fix) == (
         other == "float block"
     )
-    assert [s.node for s in find_sites(pairs.find_float_residuals, model)] == ["sum"] * automatic
+    fixed = qdqtool.fix(model, "trt8.5", only=["SKIP-FLOAT"])
+    assert [s.node for s in fixed.applied] == ["sum"] * automatic
