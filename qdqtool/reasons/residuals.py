@@ -27,8 +27,8 @@ def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorCon
     if q is None:
         return f"Put Q/DQ on {residual} before {add}; its scale needs calibration."
     return (
-        f"Connect {add} to the DequantizeLinear of {q.node} (scale {format_scale(q.scale)}) "
-        f"instead of {residual}: no new scale is needed."
+        f"Connect the input of {add} that comes from {residual} to the DequantizeLinear of "
+        f"{q.node} (scale {format_scale(q.scale)}): no new scale is needed."
     )
 
 
