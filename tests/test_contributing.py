@@ -323,12 +323,9 @@ def test_first_change_passes_lint_and_tests(tmp_path: Path) -> None:
 # One convolution ---------------------------------------------------------------------------------
 
 
-def test_path_of_one_convolution_is_that_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_path_of_one_convolution_is_that_of_the_page(current_folder: Path) -> None:
     rows = re.findall(r"^\| `(\S+)` \| `(\w+)` \|", section("One convolution"), re.MULTILINE)
     assert len(rows) == 15
-    monkeypatch.chdir(tmp_path)
     exec(compile(dict(EXAMPLE.findall(FIRST))["write_small.py"], "write_small.py", "exec"), {})
     remaining = list(reversed(rows))
 

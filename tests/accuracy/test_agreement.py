@@ -201,8 +201,7 @@ def test_agreement_of_other_names_is_by_position(net: Net) -> None:
     assert agreement(reference, renamed, images(2)).measure.value == 1.0
 
 
-def test_agreement_of_nonfinite_outputs_is_0() -> None:
-    net = Net()
+def test_agreement_of_nonfinite_outputs_is_0(net: Net) -> None:
     reference = net.output(net.conv("conv", "x")).model()
     broken = Net()
     x = broken.op("Mul", "mul", "x", broken.const("huge", 1e38))

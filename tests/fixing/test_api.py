@@ -54,9 +54,8 @@ def quantize(x, scale, zero, low, high):
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
-def test_fix_keeps_one_pair_before_a_sum_of_two_convolutions(target):
+def test_fix_keeps_one_pair_before_a_sum_of_two_convolutions(g, target):
     """The other convolution fuses the Add, as in the first block of a stage of a ResNet."""
-    g = Graph()
     x = g.pair(g.relu(g.conv(g.input(1, 8, 16, 16), "c0", 16), "r0"), "in", 0.1)
     g.channels[x] = 16
     sides = [g.pair(g.conv(x, name, 16, scale=None), f"{name}.out", 0.1) for name in ("c1", "c2")]

@@ -351,9 +351,8 @@ def test_samples_share_one_session(
     assert len(ModelRunner(samples=2).run_samples(proto, [inputs] * 2)) == 2
 
 
-def test_refusal_at_a_removed_node_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_at_a_removed_node_is_dropped(monkeypatch: pytest.MonkeyPatch, g: Graph) -> None:
     """The outputs refuse to change the zero point of a quantizer that another fix removes."""
-    g = Graph()
     inner = g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner", 0.1, zero=3)
     out = g.op("Mul", [inner, g.op("Sigmoid", inner, "sig")], "mul")
     g.channels[out] = 16

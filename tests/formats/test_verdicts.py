@@ -143,9 +143,8 @@ def test_float_type_is_that_of_float_layers_and_not_of_outputs() -> None:
 
 
 @pytest.mark.parametrize("attention", [True, False])
-def test_confidence_states_products_that_it_does_not_count(attention: bool) -> None:
+def test_confidence_states_products_that_it_does_not_count(attention: bool, g: Graph) -> None:
     """All results and the float products of two activations are the layers of the rows above."""
-    g = Graph()
     x = g.pair(g.input(1, 4, 8, 16), "in")
     y = g.op("MatMul", [x, g.weights("w", (16, 16), "qdq", axis=1)], "project")
     if attention:

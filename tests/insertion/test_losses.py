@@ -536,10 +536,7 @@ def test_insert_warns_if_outputs_are_not_finite() -> None:
 # Networks with switches --------------------------------------------------------------------------
 
 
-def test_error_of_onnxruntime_is_one_line(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    net = Net()
+def test_error_of_onnxruntime_is_one_line(capfd: pytest.CaptureFixture[str], net: Net) -> None:
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
     mismatched = net.output(net.conv("c", "x", 4, 4)).open_model()
     network = SwitchableNetwork(Model(mismatched), [], ["c.out"], 1)

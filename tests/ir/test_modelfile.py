@@ -118,11 +118,9 @@ def test_missing_or_foreign_external_weight_is_an_error(
         load_full(path)
 
 
-def test_external_weight_of_a_model_in_memory_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "w.bin").write_bytes(bytes(432))
-    monkeypatch.chdir(tmp_path)  # the current folder is not the folder of a model in memory
+# The current folder is not the folder of a model in memory.
+def test_external_weight_of_a_model_in_memory_is_missing(current_folder: Path) -> None:
+    (current_folder / "w.bin").write_bytes(bytes(432))
     proto = with_external_weight({"location": "w.bin"})
     with pytest.raises(ModelError, check=has("file-missing", path="model"), match="memory"):
         load_full(proto)

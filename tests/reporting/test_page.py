@@ -210,9 +210,8 @@ def test_page_counts_int8_and_fp8(
     assert f'<p class="big">{count}<small>' in tile
 
 
-def test_page_names_matrix_products_that_it_counts() -> None:
+def test_page_names_matrix_products_that_it_counts(g: Graph) -> None:
     """A classifier's Gemm is one of the layers in the tile, as in the JSON of predict."""
-    g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c", 16), "r")
     x = g.op("Flatten", g.op("GlobalAveragePool", x, "pool"), "flat")
     weights = g.weights("fc", (4, 16), "qdq")
@@ -224,8 +223,7 @@ def test_page_names_matrix_products_that_it_counts() -> None:
     assert f'<p class="big">{counts["int8"]}<small> of 2</small>' in tile
 
 
-def test_page_counts_findings_by_code_as_predict_does() -> None:
-    g = Graph()
+def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
     x = g.pair(g.input(1, 8, 8, 8), "in", 0.1, zero=3)
     g.channels[x] = 8
     x = g.pair(g.relu(g.conv(x, "c", 16, scale=None), "r"), "mid", 0.1, zero=5)

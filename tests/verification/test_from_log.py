@@ -140,9 +140,13 @@ def save_model(folder: Path, zero_point: int = 0) -> Path:
     return folder / "m.onnx"
 
 
-def test_verify_with_builder_timeout(builder: Builder, tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return save_model(tmp_path)
+
+
+def test_verify_with_builder_timeout(builder: Builder, path: Path) -> None:
     builder.result = BuildResult("tensorrt-rtx", "timeout", message="stopped after 5 s")
-    path = save_model(tmp_path)
     with pytest.raises(BuilderError, match="5 s", check=has("timeout", path=str(path))):
         api.verify_with_builder(path, "tensorrt-rtx")
 
@@ -172,9 +176,8 @@ def test_verify_with_builder_other_status_than_predicted(
 
 
 def test_verify_with_trtexec_compares_layers_and_passes(
-    builder: Builder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    builder: Builder, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
-    path = save_model(tmp_path)
     builder.result = BuildResult(
         "trtexec", "built", "8.5.2", build=build_of(log_of(predict(path, "trt8.5")))
     )
@@ -186,9 +189,8 @@ def test_verify_with_trtexec_compares_layers_and_passes(
 
 
 def test_verify_with_tensorrt_rtx_compares_nodes(
-    builder: Builder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    builder: Builder, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
-    path = save_model(tmp_path)
     model = load(path)
     builder.result = BuildResult(
         "tensorrt-rtx",

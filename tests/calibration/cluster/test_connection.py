@@ -74,9 +74,8 @@ def test_unreachable_scheduler_is_one_error_and_no_log(
 
 
 def test_command_line_names_the_cluster_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    current_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("images").mkdir()
     assert cli.run(["insert", "m.onnx", "--calib", "images", "--cluster", "nowhere"]) == 2
     message = capsys.readouterr().err
