@@ -25,7 +25,10 @@ def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> on
         limit: Maximum number of builds.
     """
     reductions = (reduce_outputs, remove_nodes, store_constants, bypass_nodes)
-    return ModelShrinker(proto, disagrees, reductions, limit).run()
+    shrinker = ModelShrinker(proto, disagrees, reductions, limit)
+    for _ in shrinker.steps():  # each step makes the model of the shrinker smaller
+        pass
+    return shrinker.proto
 
 
 def shrink_answer(
