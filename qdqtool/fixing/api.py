@@ -249,7 +249,7 @@ def fix(
         images, notes = read_samples(prepared.model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
-            session = FixSession(prepared.model, version, samples, options.effort)
+            session = FixSession(prepared.model, version, samples, options.effort, requested)
             session.applied += prepared.applied
             session.notes += [*prepared.notes, *notes, *_note_subgraphs(original)]
             attempts = _apply_fixes(session, requested)

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, needs_request
+from qdqtool.findings.rules import (
+    ON_REQUEST_CODES,
+    attempted_reasons,
+    needs_request,
+    split_fixable,
+)
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
@@ -155,6 +160,7 @@ class FixSession:
         samples: For each sample on which outputs are compared, the inputs by name. None for random
             inputs.
         effort: Factor for the limits of the runs that compare outputs.
+        requested: Codes that the user named; empty for the fixes that are made by default.
 
     Attributes:
         model: The model with the fixes that were kept.
@@ -167,8 +173,14 @@ class FixSession:
     """
 
     def __init__(
-        self, model: Model, target: Target, samples: Sequence[Arrays] | None, effort: float
+        self,
+        model: Model,
+        target: Target,
+        samples: Sequence[Arrays] | None,
+        effort: float,
+        requested: Collection[str] = (),
     ) -> None:
+        self._requested = requested
         self.model = self._original = model
         self.target = target
         self.before = self.prediction = predict(model, target)
@@ -270,9 +282,14 @@ class FixSession:
     ) -> list[FixSite]:
         """Return the sites that are neither refused nor accepted.
 
-        Sites that have a skip reason are refused.
+        Sites that have a skip reason are refused. Sites that need a request are left out without
+        one.
         """
         sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
+        if not self._requested:
+            _, on_request = split_fixable(self.prediction.findings)
+            places = {(f.code, f.node) for f in on_request}
+            sites = [site for site in sites if not site.findings <= places]
         sites = list(filter(progress.is_open, sites))
         for site in sites:
             self._attempt_places.update(dict.fromkeys(site.findings, site.place))

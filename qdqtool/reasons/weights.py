@@ -75,18 +75,39 @@ class WeightsStoredAsIntegers(Reason):
 
 
 class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
-    """Weights that do not come from a DQ, although the data does."""
+    """Weights that do not come from a DQ, although the data does.
 
-    rules = (fixable_rule("W-NO-DQ"),)
+    Attributes:
+        weight: The weights.
+        dq: Name of the DQ of the data; empty if it is obvious.
+        elements: Size of the data.
+        separate_activation: Activation that needs its own kernel if the layer computes in INT8 and
+            writes float; empty if there is none.
+    """
+
+    # The separate activation, and two layout changes around it, may cost more than INT8 saves.
+    rules = (
+        fixable_rule("W-NO-DQ", lambda r: not r.separate_activation),
+        fixable_rule("W-NO-DQ", on_request=True),
+    )
+
+    identity_excludes = (*Reason.identity_excludes, "separate_activation")
 
     weight: str
     dq: str = ""
     elements: TensorSize | None = None
+    separate_activation: str = ""
 
-    def message(self, finding: Finding, cause: Cause) -> str:
-        return (
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        text = (
             f"{self.node} runs in float: its input is quantized"
             f"{f' ({self.dq})' if self.dq else ''}, but its weights '{self.weight}' are not."
+        )
+        if not self.separate_activation:
+            return text
+        return text, (
+            "Quantize the output as well (needs calibration). Q/DQ on the weights alone may cost "
+            f"time: an INT8 layer that writes float does not fuse its {self.separate_activation}."
         )
 
 

@@ -31,6 +31,7 @@ from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import (
     QDQ,
+    SILU,
     WEIGHTED,
     Dims,
     Layer,
@@ -38,6 +39,7 @@ from qdqtool.trt.layers import (
     constant_before,
     dq_before,
     node_name,
+    q_after,
     walk,
     weights_position,
 )
@@ -55,6 +57,8 @@ MAX_LAYERS_AFTER = 100
 # Maximum number of tensors that are visited upstream of a convolution, to find a DQ.
 MAX_TENSORS_BEFORE = 40
 
+# Activations that an INT8 layer fuses only if it writes INT8.
+_SEPARATE_ACTIVATIONS = (SILU, "Sigmoid", "Mish", "HardSwish")
 _KINDS_OF_ACTIVATIONS = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
 # Operators (Identity, Cast) that may change the type of a tensor.
 _RETYPING_OPERATORS = frozenset(
@@ -573,13 +577,29 @@ def find_int8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
         is_named = data.path.ops or not layer.weights.constant
         dq_name = node_name(data) if is_named else ""
         return WeightsNotDequantized(
-            pass_name, node_name(layer), layer.weights.name, dq_name, tensor_size(layer.data)
+            pass_name,
+            node_name(layer),
+            layer.weights.name,
+            dq_name,
+            tensor_size(layer.data),
+            _find_separate_activation(layer),
         )
     obstacles = itertools.chain(
         _find_type_obstacles(layer, pass_name, target, (data, weights)),
         _find_quantizer_obstacles(layer, pass_name, (data, weights)),
     )
     return next(filter(None, obstacles), None)
+
+
+def _find_separate_activation(layer: Layer) -> str:
+    """Return the activation that the layer does not fuse in INT8; empty if there is none.
+
+    An INT8 layer that writes float does not fuse SiLU and similar activations.
+    """
+    activation = layer.fusion.activation
+    if activation is None or q_after(layer.out) is not None:
+        return ""
+    return activation.op if activation.op in _SEPARATE_ACTIVATIONS else ""
 
 
 def _explain_float_data(

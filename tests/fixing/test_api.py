@@ -220,10 +220,14 @@ def test_added_relu_takes_no_time_in_the_float_network():
 
 
 def test_fix_quantizes_weights_for_each_channel(g):
-    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", k=1))
-    fixed = qdqtool.fix(proto, "trt8.5")
-    counts = [p.summary()["int8"] for p in (fixed.before, fixed.after)]
-    assert [c.code for c in fixed.applied] == ["W-NO-DQ"] and counts == [0, 1]
+    x = g.input(1, 16, 8, 8)
+    y = g.conv(x, "slow", 16, weights="float", k=1)
+    slow = g.op("Mul", [y, g.op("Sigmoid", y, "s")], "m")
+    proto = g.model(g.conv(x, "c", 16, weights="float", k=1), slow)
+    on_request, fixed = (qdqtool.fix(proto, "trt8.5", only) for only in (["W-NO-DQ"], []))
+    assert {c.node for c in on_request.applied} == {"c", "slow"}  # SiLU is then a separate kernel
+    assert [c.code for c in fixed.applied] == ["W-NO-DQ"] and not fixed.before.summary()["int8"]
+    assert [c.name for c in fixed.after.convolutions if c.is_int8] == ["c"]
     weights = Model(proto).constant("c.weight")
     x = image(1, 16, 8, 8)
     scale = (np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127).astype(np.float32)
