@@ -239,8 +239,9 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     prepare_network(model)
     names = _name_modules(model, traced)
     placement, reasons = _choose_placement(model, traced, network, names, target, options)
+    left_float = [SkippedNode(reasons.get(s.node, s.record)) for s in placement.skipped]
     if not placement.inputs:
-        raise create_nothing_to_quantize_error(placement.skipped, type(network).__name__)
+        raise create_nothing_to_quantize_error(left_float, type(network).__name__)
     call = as_call(sample)
     plan = Plan(
         target.name,
@@ -259,10 +260,7 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     groups = _number_groups(traced, model, placement, options.unify)
     _add_activations(plan, traced, model, placement, groups)
     _add_weights(plan, traced, placement)
-    for skipped in placement.skipped:
-        left_float = SkippedNode(reasons.get(skipped.node, skipped.record))
-        name = names.get(left_float.node) or left_float.node
-        plan.skipped.append((name, left_float.reason))
+    plan.skipped = [(names.get(s.node) or s.node, s.reason) for s in left_float]
     _check_call_counts(plan, traced, network)
     return plan
 
@@ -295,8 +293,13 @@ def _choose_placement(
         options, or because no quantizer can be inserted into the torch network for them.
     """
     reasons = _match_nodes(names, options.exclude, "exclude")
-    weighted = {n.name: names[n.name] for n in model.nodes if n.op in WEIGHTED and n.name in names}
-    included = _match_nodes(weighted, options.include, "include")
+    nodes = [n for n in model.nodes if n.op in WEIGHTED and n.name in names]
+    weighted = {n.name: names[n.name] for n in nodes}
+    included = list(_match_nodes(weighted, options.include, "include"))
+    # `include` cannot help nodes without a quantizer site: their reason is the missing site.
+    included += [
+        n.name for n in nodes if model.is_constant(n.input(1)) and (n.name, 0) not in traced.sites
+    ]
     modules = dict(network.named_modules())
     while True:
         placement_options = PlacementOptions(
