@@ -308,7 +308,7 @@ class WeightsPerTensor(Reason):
     ``node`` is the worst layer.
 
     Attributes:
-        layers: Layers with such weights.
+        layers: Layers with such weights. Layers with one scale for equal ranges are left out.
         total: Number of layers with quantized weights that were checked.
         spread: Largest range of a channel divided by the smallest, in the worst layer.
         lost: Share of the channels of the worst layer that lose two bits or more.
@@ -328,8 +328,8 @@ class WeightsPerTensor(Reason):
     def message(self, finding: Finding, cause: Cause) -> Message:
         text = (
             f"in {len(self.layers)} of {self.total} layers with quantized weights, all output "
-            f"channels share one scale. The ranges of the channels of {self.node} differ by up to "
-            f"a factor of {self.spread:.3g}, and {self.lost:.0%} of these channels lose two bits "
+            f"channels share one scale although their ranges differ. The ranges of the channels of "
+            f"{self.node} differ by up to a factor of {self.spread:.3g}, and {self.lost:.0%} of these channels lose two bits "
             "or more"
         )
         text += (
