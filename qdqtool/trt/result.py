@@ -364,7 +364,12 @@ class Prediction(SavableResult):
         return all(f.severity == Severity.INFO for f in self.findings)
 
     def summary(self) -> Json:
-        """Return the counts of convolutions, matrix products and conversions."""
+        """Return the counts of convolutions, matrix products and conversions.
+
+        The counts ``convolutions``, ``int8`` to ``fp8_to_float`` and ``float`` include the Gemm and
+        MatMul nodes in ``convolutions``, unlike the text of ``predict``. ``matrix_products`` counts
+        these nodes again, and also the float products in ``float_products``.
+        """
         convs = self.convolutions
         int8 = [c for c in convs if c.is_int8]
         to_int8 = sum(c.int8_in_int8_out for c in int8)
