@@ -328,9 +328,9 @@ class WeightsPerTensor(Reason):
     def message(self, finding: Finding, cause: Cause) -> Message:
         text = (
             f"in {len(self.layers)} of {self.total} layers with quantized weights, all output "
-            f"channels share one scale although their ranges differ. The ranges of the channels of "
-            f"{self.node} differ by up to a factor of {self.spread:.3g}, and {self.lost:.0%} of these channels lose two bits "
-            "or more"
+            "channels share one scale although their ranges differ. The ranges of the channels of "
+            f"{self.node} differ by up to a factor of {self.spread:.3g}, and {self.lost:.0%} of "
+            "these channels lose two bits or more"
         )
         text += (
             f". In {format_count(self.lossy, 'layer')}, at least a quarter of the channels lose "
