@@ -477,7 +477,8 @@ def add_fix_savings(
     A kind of fix is left out if it saves no time, if :func:`fix` would refuse it because of the
     prediction, or if it cannot be applied because weights are missing. It is also left out, with a
     note, if it has more than 512 places. Nothing is added for a GPU without INT8. ``saves_ms`` of
-    findings becomes None if their fix saves no time or is refused.
+    findings becomes None if their fix saves no time or is refused. Otherwise, it becomes at most
+    the saving of this kind of fix.
     """
     if not time.gpu.has_int8:
         return
@@ -507,6 +508,14 @@ def _remove_savings(
             finding.saves_ms = None
 
 
+def _limit_savings(prediction: Prediction, accepted: Sequence[FixSite], saved_ms: float) -> None:
+    """Limit ``saves_ms`` of findings at accepted sites to the saving of all these sites."""
+    places = {(site.code, site.node) for site in accepted}
+    for finding in prediction.findings:
+        if finding.saves_ms is not None and (finding.code, finding.node) in places:
+            finding.saves_ms = min(finding.saves_ms, round(saved_ms, 5))
+
+
 @dataclass(frozen=True, slots=True)
 class _FixSavings:
     """Adds the time that fixes save to a time estimate, in place."""
@@ -530,6 +539,7 @@ class _FixSavings:
         if saved_ms > 0:
             nodes = list(dict.fromkeys(site.node for site in accepted))
             self.time.fixes.append(FixTime(sorted({s.code for s in accepted}), nodes, saved_ms))
+            _limit_savings(self.prediction, accepted, saved_ms)
         _remove_savings(self.prediction, sites, accepted)
 
     def _estimate_saving(self, step: FixStep, sites: list[FixSite]) -> tuple[list[FixSite], float]:

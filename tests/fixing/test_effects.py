@@ -117,6 +117,16 @@ def test_savings_of_fixes_match_estimates() -> None:
     assert savings["SKIP-FLOAT", "Add_36"] and savings["SKIP-FLOAT", "Add_244"] is None
 
 
+def test_places_save_at_most_what_the_fix_saves(g: Graph) -> None:
+    """Quantizing the residual of the first sum leaves the sums with float activations in float."""
+    x = g.relu(g.conv(g.input(1, 64, 64, 64), "c0", 64), "r0")
+    for n in range(3):
+        x = g.add(x, g.relu(g.conv(x, f"c{n + 1}", 64), f"r{n + 1}"), f"sum{n}")
+    prediction, time = estimate_savings(Model(g.model(g.conv(x, "last", 64))), "T4")
+    savings = [f.saves_ms for f in prediction.findings if f.code == "SKIP-FLOAT"]
+    assert max(savings) == pytest.approx(time.fixes[0].saves_ms, abs=1e-5)
+
+
 def test_refused_fix_promises_no_saving(g: Graph) -> None:
     """The pair would move before a float convolution, where it is one more Q/DQ layer."""
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.05)
