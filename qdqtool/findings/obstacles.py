@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Finding, FindingCode, Reason, Severity
+from qdqtool.reasons.weights import BiasQuantized
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
@@ -54,8 +56,11 @@ def describe_obstacles(findings: Iterable[Finding]) -> str:
 
 
 def suggest_recipe(findings: Sequence[Finding]) -> str:
-    """Return :func:`onnxruntime_recipe` if findings report a rejected format, else ""."""
-    if all(finding.code not in _REJECTED_FORMS for finding in findings):
+    """Return :func:`onnxruntime_recipe` if another call of onnxruntime avoids errors, else "".
+
+    These errors are rejected quantization formats and INT32 biases.
+    """
+    if not any(f.code in _REJECTED_FORMS or _has_int32_bias(f) for f in findings):
         return ""
     head = []
     for finding in findings:
@@ -63,6 +68,12 @@ def suggest_recipe(findings: Sequence[Finding]) -> str:
             # onnxruntime would quantize the anchors, which are inputs of the Adds in `sums`.
             head += [finding.node, *getattr(finding.causes[0].reason, "sums", ())]
     return onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
+
+
+def _has_int32_bias(finding: Finding) -> bool:
+    """Return whether a finding reports an INT32 bias, which onnxruntime writes by default."""
+    reasons = (cause.reason for cause in finding.causes)
+    return any(isinstance(r, BiasQuantized) and r.precision == Precision.INT32 for r in reasons)
 
 
 def _describe_rejected_form(code: FindingCode, reasons: Sequence[Reason]) -> str:

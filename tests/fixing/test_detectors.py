@@ -405,19 +405,19 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
 
 
 @pytest.mark.parametrize(
-    "make",
-    slow_after(1, [small_detector, lambda: yolov8n(64)]),
-    ids=["small detector", "demo"],
+    ("make", "form"),
+    slow_after(2, [(small_detector, {}), (small_detector, SYMMETRIC), (lambda: yolov8n(64), {})]),
+    ids=["small detector", "symmetric", "demo"],
 )
 def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
-    make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Any, form: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run the call that `predict` prints.
 
     `fix` then gives the inputs of each Concat one scale.
     """
     floats = make()
-    onnx.save(quantize(floats, tmp_path), tmp_path / "quantized.onnx")
+    onnx.save(quantize(floats, tmp_path, **form), tmp_path / "quantized.onnx")
     assert run_command(["predict", str(tmp_path / "quantized.onnx")]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # the output is wrapped
     (text,) = re.findall(r"quantize_static\(\.\.\., (quant_format.*?\})\)", printed)
