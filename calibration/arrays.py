@@ -198,7 +198,7 @@ class StackedSource(SampleSource):
         sample = {}
         for spec in self.inputs:
             array = self.arrays[spec.name]
-            sample[spec.name] = spec.fit(array.read_row(row), array.label)
+            sample[spec.name] = spec.fit(array.read_row(row), array.label, array.shape)
         return sample
 
     def digest(self, index: int) -> bytes:

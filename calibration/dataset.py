@@ -141,25 +141,26 @@ class InputSpec:
         """Return the shape for a message; dynamic dimensions are question marks."""
         return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
 
-    def fit(self, array: Array, what: str) -> Array:
+    def fit(self, array: Array, what: str, stack: Sequence[int] | None = None) -> Array:
         """Convert an array to the type of this input, and add a missing batch dimension.
 
         Args:
             array: Array of the user.
             what: Name of the array for messages.
+            stack: If the array is a row of a stacked array, the shape of the stacked array.
 
         Raises:
             DataError: The array's shape or type does not fit, or the array is empty.
         """
+        shape = list(array.shape if stack is None else stack)
         if array.ndim == len(self.shape) - 1:
             array = array[None]
         takes = f"the model's input '{self.name}' takes"
         sizes = zip(self.shape[1:], array.shape[1:], strict=False)
         if array.ndim != len(self.shape) or any(size not in (None, have) for size, have in sizes):
-            shape = "[" + ", ".join(map(str, array.shape)) + "]"
+            form = "an array of this shape" if stack is None else "a row of this shape per sample"
             raise DataError(
-                f"{what} has the shape {shape}, but {takes} {self.shape_text()}; give an array of "
-                "this shape",
+                f"{what} has the shape {shape}, but {takes} {self.shape_text()}; give {form}",
                 code="wrong-shape",
                 node=self.name,
             )

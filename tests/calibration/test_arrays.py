@@ -104,7 +104,7 @@ def write(path: Path, content: bytes) -> Path:
             lambda f: npz(f, images=STACK[:, :, :2]),
             [SPEC],
             "wrong-shape",
-            ["[1, 3, 2, 4]", "[1, 3, 4, 4]"],
+            ["[7, 3, 2, 4]", "[1, 3, 4, 4]"],
             id="shape",
         ),
         pytest.param(
