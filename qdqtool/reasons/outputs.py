@@ -275,7 +275,7 @@ class OutputMixedConsumers(Reason, key="output-many-consumers"):
                 else "",
             )
         if add is not None:
-            fix = advise_residual_pair(add.node, f"'{self.tensor}'", quantized)
+            fix = advise_residual_pair(add.node, f"'{self.tensor}'", quantized, add.shares)
             others = list(dict.fromkeys(consumer_names([x for x in floats if x.node != add.node])))
             if others:
                 fix += (

@@ -21,9 +21,23 @@ from qdqtool.reasons.text import (
 )
 
 
-def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorConsumer]) -> str:
-    """Return the advice to quantize the residual input of an Add."""
+def advise_residual_pair(
+    add: str, residual: str, quantizers: Sequence[TensorConsumer], shares: bool = False
+) -> str:
+    """Return the advice to quantize the residual input of an Add.
+
+    Args:
+        add: The Add.
+        residual: The residual, for the text.
+        quantizers: Qs that read the residual.
+        shares: Whether a Q after a Split or Concat already reads the input of the Add.
+    """
     q = find_shareable_quantizer(quantizers)
+    if q is None and shares:
+        return (
+            f"Put Q/DQ before the residual input of {add}, with the scale of the Q that already "
+            "reads this input: no new scale is needed."
+        )
     if q is None:
         return f"Put Q/DQ on {residual} before {add}; its scale needs calibration."
     return (
