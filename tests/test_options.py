@@ -141,6 +141,12 @@ def test_options_hold_numbers_of_python(options: Any, field: str, expected: Any)
         assert {type(v) for v in value} == {type(v) for v in expected}
 
 
+@pytest.mark.parametrize("size", [320, (320,), (3, 320, 320)])
+def test_size_needs_height_and_width(size: Any) -> None:
+    with pytest.raises(QdqtoolError, check=has("wrong-type", parameter="size")):
+        ImageOptions(size=size)
+
+
 def test_fraction_is_not_a_number_of_images() -> None:
     with pytest.raises(TypeError):
         qdqtool.insert(b"", max_images=2.5)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.checks import check_choice, check_not_text
+from qdqtool.util.text import brief_repr
 
 if TYPE_CHECKING:
     from calibration.options import DaskCluster, ImageFunction, Preprocess
@@ -82,7 +83,15 @@ class ImageOptions:
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            height, width = self.size
+            try:
+                height, width = self.size
+            except (TypeError, ValueError):
+                raise QdqtoolError(
+                    f"`size` is {brief_repr(self.size)}; give height and width in pixels, such as "
+                    "`(640, 640)`",
+                    code="wrong-type",
+                    parameter="size",
+                ) from None
             object.__setattr__(self, "size", (operator.index(height), operator.index(width)))
 
 
