@@ -533,8 +533,8 @@ class ActivationFit:
         scale: Scale of the Q, in units of the tensor per integer step.
         clipped: Share of the values that the Q clips.
         lost: Share of the tensor's power (sum of squares) beyond the range of the scale.
-        used: Largest measured magnitude divided by the range of the scale; above 1 if values are
-            clipped.
+        used: Largest measured magnitude divided by the range for its sign, which depends on the
+            zero point; above 1 if values are clipped.
     """
 
     quantizer: str

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model, Node
@@ -110,15 +111,15 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
     fits, candidates = [], []
     for q in find_int8_quantizers(view):
         tensor_statistics = statistics.get(q.input(0))
-        scale = view.params(q).scale
+        scalars = view.params(q).scalars
         if (
             tensor_statistics is not None
             and tensor_statistics.count >= _MIN_VALUES
             and tensor_statistics.absmax > 0
-            and scale is not None
+            and scalars is not None
         ):
-            fits.append(_measure_fit(q.name, tensor_statistics, float(scale[0])))
-            candidates.append((q.name, q.input(0), float(scale[0]), [tensor_statistics]))
+            fits.append(_measure_fit(q.name, tensor_statistics, *scalars))
+            candidates.append((q.name, q.input(0), scalars[0], [tensor_statistics]))
     check_outliers(report, view.model, candidates, statistics.images)
     check_outliers_by_gains(view, report, {name for name, *_ in candidates})
     misfits = _find_misfits(fits)
@@ -345,15 +346,36 @@ def find_common_factor(fits: list[ActivationFit]) -> float:
     )
 
 
-def _measure_fit(name: str, tensor_statistics: TensorStatistics, scale: float) -> ActivationFit:
+def _measure_fit(
+    name: str, tensor_statistics: TensorStatistics, scale: float, zero_point: int
+) -> ActivationFit:
     """Measure the fractions of clipped values, lost power and used steps.
 
     Each value is replaced by the center of its histogram bin. The bins are narrower than a step.
     """
     histogram = tensor_statistics.histogram
-    held = (_INT8_MAX + 0.5) * scale
+    steps = _count_steps(tensor_statistics, zero_point)
+    held = (steps + 0.5) * scale
     centers = (histogram.edges[:-1] + histogram.edges[1:]) / 2
     clipped = float(np.sum(histogram.counts[centers > held])) / tensor_statistics.count
     beyond = np.clip(centers - held, 0, None)
     lost = float(np.sum(histogram.counts * beyond**2) / np.sum(histogram.counts * centers**2))
-    return ActivationFit(name, scale, clipped, lost, tensor_statistics.absmax / (_INT8_MAX * scale))
+    used = tensor_statistics.absmax / (max(float(steps[-1]), 1.0) * scale)
+    return ActivationFit(name, scale, clipped, lost, used)
+
+
+def _count_steps(tensor_statistics: TensorStatistics, zero_point: int) -> npt.NDArray[np.float64]:
+    """Return for each bin of the histogram how many integer steps its values can have.
+
+    The zero point moves steps from one sign to the other. The histogram counts magnitudes. If both
+    signs have values in a bin's range, the bin gets the larger number of steps. A range that starts
+    at 0 may replace a Relu, so its steps are compared with all magnitudes.
+    """
+    above = _INT8_MAX - zero_point
+    below = _INT8_MAX + zero_point if zero_point > -_INT8_MAX else above
+    magnitudes = tensor_statistics.histogram.edges[:-1]
+    return np.where(
+        magnitudes > -tensor_statistics.minimum,
+        above,
+        np.where(magnitudes > tensor_statistics.maximum, below, max(above, below)),
+    )

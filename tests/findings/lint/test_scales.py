@@ -80,8 +80,34 @@ def test_scales_from_zero_fit_without_the_removed_relus(g: Graph) -> None:
     for i in range(10):
         square *= 72 * 0.3**2 / 2
         x = g.conv(x, f"c{i}", scale=None, weights="float")
-        x = g.pair(x, f"p{i}", 4 * square**0.5 / 255, zero=-128)
+        x = g.pair(x, f"p{i}", 3 * square**0.5 / 255, zero=-128)
     assert activation_scales(g.model(g.conv(x, "last", scale=None, weights="float"))) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "zero", "scale", "fits"),
+    [
+        pytest.param(0.0, -128, 1 / 255, True, id="positive-fits"),
+        pytest.param(0.0, -128, 0.3 / 255, False, id="positive-too-small"),
+        pytest.param(0.0, 0, 1 / 255, False, id="positive-half-of-the-steps"),
+        pytest.param(0.0, 127, 1 / 255, False, id="positive-no-steps"),
+        pytest.param(-1.0, 127, 1 / 255, True, id="negative-fits"),
+        pytest.param(-1.0, 64, 0.3 / 255, False, id="negative-too-small"),
+        pytest.param(-0.2, -77, 1 / 255, True, id="mixed-fits"),
+        pytest.param(-0.2, 27, 0.004, False, id="mixed-too-small"),
+    ],
+)
+def test_zero_point_moves_the_range(
+    g: Graph, offset: float, zero: int, scale: float, fits: bool
+) -> None:
+    shifted = [g.op("Sigmoid", [g.input(1, 8, 16, 16)], "s"), g.const("o", np.float32(offset))]
+    x = g.pair(g.op("Add", shifted, "shifted"), "p", scale, zero=zero)
+    reason = activation_scales(g.model(g.conv(x, "c", scale=None, weights="float")))
+    steps = (1 / (1 + np.exp(-np.stack([d["x"] for d in DATA]))) + offset) / scale + zero
+    clipped = float(np.mean((steps < -128.5) | (steps > 127.5)))
+    reported = [f.clipped for f in reason.worst if f.used > 1] if reason else []
+    assert reported == pytest.approx([] if fits else [clipped], abs=0.01)
+    assert (clipped == 0) is fits
 
 
 @pytest.mark.parametrize("method", ["focus", "mse", "percentile", "entropy", "max"])
