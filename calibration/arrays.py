@@ -462,42 +462,6 @@ def open_data(
     return Dataset(MemorySource(source, inputs), inputs, max_images)
 
 
-def check_preprocess_effect(
-    preprocess: Preprocess | str | ImageFunction | None, *sources: CalibrationSource | None
-) -> None:
-    """Check that a preprocessing given by the user applies to some of the data of a run.
-
-    Args:
-        preprocess: None if the user gives none.
-        *sources: Data of the run; None stands for data that is not given.
-
-    Raises:
-        DataError: All data are arrays, which are used as they are.
-    """
-    given = [source for source in sources if source is not None]
-    if preprocess is not None and given and all(map(_holds_arrays, given)):
-        raise DataError(
-            "`preprocess` (with resize, bgr, scale, mean and std) has no effect on arrays, which "
-            "are used as they are. Leave it out, or give images",
-            code="option-without-effect",
-            parameter="preprocess",
-        )
-
-
-def _holds_arrays(source: CalibrationSource) -> bool:
-    """Return whether :func:`open_data` reads arrays, without opening the data."""
-    if isinstance(source, Dataset):
-        return not source.source.is_images
-    if not isinstance(source, (str, os.PathLike)):
-        has_paths = isinstance(source, Sequence) and any(map(_is_path, source))
-        return isinstance(source, Iterable) and not has_paths
-    path = Path(to_local_path(os.fspath(source)))
-    if not os.path.isdir(path):
-        return path.suffix.lower() in ARRAY_SUFFIXES and os.path.exists(path)
-    listing = list_files(path, IMAGE_SUFFIXES)
-    return not listing.paths and any(listing.suffixes[suffix] for suffix in ARRAY_SUFFIXES)
-
-
 def _is_path(value: object) -> bool:
     return isinstance(value, (str, os.PathLike))
 

@@ -128,7 +128,6 @@ def check_activations(
         DataError: The data cannot be used.
     """
     from calibration import Statistics, collect
-    from calibration.arrays import check_preprocess_effect
     from calibration.presets import choose_preprocess, note_preprocess
     from qdqtool.findings.lint import activation_scales
     from qdqtool.findings.report import FindingReport
@@ -145,7 +144,6 @@ def check_activations(
     }
     if not sources:
         return
-    check_preprocess_effect(preprocess, data)
     choice = choose_preprocess(model.metadata, preprocess)
     # Weight quantizers are removed too. If only weights had Q/DQ, onnxruntime would fuse Adds,
     # whose input tensors could then not be measured.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.arrays import CalibrationSource, check_preprocess_effect, open_data
+from calibration.arrays import CalibrationSource, open_data
 from calibration.dataset import Dataset, InputSpec, Sample
 from calibration.options import Preprocess
 from calibration.presets import choose_preprocess, note_preprocess
@@ -252,7 +252,6 @@ class _SampleFeeder:
     ) -> None:
         specs = input_specs(reference), input_specs(model)
         self._pairs = _pair_inputs(reference, model, *specs)
-        check_preprocess_effect(images.preprocess, data)
         choice = choose_preprocess({**model.metadata, **reference.metadata}, images.preprocess)
         preprocess, size = choice.preprocess, choose_size(reference, images.size)
         self.dataset = open_data(data, [a for a, _ in self._pairs], preprocess, max_images, size)

@@ -154,7 +154,7 @@ def _measure_scales(
 ) -> dict[str, float]:
     from calibration.presets import note_preprocess
 
-    images, origin = resolve_images(model, images, data)
+    images, origin = resolve_images(model, images)
     groups, ranges = group_separately(tensors), RangeOptions()
     statistics, _ = collect_statistics(
         model, data, groups, max_images=ranges.max_images, images=images

@@ -301,7 +301,7 @@ def read_samples(
 
     if data is None:
         return [], []
-    images, origin = resolve_images(model, images, data)
+    images, origin = resolve_images(model, images)
     assert images.preprocess is not None
     dataset = open_data(data, input_specs(model), images.preprocess, SAMPLES, images.size)
     samples = list(dataset)

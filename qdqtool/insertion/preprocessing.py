@@ -13,26 +13,18 @@ from qdqtool.util.json_text import Json
 if TYPE_CHECKING:
     import onnx
 
-    from calibration.arrays import CalibrationSource
 
-
-def resolve_images(
-    model: Model, images: ImageOptions, *sources: CalibrationSource | None
-) -> tuple[ImageOptions, str]:
+def resolve_images(model: Model, images: ImageOptions) -> tuple[ImageOptions, str]:
     """Return the preprocessing and size that a run uses, and the origin of the preprocessing.
 
-    :class:`calibration.presets.PreprocessChoice` describes the origins. `sources` are all data
-    that the preprocessing applies to.
+    :class:`calibration.presets.PreprocessChoice` describes the origins.
 
     Raises:
-        DataError: The preprocessing is unknown or has no effect on the data, or the model does not
-            accept the size.
+        DataError: The preprocessing is unknown, or the model does not accept the size.
     """
-    from calibration.arrays import check_preprocess_effect
     from calibration.presets import choose_preprocess
     from calibration.session import choose_size
 
-    check_preprocess_effect(images.preprocess, *sources)
     choice = choose_preprocess(model.metadata, images.preprocess)
     return ImageOptions(choice.preprocess, choose_size(model, images.size)), choice.origin
 

@@ -406,9 +406,7 @@ class _Inserter:
         )
         self._model = self._network.model
         store_image_size(self._model, options.images.size)
-        # The integer inputs depend on the preprocessing, also if the data are arrays.
-        data = self._data if options.network.input_type == "float" else None
-        images, self._origin = resolve_images(self._model, options.images, data)
+        images, self._origin = resolve_images(self._model, options.images)
         self._options = replace(options, images=images)
         self._placement: Placement | None = None
         self._shared: tuple[Statistics, Json] | None = None

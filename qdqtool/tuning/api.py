@@ -282,9 +282,7 @@ class _TuningRun:
         store_image_size(self.model, options.images.size)
         rules, placement = choose_placement(self.model, placing, self.target)
         self.metric = choose_metric(self.model, options.goal.metric, timeout)
-        self.images, self.origin = resolve_images(
-            self.model, options.images, data, options.goal.evaluation
-        )
+        self.images, self.origin = resolve_images(self.model, options.images)
         self.sets = open_sets(
             self.model,
             data,

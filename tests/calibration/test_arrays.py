@@ -1,4 +1,3 @@
-import contextlib
 import hashlib
 import io
 import resource
@@ -15,7 +14,6 @@ from calibration.arrays import (
     MemorySource,
     SampleFilesSource,
     StackedSource,
-    check_preprocess_effect,
     open_data,
     split_rows,
 )
@@ -406,32 +404,6 @@ def test_list_of_image_paths(tmp_path: Path) -> None:
     paths = [tmp_path / "b.png", str(tmp_path / "a.png")]
     first, second = (sample["images"] for sample in open_data(paths, [SPEC]))
     assert (first == 1).all() and (second == 0).all()
-
-
-ARRAYS: list[Any] = ["c.npy", "arrays", STACK, {"x": ROWS}, [{"x": ROWS}], iter([{"x": ROWS}])]
-
-
-@pytest.mark.parametrize(
-    ("sources", "refused"),
-    [
-        *(([source], True) for source in ARRAYS),
-        (["c.npy", None, "arrays"], True),
-        *(([source], False) for source in ("mixed", "mixed/a.png", ["mixed/a.png"], "l.txt")),
-        *(([source], False) for source in ("missing.npy", "s3://bucket/images", 3.5, None)),
-        (["c.npy", "mixed"], False),
-    ],
-)
-def test_preprocessing_of_arrays_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: list[Any], refused: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("c.npy", "arrays/c.npy", "mixed/c.npy", "mixed/a.png", "l.txt"):
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).touch()
-    check_preprocess_effect(None, *sources)
-    error = has("option-without-effect", parameter="preprocess")
-    with pytest.raises(DataError, check=error) if refused else contextlib.nullcontext():
-        check_preprocess_effect("yolo", *sources)
 
 
 def test_sample_that_is_no_dictionary_is_rejected() -> None:

@@ -25,7 +25,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(g.model(g.op("Relu", x, "r")), folder / "float.onnx")
     (folder / "images").mkdir()
     write_pictures(folder / "images", 4)
-    np.save(folder / "a.npy", np.zeros((2, 3, 32, 32), np.float32))
     qdqtool.insert(folder / "float.onnx", folder / "images", predict=False).save(folder / "q.onnx")
     return folder
 
@@ -34,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inside(files: Path) -> Iterator[None]:
     with contextlib.chdir(files):
         yield
-    assert sorted(p.name for p in files.iterdir()) == ["a.npy", "float.onnx", "images", "q.onnx"]
+    assert sorted(p.name for p in files.iterdir()) == ["float.onnx", "images", "q.onnx"]
 
 
 INSERT, TUNE = "insert float.onnx --calib images", "tune float.onnx --calib images --no-state"
@@ -64,11 +63,6 @@ EXTRACT = "extract q.onnx -o e.onnx --node c"
         ("fix q.onnx -o f.onnx --mean 1", "mean"),
         ("compare float.onnx q.onnx --std 1", "std"),
         ("compare float.onnx q.onnx --max-images 9", "max_images"),
-        ("insert float.onnx --calib a.npy --preprocess imagenet --bgr", "preprocess"),
-        ("tune float.onnx --calib a.npy --no-state --bgr", "preprocess"),
-        ("predict q.onnx --calib a.npy --preprocess yolo", "preprocess"),
-        ("fix q.onnx -o f.onnx --calib a.npy --mean 1", "preprocess"),
-        ("compare float.onnx q.onnx --calib a.npy --std 1", "preprocess"),
         ("predict q.onnx --gpu L4 --power 15W", "power"),
         ("predict q.onnx --gpu orin-nx --clock 600 --power 15W", "power"),
         (f"{TUNE} --gpu T4 --power MAXN", "power"),
@@ -87,12 +81,8 @@ def test_option_without_effect_is_refused(cli: Cli, line: str, parameter: str) -
 
 @pytest.mark.parametrize(
     "options",
-    [
-        "--size 32",
-        "--percentile 99 --method-for x=percentile",
-        "--calib a.npy --input-type uint8 --scale 1",
-    ],
-    ids=["size", "percentile", "input type"],
+    ["--size 32", "--percentile 99 --method-for x=percentile"],
+    ids=["size", "percentile"],
 )
 def test_option_with_effect_is_accepted(cli: Cli, tmp_path: Path, options: str) -> None:
     output = tmp_path / "same.onnx"

@@ -313,8 +313,7 @@ def test_input_type_changes_every_input(kind: str, mean: float, net: Net) -> Non
     data = [{"x": a["x"] - mean, "y": b["x"] - mean} for a, b in zip(first, second, strict=True)]
     preprocess = Preprocess(mean=(mean,) * 3)
     plain, changed = (
-        insert_into(k, model, data, head="none", preprocess=p)
-        for k, p in (("float", None), (kind, preprocess))
+        insert_into(k, model, data, head="none", preprocess=preprocess) for k in ("float", kind)
     )
     element = onnx.TensorProto.INT8 if kind == "int8" else onnx.TensorProto.UINT8
     assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [element, element]
@@ -350,8 +349,7 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
     model, preprocess = store_as_half(two_layers()), Preprocess(mean=(mean,) * 3)
     data = [{"x": (i["x"] - mean).astype(np.float16)} for i in images()]
     plain, changed = (
-        insert_into(k, model, data, target=target, preprocess=p)
-        for k, p in (("float", None), (kind, preprocess))
+        insert_into(k, model, data, target=target, preprocess=preprocess) for k in ("float", kind)
     )
     element = onnx.TensorProto.INT8 if kind == "int8" else onnx.TensorProto.UINT8
     assert changed.model.graph.input[0].type.tensor_type.elem_type == element
