@@ -588,7 +588,7 @@ class _RoundChain:
         return None, None
 
     def _read_factor(self, node: Node) -> tuple[str, _FloatArray | None]:
-        """Return the data of a Mul or Div and its constant factor; None if there is no factor."""
+        """Return the data of a Mul or Div and its constant factor; None without a factor."""
         data, constant = self._split_operands(node)
         if constant is None or (node.op == "Div" and data != node.input(0)):
             return data, None
