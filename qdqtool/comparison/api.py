@@ -40,7 +40,7 @@ from qdqtool.comparison.text import (
 )
 from qdqtool.errors import BuildLogError, ModelError, QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.obstacles import describe_obstacles, is_rejected
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir import file_types
@@ -385,7 +385,7 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
 def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[NodeChange]:
     """Return a change for each node with weights or Q/DQ, in the order of the first model."""
     assert b.prediction is not None
-    errors = [f.code for f in b.prediction.findings if is_rejected([f])]
+    errors = [f.code for f in b.prediction.errors() if not f.is_built]
     explainer = _ChangeExplainer(b.prediction, rejection=next(iter(errors), ""))
     nodes = a.view.model.nodes
     changes = []

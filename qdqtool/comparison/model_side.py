@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqtool.comparison.result import NodeSide, QuantizerScales, SideSummary
-from qdqtool.findings.obstacles import describe_obstacles, is_rejected
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.ir import qdq
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Node
@@ -74,7 +74,7 @@ def _requested_precision(node: NodeSide) -> Precision:
 
 def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Prediction) -> None:
     """Add the predicted types; a model that TensorRT rejects has no INT8 and FP8 layers."""
-    rejected = is_rejected(prediction.findings)
+    rejected = prediction.rejected
     ms = {layer.name: layer.ms for layer in prediction.layers}
     operators = {n.name: n.op for n in view.model.nodes}
     products = set(prediction.float_products)
@@ -209,7 +209,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.conversions_range = prediction.conversions_range
     summary.compute_capabilities = prediction.compute_capabilities
     summary.obstacle = describe_obstacles(prediction.findings)
-    summary.rejected = is_rejected(prediction.findings)
+    summary.rejected = prediction.rejected
     time = prediction.time
     if time is not None and not summary.rejected:
         summary.ms, summary.gpu = time["total_ms"], time["gpu"]

@@ -1,4 +1,4 @@
-"""Whether TensorRT rejects a model, and texts on rejected quantization formats."""
+"""Texts on rejected quantization formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.finding import Finding, FindingCode, Reason, Severity
+from qdqtool.reasons.finding import Finding, FindingCode, Reason
 from qdqtool.reasons.weights import BiasQuantized
 from qdqtool.util.text import format_count
 
@@ -31,11 +31,6 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
         f"{excluded}extra_options={{'ActivationSymmetric': True, 'QuantizeBias': False, "
         "'OpTypesToExcludeOutputQuantization': ['Conv', 'Add']})"
     )
-
-
-def is_rejected(findings: Iterable[Finding]) -> bool:
-    """Return whether TensorRT rejects a model with these findings."""
-    return any(f.severity == Severity.ERROR and not f.is_built for f in findings)
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:

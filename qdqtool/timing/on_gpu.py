@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.findings.obstacles import is_rejected
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import with_size
 from qdqtool.ir.modelfile import ModelSource, load
@@ -111,7 +110,7 @@ def predict_on_gpu(
 
 def _set_time(prediction: Prediction, time: TimeEstimate) -> None:
     """Add a time to a prediction, or remove the savings if TensorRT rejects the model."""
-    if time.is_supported and is_rejected(prediction.findings):
+    if time.is_supported and prediction.rejected:
         for finding in prediction.findings:
             finding.saves_ms = None
     else:
