@@ -115,9 +115,13 @@ def command(
     fixed.save(output)
     seconds = perf_counter() - started
     repeated = options.repeat_options("target", "strongly_typed", "gpu")
+    compared = "" if calib else " --calib images/"
+    compared += options.repeat_options("calib", *options.IMAGE_PARAMETERS)
     answer.write(
         lambda: {**use_option_names(fixed.as_json()), "output": output},
-        lambda width: render(fixed, output, width, options=repeated, seconds=seconds),
+        lambda width: render(
+            fixed, output, width, options=repeated, images=compared, seconds=seconds
+        ),
     )
     return 0 if fixed.ok else 1
 

@@ -37,7 +37,13 @@ _LISTED_ERRORS = ("error-grew",)  # codes of notes that repeat a line of "Output
 
 
 def render(
-    fixed: Fixed, output: str, width: int, *, options: str = "", seconds: float | None = None
+    fixed: Fixed,
+    output: str,
+    width: int,
+    *,
+    options: str = "",
+    images: str = " --calib images/",
+    seconds: float | None = None,
 ) -> TextPage:
     """Return the text of ``fix``: verdicts before and after the fixes, and all changes.
 
@@ -46,6 +52,7 @@ def render(
         output: Path of the written model.
         width: Columns.
         options: Options that the suggested commands repeat, each with a space before it.
+        images: ``--calib`` and the options of images in the suggested ``compare``, in this form.
         seconds: Time that the command took. None: the time is not printed.
     """
     page = TextPage(width)
@@ -70,6 +77,8 @@ def render(
     written = f"Wrote {output}" if _is_changed(fixed) else f"Wrote a copy to {output}"
     page.fill(f"{written}{time}", style=Style.BOLD)
     page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}{options}")
+    if _is_changed(fixed):
+        page.add_command("Compare:", f"qdqtool compare FLOAT.onnx {shlex.quote(output)}{images}")
     return page
 
 
@@ -212,6 +221,14 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
             ROW_COLUMN + 2,
             " " * ROW_COLUMN,
             style,
+        )
+    if any(error.has_grown for error in errors):
+        inputs = "" if fixed.samples else " on random inputs"
+        page.fill(
+            f"warning: an output error grew{inputs}. Measure the agreement with the float model on "
+            "images (command at the end). If it is too low, quantize the float model again "
+            "(qdqtool insert FLOAT.onnx --calib images/).",
+            style=Style.UNCLEAR,
         )
 
 

@@ -146,7 +146,8 @@ def test_next_commands_repeat_the_options(folder: Path, cli: Cli, target: list[s
     )
     fix = next(words for words in commands if words[0] == "fix")
     assert fix[-len(repeated + images) :] == repeated + images
-    assert ["predict", "f.onnx", *repeated] in commands
+    compare = ["compare", "FLOAT.onnx", "f.onnx", "--calib", "images/"]
+    assert ["predict", "f.onnx", *repeated] in commands and compare in commands
 
 
 def test_fix_without_images_judges_no_accuracy(folder: Path, cli: Cli) -> None:
@@ -156,6 +157,13 @@ def test_fix_without_images_judges_no_accuracy(folder: Path, cli: Cli) -> None:
     text = cli("fix", "m.onnx", "-o", "f.onnx", "--inputs", "in.npz")
     row, error = text.partition("% ->")[0].splitlines()[-2:]
     assert error.index(error.strip()) > row.index("before and after")
+
+
+def test_fix_warns_of_errors_that_grew(folder: Path, cli: Cli) -> None:
+    onnx.save(concats(6, {4}), "c.onnx")
+    for name, is_worse in {"c.onnx": True, "m.onnx": False}.items():
+        text = " ".join(cli("fix", name, "-o", "f.onnx").split())
+        assert ("warning: an output error grew on random inputs" in text) == is_worse
 
 
 def test_refused_fix_states_the_time_that_it_would_save(
