@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -282,3 +283,19 @@ def note_preprocess(used: Mapping[str, Any]) -> Note:
     origin = _ORIGINS.get(used.get("origin", "option"), "")
     text = f"images prepared as {used['name']} ({used['text']}, {height}x{width}){origin}"
     return Note(text, code="preprocess", name=used["name"], origin=used.get("origin"))
+
+
+def note_unused_preprocess(origin: str, data: object) -> list[Note]:
+    """Return a list with a note if the user gave a preprocessing for calibration data of arrays.
+
+    Args:
+        origin: Origin of the preprocessing, see :class:`PreprocessChoice`.
+        data: The calibration data: arrays, or the path of a file or folder of arrays.
+    """
+    if origin != "option":
+        return []
+    holder = "the calibration data are arrays"
+    if isinstance(data, str | os.PathLike):
+        holder = f"{os.fspath(data)} contains arrays"
+    text = f"the requested preprocessing has no effect: {holder}, which are used as they are"
+    return [Note(text, code="preprocess-unused")]

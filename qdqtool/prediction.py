@@ -128,7 +128,7 @@ def check_activations(
         DataError: The data cannot be used.
     """
     from calibration import Statistics, collect
-    from calibration.presets import choose_preprocess, note_preprocess
+    from calibration.presets import choose_preprocess, note_preprocess, note_unused_preprocess
     from qdqtool.findings.lint import activation_scales
     from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.network_kind import warn_preprocess
@@ -157,7 +157,9 @@ def check_activations(
         progress=progress,
     )
     used = statistics.preprocessing
-    if used is not None:
+    if used is None:
+        prediction.notes.extend(note_unused_preprocess(choice.origin, data))
+    else:
         used["origin"] = choice.origin
         remarks = [note_preprocess(used), *warn_preprocess(model, used)]
         prediction.notes.extend(remarks)

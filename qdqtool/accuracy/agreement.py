@@ -18,7 +18,7 @@ import numpy.typing as npt
 from calibration.arrays import CalibrationSource, open_data
 from calibration.dataset import Dataset, InputSpec, Sample
 from calibration.options import Preprocess
-from calibration.presets import choose_preprocess, note_preprocess
+from calibration.presets import choose_preprocess, note_preprocess, note_unused_preprocess
 from calibration.session import TensorFetcher, choose_size, input_specs, open_session
 from qdqtool.accuracy.metrics import (
     Evidence,
@@ -271,8 +271,10 @@ class _SampleFeeder:
             self._pixels = open_data(data, [b for _, b in self._pairs], raw, max_images, size)
             self._check_pixels(model)
         self.preprocess = self.dataset.source.preprocessing
-        self.notes: tuple[Note, ...] = ()
-        if self.preprocess is not None:
+        self.notes: tuple[Note, ...]
+        if self.preprocess is None:
+            self.notes = tuple(note_unused_preprocess(choice.origin, data))
+        else:
             self.preprocess["origin"] = choice.origin
             warnings = warn_preprocess(reference, self.preprocess)
             self.notes = (note_preprocess(self.preprocess), *warnings)

@@ -152,7 +152,7 @@ def _measure_scales(
     model: Model,
     tensors: Sequence[str],
 ) -> dict[str, float]:
-    from calibration.presets import note_preprocess
+    from calibration.presets import note_preprocess, note_unused_preprocess
 
     images, origin = resolve_images(model, images)
     groups, ranges = group_separately(tensors), RangeOptions()
@@ -161,7 +161,9 @@ def _measure_scales(
     )
     notes += map(Note.from_text, (*statistics.notes, *statistics.warnings))
     used = statistics.preprocessing
-    if used is not None:
+    if used is None:
+        notes += note_unused_preprocess(origin, data)
+    else:
         used["origin"] = origin
         notes += [note_preprocess(used), *warn_preprocess(model, used)]
     return choose_tensor_scales(groups, statistics, MethodChoice.from_options(ranges))

@@ -296,7 +296,7 @@ def read_samples(
         DataError: The data has no usable sample.
     """
     from calibration import open_data
-    from calibration.presets import note_preprocess
+    from calibration.presets import note_preprocess, note_unused_preprocess
     from calibration.session import input_specs
 
     if data is None:
@@ -313,7 +313,7 @@ def read_samples(
         )
     used = dataset.source.preprocessing
     if used is None:
-        return samples, []
+        return samples, note_unused_preprocess(origin, data)
     used["origin"] = origin
     return samples, [note_preprocess(used), *warn_preprocess(model, used)]
 

@@ -597,6 +597,11 @@ class _Inserter:
     def _record_preprocess(self) -> None:
         used = self.result.calibration["preprocess"]
         if used is None:
+            # An integer input depends on the preprocessing, also if the data are arrays.
+            if self._options.network.input_type == "float":
+                from calibration.presets import note_unused_preprocess
+
+                self.result.notes.extend(note_unused_preprocess(self._origin, self._data))
             return
         used["origin"] = self._origin
         record_preprocess(self._model.proto, used)

@@ -17,7 +17,7 @@ from calibration.arrays import CalibrationSource
 from calibration.cluster.connection import check_cluster, connect
 from calibration.dataset import Dataset
 from calibration.options import DaskCluster, ImageFunction, Preprocess
-from calibration.presets import name_preprocess, note_preprocess
+from calibration.presets import name_preprocess, note_preprocess, note_unused_preprocess
 from qdqtool import prediction
 from qdqtool.accuracy.metrics import MetricFunction, choose_metric, find_compared_tensors
 from qdqtool.errors import ModelError, QdqtoolError
@@ -393,6 +393,8 @@ class _TuningRun:
     def _record_preprocess(self) -> None:
         used = self.ranges_report["preprocess"]
         if used is None:
+            if not self.sets.measured.source.is_images:
+                self.notes.extend(note_unused_preprocess(self.origin, self.data))
             return
         self.notes.append(note_preprocess(used))
         self.warnings.extend(warn_preprocess(self.model, used))

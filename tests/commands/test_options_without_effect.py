@@ -24,6 +24,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x = g.op("Conv", [g.input(1, 3, 32, 32), g.const("w", weights)], "c", kernel_shape=[3, 3])
     onnx.save(g.model(g.op("Relu", x, "r")), folder / "float.onnx")
     (folder / "images").mkdir()
+    np.save(folder / "a.npy", np.ones((12, 3, 32, 32), np.float32))
     write_pictures(folder / "images", 4)
     qdqtool.insert(folder / "float.onnx", folder / "images", predict=False).save(folder / "q.onnx")
     return folder
@@ -33,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inside(files: Path) -> Iterator[None]:
     with contextlib.chdir(files):
         yield
-    assert sorted(p.name for p in files.iterdir()) == ["float.onnx", "images", "q.onnx"]
+    assert sorted(p.name for p in files.iterdir()) == ["a.npy", "float.onnx", "images", "q.onnx"]
 
 
 INSERT, TUNE = "insert float.onnx --calib images", "tune float.onnx --calib images --no-state"
@@ -88,6 +89,27 @@ def test_option_with_effect_is_accepted(cli: Cli, tmp_path: Path, options: str) 
     output = tmp_path / "same.onnx"
     cli(*INSERT.split(), *options.split(), "--no-predict", "-o", output)
     assert not any("size" in p.key for p in onnx.load(output).metadata_props)
+
+
+@pytest.mark.parametrize("option", ["--bgr", "--preprocess imagenet", ""])
+@pytest.mark.parametrize(
+    ("line", "noted"),
+    [
+        ("insert float.onnx -o {} --calib a.npy", True),
+        ("insert float.onnx -o {} --calib a.npy --input-type uint8", False),
+        ("insert float.onnx -o {} --calib images", False),
+        ("predict q.onnx --calib a.npy", True),
+        ("fix q.onnx -o {} --calib a.npy", True),
+        ("compare float.onnx q.onnx --calib a.npy", True),
+        ("compare float.onnx q.onnx --calib images", False),
+    ],
+)
+def test_preprocessing_of_arrays_is_noted(
+    cli: Cli, tmp_path: Path, line: str, noted: bool, option: str
+) -> None:
+    words = f"{line} {option}".replace("{}", str(tmp_path / "o.onnx")).split()
+    notes = cli.json(*words)["notes"]
+    assert sum("no effect" in n and "a.npy" in n for n in notes) == (noted and bool(option))
 
 
 def test_clock_of_an_unknown_gpu_is_refused() -> None:
