@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +16,7 @@ from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from qdqtool.comparison.result import Comparison
+    from qdqtool.formats.output import TextPage
 
 _SLOWER = 1.02  # B is slower than A if it takes more than this many times as long
 
@@ -118,6 +121,7 @@ def command(
     Exit codes: 0 done, with or without differences; 1 a condition of --fail-on is true, or the
     agreement is below --min-agreement; 2 bad input, or a condition cannot be checked.
     """
+    started = perf_counter()
     from qdqtool.comparison.api import compare, is_model_file
     from qdqtool.formats.build_text import render_comparison
     from qdqtool.util.files import reserve_output
@@ -161,10 +165,30 @@ def command(
 
         require_packages()
         report(b, before=a, target=target, gpu=gpu, size=images.size).save(page)
-    answer.write(
-        result.as_json, lambda width: render_comparison(result, width, everything=everything)
-    )
+
+    def render_text(width: int) -> TextPage:
+        text = render_comparison(result, width, everything=everything)
+        _suggest_commands(text, [a, *more_a], [b, *more_b], models)
+        text.add_lines(f"Took {perf_counter() - started:.1f} s.")
+        return text
+
+    answer.write(result.as_json, render_text)
     return max(_print_failures(result, fail_on), _check_agreement(result, min_agreement))
+
+
+def _suggest_commands(page: TextPage, a: list[str], b: list[str], are_models: list[bool]) -> None:
+    """Add the next commands: those for model B, or ``verify`` for a model and its build."""
+    page.add_gap()
+    if all(are_models):
+        names = ("gpu", "size") if options.repeat_options("gpu") else ()
+        repeated = options.repeat_options("target", *names)
+        page.add_command("Next:", f"qdqtool predict {shlex.join(b)}{repeated}")
+        if not options.repeat_options("calib"):
+            page.add_command("Measure:", f"qdqtool compare {shlex.join(a + b)} --calib images/")
+    elif any(are_models):
+        model, build = (a, b) if are_models[0] else (b, a)
+        repeated = options.repeat_options("target")
+        page.add_command("Next:", f"qdqtool verify {shlex.join(model + build)}{repeated}")
 
 
 def _check_agreement(result: Comparison, minimum: float | None) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdqtool.commands import options
+from qdqtool.commands.next_commands import suggest_build, suggest_compare
 from qdqtool.commands.usage import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 
-_OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
 _CALIBRATION_PARAMETERS = (
     "method",
     "method_for",
@@ -175,8 +175,8 @@ def command(
             return page
         _suggest_predict(page, path, built, gpu)
         if calib is not None and settings["input_type"] != "int8":
-            _suggest_compare(page, model, path)
-        _suggest_build(page, path, built, result.model)
+            suggest_compare(page, model, path)
+        suggest_build(page, path, built, result.model)
         return page
 
     answer.write(
@@ -338,26 +338,6 @@ def _suggest_predict(page: TextPage, path: str, target: Target, gpu: str | None)
         "Next:",
         f"qdqtool predict {shlex.quote(path)}{target_option(target.display_name)}{on_gpu}",
     )
-
-
-def _suggest_compare(page: TextPage, model: str, path: str) -> None:
-    words = ["qdqtool", "compare", model, path, "--calib", _OTHER_IMAGES]
-    prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
-    page.add_command("Compare:", f"{shlex.join(words)}{prepared}")
-    text = (
-        f"{_OTHER_IMAGES} stands for images that were not used for calibration. The "
-        "calibration images would give an optimistic result."
-    )
-    page.fill(text, 9, " " * 9)
-
-
-def _suggest_build(page: TextPage, path: str, target: Target, model: onnx.ModelProto) -> None:
-    from qdqtool.formats.predict_text import build_commands
-    from qdqtool.ir.graph import Model
-    from qdqtool.ir.input_shapes import describe_model
-
-    if not target.is_rtx:
-        page.add_page(build_commands(target, path, page.width, describe_model(Model(model))))
 
 
 def _estimate_time(

@@ -1,5 +1,7 @@
 """``qdqtool report``: an HTML page on a model."""
 
+import shlex
+from time import perf_counter
 from typing import Any
 
 import click
@@ -61,6 +63,7 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
+    started = perf_counter()
     from qdqtool.formats.output import Style, TextPage
     from qdqtool.reporting.api import report
     from qdqtool.reporting.page import require_packages
@@ -81,6 +84,7 @@ def command(
     result.save(path)
     fields = result.as_json()
     model_page = result.page.model
+    size = f"{fields['bytes'] / 1e6:.1f} MB, {perf_counter() - started:.1f} s"
 
     def render_text(width: int) -> TextPage:
         page = TextPage(width)
@@ -88,8 +92,11 @@ def command(
         if not model_page.rejected:
             page.fill(model_page.verdict)
         page.add_gap()
-        size = f"{fields['bytes'] / 1e6:.1f} MB"
         page.fill(f"Wrote {path} ({size}): open it in a browser", style=Style.BOLD)
+        names = ("gpu", "clock", "size") if options.repeat_options("gpu") and not builds else ()
+        words = ["qdqtool", "verify" if builds else "predict", model, *builds]
+        repeated = options.repeat_options("target", *names)
+        page.add_command("Next:", f"{shlex.join(words)}{repeated}")
         return page
 
     answer.write(lambda: fields, render_text)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from qdqtool.commands import options
+from qdqtool.commands.next_commands import suggest_build, suggest_compare
 from qdqtool.commands.usage import UsageError
 
 
@@ -153,6 +154,7 @@ def command(
             parameter="gpu",
         )
     path = options.choose_output_path(model, output)
+    chosen_target = options.choose_target(target)
     from qdqtool.util.files import is_stream, reserve_output
 
     if state is None and not no_state and not is_stream(Path(path)):
@@ -162,6 +164,7 @@ def command(
         reserve_output(output_path, option)
     from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
     from qdqtool.formats.tuning_text import render_tuning
+    from qdqtool.insertion.rules import restrict_to_fp8
     from qdqtool.tuning.api import tune
     from qdqtool.util.text import as_line
 
@@ -174,7 +177,7 @@ def command(
             gpu=gpu,
             clock=clock,
             power=power,
-            target=options.choose_target(target),
+            target=chosen_target,
             **images.as_keywords(),
             cluster=cluster,
             mixed_cpus=mixed_cpus,
@@ -201,6 +204,10 @@ def command(
         if not tuning.unchanged:
             repeated = options.repeat_options("target", "gpu", "clock", "power")
             page.add_command("Next:", f"qdqtool predict {shlex.quote(path)}{repeated}")
+            suggest_compare(page, model, path)
+            is_fp8 = settings["precision"] == "fp8"
+            built = restrict_to_fp8(chosen_target) if is_fp8 else chosen_target
+            suggest_build(page, path, built, tuning.model)
         return page
 
     answer.write(lambda: use_option_names(tuning.as_json()), render_text)

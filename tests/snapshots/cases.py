@@ -348,7 +348,7 @@ def answer(line: str) -> str:
         result = contract.call(shlex.split(command), home)
     text = result.out + "".join(f"stderr: {line}\n" for line in result.err.splitlines())
     text = text.replace(shlex.quote(sys.executable), "python")
-    text = re.sub(r"(^Took |^Wrote .*\()\d+\.\d s", r"\1#.# s", text, flags=re.MULTILINE)
+    text = re.sub(r"(^Took |^Wrote .*[ (])\d+\.\d s", r"\1#.# s", text, flags=re.MULTILINE)
     if command != line:
         text = MEASURED.sub("#.#", text)
         text = re.sub(r"at most about [\w ]+ with", "at most about # with", text)

@@ -1,0 +1,38 @@
+"""Commands that ``insert`` and ``tune`` suggest for the Q/DQ model that they wrote."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from qdqtool.commands import options
+
+if TYPE_CHECKING:
+    import onnx
+
+    from qdqtool.formats.output import TextPage
+    from qdqtool.trt.targets import Target
+
+_OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
+
+
+def suggest_compare(page: TextPage, model: str, path: str) -> None:
+    """Suggest ``compare`` of a float model with the written model, on other images."""
+    words = ["qdqtool", "compare", model, path, "--calib", _OTHER_IMAGES]
+    prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
+    page.add_command("Compare:", f"{shlex.join(words)}{prepared}")
+    text = (
+        f"{_OTHER_IMAGES} stands for images that were not used for calibration. The "
+        "calibration images would give an optimistic result."
+    )
+    page.fill(text, 9, " " * 9)
+
+
+def suggest_build(page: TextPage, path: str, target: Target, model: onnx.ModelProto) -> None:
+    """Add the commands that build the written model for a target."""
+    from qdqtool.formats.predict_text import build_commands
+    from qdqtool.ir.graph import Model
+    from qdqtool.ir.input_shapes import describe_model
+
+    if not target.is_rtx:
+        page.add_page(build_commands(target, path, page.width, describe_model(Model(model))))
