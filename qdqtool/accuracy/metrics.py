@@ -51,6 +51,7 @@ _SCORE_MOVES = ("Softmax", "LogSoftmax", "Flatten", "Reshape", "Squeeze", "Ident
 _SCORE_PRODUCERS = ("Gemm", "MatMul", "Conv", "Add", "GlobalAveragePool", "ReduceMean")
 _FLOAT_TYPES = (1, 10, 11)  # TensorProto's FLOAT, FLOAT16, DOUBLE
 _RESAMPLES = 300  # number of bootstrap resamples
+_FEW_SAMPLES = 10  # a bootstrap over fewer samples gives too narrow an interval
 _DEVIATIONS = 1.96  # half width of a 95 % interval, in standard deviations
 
 
@@ -509,7 +510,10 @@ def resample_metric(
 def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[float, float]:
     """Return the low and the high end of a metric's 95 % confidence interval over its samples.
 
-    Wilson's interval is used for shares, and a bootstrap for other metrics.
+    Wilson's interval is used for shares, and a bootstrap for other metrics. For the agreement of
+    detections, the interval includes Wilson's for one result per sample if the samples are fewer
+    than ten, or if the bootstrap has no spread. Results between 0 and 1 vary at most as much as
+    a share, so this interval is rather too wide than too narrow.
 
     Args:
         metric: The metric.
@@ -517,8 +521,12 @@ def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[flo
     """
     if isinstance(metric, TopClassMetric):
         return _wilson_interval(metric.value(evidence), len(evidence))
-    low, high = np.nanpercentile(resample_metric(metric, evidence), [2.5, 97.5])
-    return float(low), float(high)
+    low, high = map(float, np.nanpercentile(resample_metric(metric, evidence), [2.5, 97.5]))
+    has_few = len(evidence) < _FEW_SAMPLES or low == high
+    if has_few and isinstance(metric, DetectionAgreementMetric):
+        share_low, share_high = _wilson_interval(metric.value(evidence), len(evidence))
+        return min(low, share_low), max(high, share_high)
+    return low, high
 
 
 def _wilson_interval(share: float, count: int) -> tuple[float, float]:

@@ -47,7 +47,7 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
     page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
     cheaper = tuning.cheapest_plausible
     if cheaper is not None:
-        images = format_count(tuning.images["judged_on"], "held-out image")
+        images = _count_held_out(tuning)
         position = "includes the goal"
         if cheaper.low is not None and cheaper.low >= _goal_level(tuning):
             selection = format_count(tuning.images["chosen_on"], "selection image")
@@ -66,7 +66,7 @@ def _describe_goal(tuning: Tuning) -> str:
     if not tuning.chosen.cost.int8:
         return _describe_float_model(tuning)
     metric = _format_metric(tuning.chosen)
-    images = f"{metric} on {format_count(tuning.images['judged_on'], 'held-out image')}"
+    images = f"{metric} on {_count_held_out(tuning)}"
     if tuning.budget_ms is not None:
         if tuning.reached:
             return f"goal met: within {tuning.budget_ms:g} ms, {images}"
@@ -77,6 +77,15 @@ def _describe_goal(tuning: Tuning) -> str:
     if tuning.reached:
         return f"goal met: {images}, goal {_format_goal(tuning)}"
     return f"goal NOT met: the best candidate has {images}, goal {_format_goal(tuning)}"
+
+
+def _count_held_out(tuning: Tuning) -> str:
+    """Return the number of held-out images, with the float model's detections on them."""
+    images = format_count(tuning.images["judged_on"], "held-out image")
+    detections = tuning.images["judged_detections"]
+    return (
+        images if detections is None else f"{images} with {format_count(detections, 'detection')}"
+    )
 
 
 def _format_title(tuning: Tuning) -> str:

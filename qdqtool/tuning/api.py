@@ -546,6 +546,9 @@ class _TuningRun:
                     calibrated=self.ranges_report["images"],
                     searched=self.searched_images,
                 ),
+                "judged_detections": search.evaluator.count_references(
+                    search.recipe(placement.configuration), self.sets.judged_on
+                ),
                 "preprocess": self.ranges_report["preprocess"],
             },
             effort=summary.describe_effort(

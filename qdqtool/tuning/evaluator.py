@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.accuracy.metrics import Evidence, resample_metric
+from qdqtool.accuracy.metrics import (
+    DetectionAgreementMetric,
+    Evidence,
+    UserMetric,
+    count_references,
+    estimate_interval,
+    resample_metric,
+)
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.tuning.image_sets import ImageSets
 from qdqtool.tuning.measure import (
@@ -23,7 +30,7 @@ from qdqtool.tuning.measure import (
     TaskResult,
     TuningJob,
 )
-from qdqtool.tuning.recipe import Recipe
+from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util.progress import track_progress
 
@@ -158,6 +165,26 @@ class CandidateEvaluator:
         """
         evidence = self._list_evidence(recipe, samples)
         return resample_metric(self.job.metric, evidence)
+
+    def estimate_interval(self, recipe: Recipe, samples: Sequence[int]) -> tuple[float, float]:
+        """Return the low and the high end of the metric's 95 % interval over measured samples.
+
+        The agreement of the float model with itself is exact.
+        """
+        if recipe.key == FLOAT_RECIPE.key and not isinstance(self.job.metric, UserMetric):
+            return self.value(recipe, samples), self.value(recipe, samples)
+        return estimate_interval(self.job.metric, self._list_evidence(recipe, samples))
+
+    def count_references(self, recipe: Recipe, samples: Sequence[int]) -> int | None:
+        """Return the number of the float model's detections; None for other metrics.
+
+        Args:
+            recipe: A measured recipe.
+            samples: Positions of the measured samples.
+        """
+        if not isinstance(self.job.metric, DetectionAgreementMetric):
+            return None
+        return count_references(self.job.metric, self._list_evidence(recipe, samples))
 
     # Running --------------------------------------------------------------------------
 

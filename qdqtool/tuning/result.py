@@ -127,7 +127,7 @@ class PlacementResult:
         cost: Predicted cost.
         chosen_on: Metric on the samples on which the search compares placements.
         metric: Metric on the held-out samples; None if it was not measured.
-        low: Lower end of the 95 % interval of `metric`, by bootstrap over the samples.
+        low: Lower end of the 95 % interval of `metric`.
         high: Upper end of the 95 % interval of `metric`.
     """
 

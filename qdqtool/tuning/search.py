@@ -726,8 +726,7 @@ class PlacementSearch:
         for point in points:
             recipe = self.recipe(point.configuration)
             point.metric = self.evaluator.value(recipe, samples)
-            values = self.evaluator.resample(recipe, samples)
-            point.low, point.high = (float(v) for v in np.nanpercentile(values, [2.5, 97.5]))
+            point.low, point.high = self.evaluator.estimate_interval(recipe, samples)
 
     def judge_recipe(self, recipe: Recipe) -> float:
         """Return the metric of a recipe on the held-out samples."""

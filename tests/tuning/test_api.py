@@ -109,7 +109,9 @@ def test_interval_of_the_cheaper_placement_is_compared_with_the_goal(
     tuned: Tuning, low: float, expected: str
 ) -> None:
     shown = replace(tuned.cheapest_plausible, low=low, high=KEEP + 0.002, chosen_on=0.1234)
-    assert expected in str(render_tuning(replace(tuned, cheapest_plausible=shown), 500))
+    images = tuned.images | {"judged_detections": 7}
+    text = str(render_tuning(replace(tuned, cheapest_plausible=shown, images=images), 500))
+    assert expected in text and text.count("on 4 held-out images with 7 detections") == 2
 
 
 def test_matrix_products_are_named_where_they_are_counted(tuned: Tuning) -> None:

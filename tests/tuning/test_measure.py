@@ -21,6 +21,7 @@ from qdqtool.accuracy.metrics import (
     OutputAgreementMetric,
     UserMetric,
     choose_metric,
+    estimate_interval,
     resample_metric,
 )
 from qdqtool.demo.network import yolov8n
@@ -336,6 +337,18 @@ METRIC = DetectionAgreementMetric("o", 2)
 def test_agreement_map_values(boxes: list[Box], value: float) -> None:
     kept = METRIC.prepare_reference(detections(FIRST, SECOND, UNSURE))
     assert METRIC.value([METRIC.observe(kept, detections(*boxes), "a")]) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("equal", "missing"), [(3, 0), (12, 0), (0, 3)])
+def test_interval_of_few_or_equal_images_is_that_of_wilson(equal: int, missing: int) -> None:
+    """At each end, the share differs from the value by 1.96 standard deviations of the share."""
+    kept = METRIC.prepare_reference(detections(FIRST, SECOND))
+    images = [detections(FIRST, SECOND)] * equal + [detections(FIRST)] * missing
+    evidence = [METRIC.observe(kept, image, "a") for image in images]
+    low, high = estimate_interval(METRIC, evidence)
+    for end in {low, high} - {1.0}:
+        deviation = math.sqrt(end * (1 - end) / len(images))
+        assert abs(METRIC.value(evidence) - end) == pytest.approx(1.96 * deviation)
 
 
 def test_agreement_map_without_detections_is_nan() -> None:
