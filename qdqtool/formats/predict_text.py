@@ -130,7 +130,7 @@ def _add_trace(page: TextPage, prediction: Prediction) -> None:
     from qdqtool.trt.trace import render as render_event
 
     page.add_heading(f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
-    page.add_lines(*map(render_event, prediction.trace))
+    page.add_verbatim(*map(render_event, prediction.trace))
 
 
 def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], target: Target) -> str:
@@ -449,6 +449,8 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
         page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
         recipe = suggest_recipe(prediction.findings)
         if recipe:
+            if max(map(len, recipe.split())) > page.width:
+                recipe = recipe.replace("=['", "=[ '")
             page.fill(f"Or with onnxruntime, and qdqtool fix afterwards: {recipe}")
 
 
