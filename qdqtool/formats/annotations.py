@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from qdqtool.findings import codes
+from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_times
 from qdqtool.formats.verdicts import remarks, speed_verdict, verdict
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Finding
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.util.json_text import Json
@@ -67,6 +69,7 @@ def to_sarif(reviews: Iterable[ModelReview]) -> Json:
 
 def _sarif_run(review: ModelReview) -> Json:
     findings = review.prediction.findings if review.prediction else []
+    float_type = find_float_type(review.prediction) if review.prediction else None
     rules = [
         _sarif_rule(name, review.target) for name in dict.fromkeys(str(f.code) for f in findings)
     ]
@@ -84,7 +87,7 @@ def _sarif_run(review: ModelReview) -> Json:
             positions,
             str(f.code),
             f.severity.word,
-            one_line(as_options(f"{f.message} {f.fix}")),
+            one_line(as_options(name_floats(f"{f.message} {f.fix}", f.code, float_type))),
             f.node,
         )
         for f in findings
@@ -175,7 +178,7 @@ def _markdown_section(review: ModelReview) -> list[str]:
         lines += [_escape_markdown(remark), ""]
     if not review.prediction.findings:
         return [*lines, "No findings.", ""]
-    lines += _finding_table(review.prediction.findings)
+    lines += _finding_table(review.prediction.findings, find_float_type(review.prediction))
     return [*lines, *_list_float_layers(review.prediction.convolutions), ""]
 
 
@@ -191,14 +194,14 @@ def _list_float_layers(convolutions: Sequence[ConvOutcome]) -> list[str]:
     return ["", summary, "", *rows, "", "</details>"]
 
 
-def _finding_table(findings: list[Finding]) -> list[str]:
+def _finding_table(findings: list[Finding], float_type: Precision | None) -> list[str]:
     by_code: dict[str, list[Finding]] = {}
     for finding in findings:
         by_code.setdefault(finding.code, []).append(finding)
     lines = ["| | code | places | first place | fix |", "|---|---|---|---|---|"]
     for code, same in list(by_code.items())[:_ROWS]:
         first = same[0]
-        texts = (as_options(first.message), as_options(first.fix))
+        texts = [as_options(name_floats(t, code, float_type)) for t in (first.message, first.fix)]
         cells = (first.severity.word, code, str(len(same)), *texts)
         lines.append(f"| {' | '.join(map(_table_cell, cells))} |")
     return lines

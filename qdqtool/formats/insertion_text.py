@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from calibration.presets import note_preprocess
 from qdqtool.findings.report import title_of
+from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import (
     ROW_COLUMN,
     SEVERITY_STYLES,
@@ -70,7 +71,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         _add_agreement(page, insertion, f"{_format_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
         _add_prediction(page, insertion.prediction, insertion.requested_target)
-    _add_remarks(page, insertion.notes, insertion.warnings)
+    _add_remarks(page, insertion.notes, insertion.warnings, float_type)
     if everything:
         _add_activation_scales(page, insertion)
     return page
@@ -99,13 +100,15 @@ def _add_activation_scales(page: TextPage, insertion: Insertion) -> None:
 
 def _add_findings(page: TextPage, prediction: Prediction) -> None:
     """Add the errors and warnings that `predict` will report on the written model."""
+    float_type = find_float_type(prediction)
     serious = [f for f in prediction.findings if f.severity != Severity.INFO]
     counts = Counter(finding.code for finding in serious)
     severities = {finding.code: finding.severity for finding in reversed(serious)}
     label = "Findings"
     for code, count in counts.items():
         places = f" ({format_count(count, 'place')})" if count > 1 else ""
-        page.add_row(label, f"{severities[code].word} {code}: {title_of(code)}{places}")
+        title = name_floats(title_of(code), code, float_type)
+        page.add_row(label, f"{severities[code].word} {code}: {title}{places}")
         label = ""
 
 
@@ -327,9 +330,16 @@ def _exclude_pattern(loss: TensorLoss) -> str:
     return shlex.quote(pattern)
 
 
-def _add_remarks(page: TextPage, notes: Iterable[str], warnings: Iterable[str]) -> None:
+def _add_remarks(
+    page: TextPage,
+    notes: Iterable[str],
+    warnings: Iterable[str],
+    float_type: Precision | None = None,
+) -> None:
     for severity, texts in ((Severity.INFO, notes), (Severity.WARNING, warnings)):
         for text in texts:
+            if getattr(text, "code", "") == "of-finding":
+                text = name_floats(text, text.partition(":")[0], float_type)
             style = SEVERITY_STYLES[severity]
             page.fill(f"{severity.word}: {as_options(text)}", style=style)
 

@@ -12,6 +12,7 @@ from qdqtool.findings.obstacles import suggest_recipe
 from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
+from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path
 from qdqtool.formats.time_text import (
     add_slowest_layers,
@@ -86,7 +87,9 @@ def render(
     """
     page = TextPage(width, everything)
     target = target or _requested_target(prediction)
-    float_type = verdicts.name_float_type(prediction, half=half and _can_use_fp16(times))
+    half = half and _can_use_fp16(times)
+    float_type = verdicts.name_float_type(prediction, half=half)
+    common_type = find_float_type(prediction, half=half)
     is_rejected = prediction.rejected
     has_details = everything or not is_rejected
     engine_times = [] if is_rejected else times
@@ -100,9 +103,9 @@ def render(
         _add_basis(page, prediction, target)
     if way is not None:
         _add_build_method(page, way, prediction.target)
-    _add_findings(page, prediction, engine_times)
+    _add_findings(page, prediction, engine_times, common_type)
     if has_details:
-        _add_conversions(page, prediction)
+        _add_conversions(page, prediction, common_type)
     _add_convolution_tables(page, prediction, float_type)
     if engine_times and (everything or layers):
         add_slowest_layers(page, engine_times[0])
@@ -316,7 +319,12 @@ def build_commands(
 # Findings -----------------------------------------------------------------------------------------
 
 
-def _add_findings(page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate]) -> None:
+def _add_findings(
+    page: TextPage,
+    prediction: Prediction,
+    times: Sequence[TimeEstimate],
+    float_type: Precision | None,
+) -> None:
     products = {c.name for c in prediction.convolutions if c.is_product}
     default, on_request = split_fixable(prediction.findings)
     marks = {f.code: f" {_BY_FIX}" for f in default}
@@ -324,8 +332,8 @@ def _add_findings(page: TextPage, prediction: Prediction, times: Sequence[TimeEs
     for same in _group_by_code(prediction.findings):
         if same[0].severity != Severity.INFO or page.everything:
             page.add_gap()
-            _add_finding_title(page, same, marks.get(same[0].code, ""), products)
-            _add_places(page, same)
+            _add_finding_title(page, same, marks.get(same[0].code, ""), products, float_type)
+            _add_places(page, same, float_type)
             if saving := describe_saving(same, times):
                 page.add_row("saves:", saving, _LABEL)
             if page.everything:
@@ -345,11 +353,18 @@ def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
     return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
 
 
-def _add_finding_title(page: TextPage, same: list[Finding], mark: str, products: set[str]) -> None:
+def _add_finding_title(
+    page: TextPage,
+    same: list[Finding],
+    mark: str,
+    products: set[str],
+    float_type: Precision | None,
+) -> None:
     from qdqtool.reasons.heads import describe_destroyed_scores
 
     head = same[0]
-    title = ": ".join(filter(None, (title_of(head.code), describe_destroyed_scores(same))))
+    title = name_floats(title_of(head.code), head.code, float_type)
+    title = ": ".join(filter(None, (title, describe_destroyed_scores(same))))
     extent = _describe_extent(same, products)
     page.fill(
         f"{head.severity.word} {head.code}{mark}  {title}{f' ({extent})' if extent else ''}",
@@ -358,11 +373,12 @@ def _add_finding_title(page: TextPage, same: list[Finding], mark: str, products:
     )
 
 
-def _add_places(page: TextPage, same: list[Finding]) -> None:
+def _add_places(page: TextPage, same: list[Finding], float_type: Precision | None) -> None:
     """Add the message and the fix of the first place, or of all places if everything is shown."""
     places = same if page.everything else same[:1]
-    messages = drop_repeated_sentences([f.message for f in places])
-    fixes = drop_repeated_sentences([f.fix for f in places])
+    messages = [name_floats(f.message, f.code, float_type) for f in places]
+    messages = drop_repeated_sentences(messages)
+    fixes = drop_repeated_sentences([name_floats(f.fix, f.code, float_type) for f in places])
     label = "first:" if len(same) > 1 else "place:"
     for message, fix in zip(messages, fixes, strict=True):
         page.add_row(label, message, _LABEL)
@@ -385,14 +401,15 @@ def _describe_extent(same: list[Finding], products: set[str]) -> str:
     return ", ".join(facts)
 
 
-def _add_conversions(page: TextPage, prediction: Prediction) -> None:
+def _add_conversions(page: TextPage, prediction: Prediction, float_type: Precision | None) -> None:
     conversions = [f for f in prediction.findings if f.code in _CONVERSION_CODES]
     if all(f.code == "INPUT-CONVERSION" for f in conversions):
         return
     page.add_heading(f"Q/DQ layers that remain ({len(conversions)}), the largest first")
     for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):
         amount = f" ({_format_amount(finding.values)})" if finding.values else ""
-        page.fill(f"{finding.message.rstrip('.')}{amount}", 4, "  - ")
+        message = name_floats(finding.message, finding.code, float_type)
+        page.fill(f"{message.rstrip('.')}{amount}", 4, "  - ")
 
 
 def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:

@@ -18,6 +18,7 @@ from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import Build
 from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
+from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
 from qdqtool.formats.verdicts import (
     overall_verdict,
@@ -97,6 +98,7 @@ class ModelCollector:
         model_info = prediction.model
         half = subject.build is None or float_layer_precision(subject.build) != Precision.FP32
         headline = overall_verdict(prediction, subject.time, half=half)
+        self._float_type = find_float_type(prediction, half=half)
         self.model = data.ModelContents(
             label=label,
             path=display_name(model_info.path),
@@ -396,6 +398,9 @@ class ModelCollector:
 
     # Findings, conversions, lines -----------------------------------------------------------------
 
+    def _display_text(self, text: str, code: str) -> str:
+        return display_message(as_options(name_floats(text, code, self._float_type)))
+
     def _add_findings(self) -> None:
         prediction = self.subject.prediction
         on_request = {f.id for f in split_fixable(prediction.findings)[1]}
@@ -409,11 +414,11 @@ class ModelCollector:
                 data.FindingEntry(
                     id=finding.id,
                     code=finding.code,
-                    title=title_of(finding.code),
+                    title=name_floats(title_of(finding.code), finding.code, self._float_type),
                     severity=str(finding.severity),
                     at=display_name(finding.node),
-                    message=display_message(as_options(finding.message)),
-                    fix=display_message(as_options(finding.fix)),
+                    message=self._display_text(finding.message, finding.code),
+                    fix=self._display_text(finding.fix, finding.code),
                     evidence=str(finding.evidence),
                     node=nodes[0] if nodes else -1,
                     nodes=nodes,

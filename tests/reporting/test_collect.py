@@ -21,6 +21,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import is_qdq, read_params
@@ -76,7 +77,10 @@ def test_page_lists_convolutions_conversions_and_findings(
         for c in prediction.convolutions
     ]
     assert [c.name for c in model.conversions] == prediction.conversion_nodes
-    assert [f.message for f in model.findings] == [f.message for f in prediction.findings]
+    float_type = find_float_type(prediction)
+    assert [f.message for f in model.findings] == [
+        name_floats(f.message, f.code, float_type) for f in prediction.findings
+    ]
     for conv in model.convs:
         assert model.nodes[conv.node].name == conv.name
         assert model.layers[conv.layer].name == prediction.convolution(conv.name).layer

@@ -1,0 +1,46 @@
+"""Name the float type of an engine in the messages of findings."""
+
+import re
+
+from qdqtool.formats.verdicts import name_float_type
+from qdqtool.ir.precision import Precision
+from qdqtool.trt.result import Prediction
+
+# Findings on the types in the model, or on the flags of the builder.
+_OTHER_TYPES = ("BIAS-DQ", "CONST-FP16", "FLAG-FP16", "FLOAT-BF16", "FLOAT-FP32", "FLOAT-MIXED")
+_FLOAT = (
+    r"float\b(?! (?:image|input|model|network|scale|tensor|type|value|weight)s?\b)(?=[\s.,;:()]|$)"
+)
+# Phrases on the types of layers and of their inputs and outputs. "The float model" is a file.
+_PHRASES = (
+    (rf"\b(as|be|in|is|writes?|wrote) {_FLOAT}", r"\1 {}"),
+    (rf"\b(leaves?|left|remains?|stays?) {_FLOAT}", r"\1 in {}"),
+    (rf"\b([Kk]eep|[Ll]eave)((?: [^\s,;]+){{1,7}}) {_FLOAT}", r"\1\2 in {}"),
+    (r"\bfloat (attention|consumers?|output|pooling)\b", r"{} \1"),
+)
+
+
+def find_float_type(prediction: Prediction, *, half: bool = True) -> Precision | None:
+    """Return the type of all layers that are not quantized; None if there are several types.
+
+    Args:
+        prediction: The prediction.
+        half: Whether the builder may use FP16.
+    """
+    types = {t for c in prediction.convolutions for t in (c.precision, c.output) if t.is_float}
+    return name_float_type(prediction, half=half) if len(types) < 2 else None
+
+
+def name_floats(text: str, code: str, float_type: Precision | None) -> str:
+    """Write the float type of the engine in place of the word "float".
+
+    Args:
+        text: Title, message or fix of a finding.
+        code: Code of the finding. The text of a code on the types in the model is not changed.
+        float_type: Type of the layers that are not quantized. None: the text is not changed.
+    """
+    if float_type is None or code in _OTHER_TYPES or "float" not in text:
+        return text
+    for pattern, replacement in _PHRASES:
+        text = re.sub(pattern, replacement.format(float_type), text)
+    return text
