@@ -111,7 +111,7 @@ def test_sections_of_help_name_options_that_exist() -> None:
 
 
 # Commands to paste, and names that are longer than a line, are not broken.
-UNBROKEN = re.compile(r"trtexec |qdqtool |^\s*\S+$|qdqtool: ")
+UNBROKEN = re.compile(r"trtexec |^\s{0,4}\S+$|qdqtool: ")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,7 @@ UNBROKEN = re.compile(r"trtexec |qdqtool |^\s*\S+$|qdqtool: ")
         "gpus",
         "gpus T4",
         "gpus --sources",
+        "demo -o a-folder-whose-name-is-not-short --size 64 --images 2",
     ],
 )
 def test_answers_fit_80_columns(
@@ -235,6 +236,18 @@ def test_each_line_of_a_wrapped_paragraph_has_its_style() -> None:
     assert "\x1b" not in str(page)
 
 
+@pytest.mark.parametrize("length", [24, 26, 28, 30])
+def test_names_that_fit_the_width_fit_with_any_indent(length: int) -> None:
+    page = TextPage(30)
+    name = "n" * length
+    page.fill(f"{name} and {name}", 9, "  place: ")
+    page.fill(f"see {name}", 8)
+    page.add_lines(f"  INT8 -> INT8  {name}")
+    page.add_command("Try:", f"qdqtool a --exclude {name}")
+    assert sum(name in line for line in page.lines) == 5
+    assert max(map(len, page.lines)) <= (30 if length < 30 else 32)  # the backslash of the command
+
+
 @pytest.mark.parametrize("width", [40, 57])
 def test_wrapped_command_is_the_same_command(width: int) -> None:
     command = "trtexec --onnx='a model.onnx' --verbose > build.log 2>&1"
@@ -288,7 +301,10 @@ def test_progress_is_one_line_a_minute(
         ("qdqtool predict --fa", {"--fail-on"}),
         ("qdqtool predict --format s", {"sarif"}),
         ("qdqtool predict --gpu jetson-orin-na", {"jetson-orin-nano-8gb"}),
+        ("qdqtool predict --gpu Or", {"orin-nano-8gb", "jetson-agx-orin-64gb"}),
+        ("qdqtool report --gpu 3060-t", {"3060-ti"}),
         ("qdqtool insert --target rt", {"rtx1"}),
+        ("qdqtool insert --preprocess image", {"imagenet", "imagenet-stretch"}),
         ("qdqtool fix --only zp", {"ZP-NONZERO"}),
         ("qdqtool predict --fail-on er", {"error"}),
         ("qdqtool explain skip", {"SKIP-FLOAT"}),

@@ -12,6 +12,7 @@ import functools
 import gzip
 import itertools
 import os
+import re
 import select
 import stat
 import sys
@@ -31,6 +32,9 @@ from qdqtool.util.files import open_input, record_input
 
 __all__ = ["LogSource", "read_build"]
 
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_PRODUCT = re.compile(rb"(?i)tensorrt|\[TRT\]")
 
 LogSource = str | os.PathLike[str] | IO[bytes]
 
@@ -284,6 +288,8 @@ def _read_source(source: LogSource) -> Build:
             head += block
             if len(head) >= 4096:
                 break
+        if _is_binary(head):
+            raise _not_a_log_error(head, name)
         is_wrapped = are_json_lines(head)
         if _looks_like_json(head) and not is_wrapped:
             build = read_json(_read_all(head, blocks, name), name)
@@ -296,6 +302,16 @@ def _read_source(source: LogSource) -> Build:
     build.files = [name]
     set_build_status(build)
     return build
+
+
+def _is_binary(head: bytes) -> bool:
+    """Return whether a file is binary by its first bytes, so that it need not be read to the end.
+
+    A log may contain zero bytes, for example the headers of Docker's streams, or zeros before the
+    text of a log file that was truncated while it was written.
+    """
+    start = head.lstrip(b"\0")[:16]
+    return b"\0" in head and bool(_CONTROL.search(start)) and not _PRODUCT.search(head)
 
 
 def _looks_like_json(head: bytes) -> bool:
@@ -344,11 +360,14 @@ def _check_is_log(build: Build, head: bytes, name: str) -> None:
         build.parse.initializers,
         build.lines.marked,
     )
-    if any(contents) or build.tactics != TacticCounts():
-        return
+    if not any(contents) and build.tactics == TacticCounts():
+        raise _not_a_log_error(head, name)
+
+
+def _not_a_log_error(head: bytes, name: str) -> BuildLogError:
     if b"\0" in head:
-        reason, code = ("is a binary file; give the text output of trtexec"), "binary-file"
+        reason, code = "is a binary file; give the text output of trtexec", "binary-file"
     else:
         reason = "contains no line of TensorRT; give the output of 'trtexec --verbose'"
         code = "wrong-format"
-    raise BuildLogError(f"{reason}, or --exportLayerInfo's JSON", name, code=code)
+    return BuildLogError(f"{reason}, or --exportLayerInfo's JSON", name, code=code)

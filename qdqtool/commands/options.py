@@ -579,6 +579,7 @@ def image_options(function: Command) -> Command:
         click.option(
             "--preprocess",
             metavar="NAME",
+            shell_complete=completion.make_completer(lambda: PREPROCESS_NAMES),
             help="How images become inputs: " + ", ".join(PREPROCESS_NAMES) + " (docs/insert.md). "
             "The options below change single steps. [default: from the model's metadata, else "
             "yolo]",

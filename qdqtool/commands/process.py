@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
-from qdqtool.util.text import escape_hidden, escape_unencodable
+from qdqtool.util.text import escape_hidden, escape_unencodable, wrap_words
 
 _MIN_ADDRESS_SPACE = 128 << 20  # number of bytes of address space that Python, numpy and onnx need
 MESSAGE_PREFIX = "qdqtool: "
@@ -141,15 +141,8 @@ class FilteredErrorStream(FilteredStream):
             return text
         if len(text) <= width:
             return text
-        import textwrap
-
         return "\n".join(
-            line
-            for row in text.split("\n")
-            for line in textwrap.wrap(
-                row, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-            )
-            or [""]
+            line for row in text.split("\n") for line in wrap_words(row, width, 2, "") or [""]
         )
 
     def flush(self) -> None:

@@ -17,7 +17,7 @@ from qdqtool.demo.network import yolov8n
 from qdqtool.demo.recording import verify_recorded
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.formats.insertion_text import render
-from qdqtool.formats.output import TextPage, terminal_width, wrap
+from qdqtool.formats.output import TextPage, terminal_width, wrap, wrap_command
 from qdqtool.ir.modelfile import save
 from qdqtool.quantization.api import insert
 from qdqtool.runtime.sessions import open_session
@@ -57,19 +57,19 @@ def run_demo(
     _prepare_image_folder(image_folder, folder)
     save(proto, model)
     write_images(image_folder, images, size)
-    yield (
-        f"1. wrote {model} (YOLOv8n architecture, random weights)\n"
-        f"   and {format_count(images, 'generated image')} of {size} x {size} pixels to "
-        f"{image_folder}\n\n"
-        "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
+    yield from _wrap_line(
+        f"wrote {model} (YOLOv8n architecture, random weights) and "
+        f"{format_count(images, 'generated image')} of {size} x {size} pixels to {image_folder}",
+        "1. ",
     )
+    yield "\n2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
     cache = folder / "calibration.npz"
     result = insert(
         model, image_folder, target=target, progress=True, calib_cache=cache, overwrite_cache=True
     )
     result.save(quantized)
     yield _indent_page(render(result, terminal_width() - 3))
-    yield f"   wrote {quantized}"
+    yield from _wrap_line(f"wrote {quantized}")
     pixels, correlation = _compare_outputs(proto, result.model, size, images)
     yield (
         f"   on {_COMPARED_IMAGES} other images boxes move by {pixels:.1f} px on average;\n"
@@ -83,9 +83,20 @@ def run_demo(
         f"\ndone in {time.perf_counter() - started:.1f} s. "
         "For your own model, with a few hundred images:\n"
         f"  qdqtool insert yolov8n.onnx --calib images/ --target {result.target}\n"
-        "For all details of the demo model:\n"
-        f"  {_program_name()} predict {shlex.quote(str(quantized))} --target {result.target} --all"
+        "For all details of the demo model:"
     )
+    yield from _wrap_command(
+        f"{_program_name()} predict {shlex.quote(str(quantized))} --target {result.target} --all",
+        "  ",
+    )
+
+
+def _wrap_line(text: str, first: str = "   ") -> list[str]:
+    return wrap(text, 3, terminal_width(), first)
+
+
+def _wrap_command(command: str, indent: str) -> list[str]:
+    return wrap_command(command, terminal_width(), indent, len(indent) + 2)
 
 
 def _prepare_image_folder(image_folder: Path, folder: Path) -> None:
@@ -139,23 +150,19 @@ def _run_verify_step(quantized: Path) -> Iterator[str]:
         return
     recorded = verify_recorded(quantized)
     if recorded is None:
-        yield from wrap(
+        yield from _wrap_line(
             "nothing was compared: TensorRT-RTX is not installed, and the recorded build is of the "
-            "default demo model, not of this model",
-            3,
-            width,
+            "default demo model, not of this model"
         )
     else:
         yield "   TensorRT-RTX is not installed: a recorded build of this model is used"
         yield _indent_page(render_verification(recorded, width - 3))
-    yield from wrap(
+    yield from _wrap_line(
         "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's license), the demo builds the "
         "model with TensorRT-RTX, which needs no GPU. For another TensorRT, give the log of "
-        "trtexec to verify:",
-        3,
-        width,
+        "trtexec to verify:"
     )
-    yield f"     qdqtool verify {quantized} build.log"
+    yield from _wrap_command(f"qdqtool verify {shlex.quote(str(quantized))} build.log", "     ")
 
 
 def _run_report_step(model: Path, quantized: Path, cache: Path, target: Target) -> Iterator[str]:
@@ -163,15 +170,16 @@ def _run_report_step(model: Path, quantized: Path, cache: Path, target: Target) 
 
     missing = describe_missing_packages()
     if missing:
-        yield from wrap(missing, 3, terminal_width())
-        yield f"     qdqtool report {quantized} --float {model}"
+        yield from _wrap_line(missing)
+        paths = shlex.join([str(quantized), "--float", str(model)])
+        yield from _wrap_command(f"qdqtool report {paths}", "     ")
         return
     from qdqtool.reporting.api import report
 
     page = quantized.with_name("yolov8n-demo_report.html")
     report(quantized, before=model, target=target, gpu=_GPU, calib_cache=cache).save(page)
-    yield (
-        f"   wrote {page}: open it in a browser\n   (its times are estimates for one GPU, {_GPU})"
+    yield from _wrap_line(
+        f"wrote {page}: open it in a browser (its times are estimates for one GPU, {_GPU})"
     )
 
 

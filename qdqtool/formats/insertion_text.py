@@ -90,7 +90,11 @@ def _add_activation_scales(page: TextPage, insertion: Insertion) -> None:
     page.add_heading("Activation scales")
     for row in insertion.activations:
         group = "" if row.group is None else f"  group {row.group}"
-        page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
+        numbers = f"  {row.scale:<12.6g} {row.method:<10}"
+        if len(numbers) + 1 + len(row.tensor) + len(group) <= page.width:
+            page.add_lines(f"{numbers} {row.tensor}{group}")
+        else:
+            page.add_lines(f"{numbers}{group}", f"      {row.tensor}")
 
 
 def _add_findings(page: TextPage, prediction: Prediction) -> None:
@@ -279,7 +283,7 @@ def _add_activation_losses(page: TextPage, losses: ActivationLosses, title: str)
     for loss in confirmed[:1]:
         first = f"{'':{ROW_COLUMN}}Try: "
         command = f"--exclude {_exclude_pattern(loss)}"
-        page.add_lines(*wrap_command(command, page.width, first, ROW_COLUMN))
+        page.add_verbatim(*wrap_command(command, page.width, first, ROW_COLUMN))
 
 
 def _describe_unconfirmed(losses: ActivationLosses) -> str:

@@ -314,7 +314,7 @@ def _add_messages(page: TextPage, facts: Json) -> None:
 def render_pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:
     """Return a page with log lines and their line numbers."""
     page = TextPage()
-    page.add_lines(*(f"{line:>7}: {text}" for line, text in rows))
+    page.add_verbatim(*(f"{line:>7}: {text}" for line, text in rows))
     return page
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +14,14 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.reasons.finding import Severity
 from qdqtool.util.files import write_text
 from qdqtool.util.process import silence_stdout, terminal_columns
-from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
+from qdqtool.util.text import (
+    as_line,
+    as_text,
+    escape_hidden,
+    escape_unencodable,
+    shorten_indent,
+    wrap_words,
+)
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 ROW_COLUMN = 19  # where the texts of rows start; the longest labels have 15 characters
@@ -100,28 +106,18 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
         width: Columns.
         first: Text in place of the spaces before the first line. None: spaces.
     """
-    pad = " " * indent
-    return textwrap.wrap(
-        as_line(as_options(text)),
-        width,
-        initial_indent=pad if first is None else first,
-        subsequent_indent=pad,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrap_words(as_line(as_options(text)), width, indent, first)
 
 
 def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[str]:
     """Wrap a shell command with backslashes, so that it can be pasted.
 
-    A line does not end between an option and its argument, nor between ``>`` and its file.
+    A line does not end between ``>`` and its file, nor between an option and its argument if both
+    fit in a line.
     """
     words: list[str] = []
     for word in _SHELL_WORD.findall(as_line(command)):
-        is_argument = (
-            words and _OPTION.fullmatch(words[-1]) and not word.startswith(("-", ">", "2>"))
-        )
-        if is_argument or (words and words[-1] == ">"):
+        if words and _belongs_to(word, words[-1], width):
             words[-1] += f" {word}"
         else:
             words.append(word)
@@ -132,6 +128,8 @@ def wrap_call(call: str, width: int) -> list[str]:
     """Wrap a Python call with its arguments on indented lines, so that it can be pasted."""
     function, _, arguments = as_line(call).removesuffix(")").partition("(")
     words = _SHELL_WORD.findall(arguments)
+    if max(map(len, words)) > width:
+        words = _SHELL_WORD.findall(arguments.replace("=['", "=[ '"))
     return [f"{function}(", *_fill_lines(words, width, "    ", 4, ""), ")"]
 
 
@@ -147,13 +145,23 @@ def _fill_lines(
         indent: Number of spaces before each other line.
         line_end: Text after each line but the last.
     """
-    lines, line = [], first
+    lines: list[str] = []
+    line = first
     for word in words:
         if len(line) + len(word) + 2 > width and line.strip() and line != first:
             lines.append(f"{line}{line_end}".rstrip())
             line = " " * indent
         line += f"{word} "
-    return [*lines, line.rstrip()]
+    lines.append(line.rstrip())
+    rest = [x for row in lines[1:] for x in shorten_indent(row, indent, width)]
+    return shorten_indent(lines[0], len(first), width) + rest
+
+
+def _belongs_to(word: str, previous: str, width: int) -> bool:
+    if previous == ">":
+        return True
+    is_argument = _OPTION.fullmatch(previous) and not word.startswith(("-", ">", "2>"))
+    return bool(is_argument) and len(previous) + len(word) + 3 <= width
 
 
 class TextPage:
@@ -170,13 +178,22 @@ class TextPage:
         self.styles: list[Style] = []
 
     def add_lines(self, *lines: str, style: Style = Style.PLAIN) -> None:
-        """Add lines without wrapping them."""
+        """Add lines. A line that is too long for the page is continued below, indented."""
+        for line in lines:
+            indent = len(line) - len(line.lstrip(" "))
+            rows = [line]
+            if len(line) > self.width:
+                rows = wrap_words(as_line(line[indent:]), self.width, indent + 4, " " * indent)
+            self.add_verbatim(*rows, style=style)
+
+    def add_verbatim(self, *lines: str, style: Style = Style.PLAIN) -> None:
+        """Add lines as they are."""
         self.lines += lines
         self.styles += [style] * len(lines)
 
     def fill(self, text: str, indent: int = 2, first: str = "", style: Style = Style.PLAIN) -> None:
         """Add a paragraph, with `first` before its first line and `indent` spaces before others."""
-        self.add_lines(*wrap(text, indent, self.width, first), style=style)
+        self.add_verbatim(*wrap(text, indent, self.width, first), style=style)
 
     def add_gap(self) -> None:
         """Add an empty line, unless the page is empty or ends with an empty line."""
@@ -200,7 +217,7 @@ class TextPage:
         """Add a label, and a shell command that can be pasted."""
         first = f"{label} ".ljust(9) if label else "  "
         lines = wrap_command(command, self.width, first, len(first) + 2)
-        self.add_lines(*lines, style=Style.COMMAND)
+        self.add_verbatim(*lines, style=Style.COMMAND)
 
     def add_page(self, other: TextPage) -> None:
         """Add the lines of another page."""

@@ -132,7 +132,7 @@ def _add_trace(page: TextPage, prediction: Prediction) -> None:
     from qdqtool.trt.trace import render as render_event
 
     page.add_heading(f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
-    page.add_lines(*map(render_event, prediction.trace))
+    page.add_verbatim(*map(render_event, prediction.trace))
 
 
 def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], target: Target) -> str:

@@ -161,6 +161,8 @@ SPELLINGS = {
     "utf8-bom": lambda t: b"\xef\xbb\xbf" + t.encode(),
     "gzip": lambda t: gzip.compress(t.encode()),
     "xz": lambda t: lzma.compress(t.encode()),
+    "after zeros of a truncated file": lambda t: bytes(5000) + b"\n" + t.encode(),
+    "after the header of a Docker stream": lambda t: b"\1\0\0\0\0\0\0O" + t.encode(),
     "no last line end": lambda t: t.rstrip("\n"),
     "invalid bytes between": lambda t: t.encode().replace(b"\n", b"\n\xff\xfe\x80\x00 noise\n", 1),
     "text of another program before a line": lambda t: t.replace(
@@ -500,6 +502,13 @@ def test_read_build_rejects_other_content(content: bytes, code: str, detail: str
     with pytest.raises(BuildLogError, check=has(code, path="stream")) as caught:
         read(content)
     assert detail in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_binary_file_is_not_read_to_the_end() -> None:
+    stream = io.BytesIO(b"\x08\x08\x12\x07pytorch".ljust(1 << 22, b"\0"))
+    with pytest.raises(BuildLogError, check=has("binary-file")):
+        read_build(stream)
+    assert stream.tell() <= 1 << 21
 
 
 @pytest.mark.parametrize(("size", "lines"), [(10_000, 10**6), (10**6, 50)], ids=["size", "lines"])

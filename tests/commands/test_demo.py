@@ -33,7 +33,7 @@ def test_demo_writes_all_files_again(folder: Path, cli: Cli) -> None:
     for name in names:
         assert str(folder / name) in text
         assert (folder / name).read_bytes() != b"of an earlier run"
-    command = shlex.split(text.splitlines()[-1])
+    command = shlex.split(text.rpartition("demo model:")[2].replace("\\\n", ""))
     assert command[-5:-3] == ["predict", str(folder / "yolov8n-demo_qdq.onnx")]
     summary = cli.json(*command[-5:-1])["summary"]
     assert (summary["int8"], summary["int8_to_int8"]) == (60, 54)

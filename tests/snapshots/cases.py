@@ -347,7 +347,11 @@ def answer(line: str) -> str:
     with contextlib.chdir(home), without_package("tensorrt_rtx"):  # which would build the demo
         result = contract.call(shlex.split(command), home)
     text = result.out + "".join(f"stderr: {line}\n" for line in result.err.splitlines())
-    text = text.replace(shlex.quote(sys.executable), "python")
+    text = re.sub(  # the path of Python would wrap the command differently elsewhere
+        rf"{re.escape(shlex.quote(sys.executable))}((?:\\\n|.)*)",
+        lambda match: "python" + re.sub(r"\\\n +", "", match[1]),
+        text,
+    )
     text = re.sub(r"(^Took |^Wrote .*[ (])\d+\.\d s", r"\1#.# s", text, flags=re.MULTILINE)
     if command != line:
         text = MEASURED.sub("#.#", text)
