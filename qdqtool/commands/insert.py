@@ -49,22 +49,20 @@ _CALIBRATION_PARAMETERS = (
     "--calib-table",
     type=click.Path(),
     metavar="FILE",
-    help="Take ranges from a TensorRT calibration table, AIMET encodings, JSON of PPQ or "
-    "onnxruntime, or Paddle's max_range.txt.",
+    help="Ranges from TensorRT's calibration table, AIMET, PPQ, onnxruntime or Paddle.",
 )
 @click.option(
     "--losses",
     type=click.IntRange(0),
-    metavar="SAMPLES",
-    help="Number of samples on which the accuracy loss of activations is measured; 0 for none. "
-    "[default: 8; single activations are measured only if the outputs change by 10% or more]",
+    metavar="N",
+    help="Samples on which the accuracy loss of activations is measured. [default: 8; single "
+    "activations only if outputs change by 10% or more]",
 )
 @click.option(
     "--write-table",
     type=click.Path(),
     metavar="FILE",
-    help="Also write a TensorRT calibration table for the float model, with a scale for every "
-    "tensor, and print the command that builds for DLA.",
+    help="Also write a calibration table for the float model, and print the build command for DLA.",
 )
 @options.placement_options
 @options.network_options
@@ -73,14 +71,9 @@ _CALIBRATION_PARAMETERS = (
     type=click.Choice(("float", "int8", "uint8")),
     default="float",
     show_default=True,
-    help=(
-        "Type of the network's input. With int8, the application feeds the result of the first Q; "
-        "with uint8, it feeds pixels."
-    ),
+    help="Type of the network's input. uint8: pixels; int8: the result of the first Q.",
 )
-@options.gpu_option(
-    "Report whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus)."
-)
+@options.gpu_option("Estimate the times of the result and of FP16 (see qdqtool gpus).")
 @click.option(
     "--no-predict",
     "predict",
@@ -107,7 +100,7 @@ def command(
     answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
-    """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
+    """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT uses them.
 
     Needs onnxruntime and images, or a table with ranges (--calib-table); no GPU and no TensorRT.
     Exit codes: 0 done, 2 bad input.

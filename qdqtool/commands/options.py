@@ -42,7 +42,7 @@ class HelpCommand(click.Command):
         for section, listed in group_options(options).items():
             records = [record for p in listed if (record := p.get_help_record(ctx)) is not None]
             with formatter.section(section):
-                formatter.write_dl(records)
+                formatter.write_dl(records, col_max=22)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
@@ -349,9 +349,7 @@ output_options = make_output_options("text", "json")
 # Files
 
 
-def calib_option(
-    text: str = "Folder of images, text file of paths, npz or npy.", **more: Any
-) -> Decorator:
+def calib_option(text: str = "Folder of images, list file, npz or npy.", **more: Any) -> Decorator:
     """Return ``--calib`` with a help text."""
     return click.option("--calib", type=click.Path(), metavar="IMAGES", help=text, **more)
 
@@ -380,7 +378,7 @@ target_option = click.option(
     "--target",
     metavar="VERSION",
     shell_complete=completion.complete_targets,
-    help=f"TensorRT version such as 8.5, 10.3 or 11, or rtx1.7. [default: {DEFAULT_TARGET}]",
+    help=f"TensorRT version (8.5, 11, rtx1.7). [default: {DEFAULT_TARGET}]",
 )
 
 target_options = combine_options(
@@ -388,8 +386,8 @@ target_options = combine_options(
     click.option(
         "--strongly-typed",
         is_flag=True,
-        help="TensorRT computes in the types of the file (trtexec --stronglyTyped, TensorRT 10). "
-        "TensorRT 11 and later always do.",
+        help="Compute in the types of the file (trtexec --stronglyTyped), as TensorRT 11 always "
+        "does.",
     ),
 )
 
@@ -447,13 +445,13 @@ clock_option = click.option(
     "--clock",
     type=click.FLOAT,
     metavar="MHZ",
-    help="SM clock under load, if it is not the boost clock.",
+    help="SM clock under load. [default: boost clock]",
 )
 
 power_option = click.option(
     "--power",
     metavar="W|MAXN",
-    help="Power mode of a Jetson (15W), from which the clock is estimated.",
+    help="Power mode of a Jetson, such as 15W.",
 )
 
 assume_option = click.option(
@@ -461,8 +459,7 @@ assume_option = click.option(
     multiple=True,
     metavar="silu-add=fused|apart",
     callback=parse_with(parse_assumptions),
-    help="Assume that TensorRT fuses (or does not fuse) Conv + activation + Add. "
-    "TensorRT decides by timing.",
+    help="Assume whether TensorRT, which decides by timing, fuses Conv + activation + Add.",
 )
 
 
@@ -546,7 +543,7 @@ size_option = click.option(
     "--size",
     type=ParsedText(parse_size),
     metavar="H[xW]",
-    help="Image size in pixels, if the model has a dynamic image size.",
+    help="Image size in pixels, if it is dynamic in the model.",
 )
 
 
@@ -581,36 +578,32 @@ def image_options(function: Command) -> Command:
             metavar="NAME",
             shell_complete=completion.make_completer(lambda: PREPROCESS_NAMES),
             help="How images become inputs: " + ", ".join(PREPROCESS_NAMES) + " (docs/insert.md). "
-            "The options below change single steps. [default: from the model's metadata, else "
-            "yolo]",
+            "[default: from the model's metadata, else yolo]",
         ),
         click.option(
             "--resize",
             type=click.Choice(("letterbox", "corner", "stretch", "crop")),
             default="letterbox",
             show_default=True,
-            help="How images are resized to the network input.",
+            help="How images are resized.",
         ),
         click.option("--bgr", is_flag=True, help="Channels in the order blue, green, red."),
         click.option(
             "--scale",
             type=click.FLOAT,
-            help="Factor for pixel values. [default: 1/255; 1 for an integer input]",
+            help="Factor for pixels. [default: 1/255; 1 for integers]",
         ),
         click.option(
             "--mean",
             type=ParsedText(parse_channels),
             metavar="M[,M,M]",
-            help=(
-                "Value to subtract from the scaled pixels; one for each channel, in the channel "
-                "order that --bgr selects."
-            ),
+            help="Values to subtract from scaled pixels; with --bgr in the order B,G,R.",
         ),
         click.option(
             "--std",
             type=ParsedText(parse_channels),
             metavar="S[,S,S]",
-            help="Divisor after the subtraction of --mean; one for each channel.",
+            help="Divisor after the subtraction of --mean.",
         ),
         size_option,
     )
@@ -624,7 +617,8 @@ max_images_option = click.option(
     type=click.IntRange(1),
     default=512,
     show_default=True,
-    help="Maximum number of images, spread evenly over the set.",
+    metavar="N",
+    help="Maximum number of images.",
 )
 
 range_options = combine_options(
@@ -633,22 +627,21 @@ range_options = combine_options(
         type=click.Choice(("focus", "mse", "percentile", "entropy", "max")),
         default="focus",
         show_default=True,
-        help="How the range of an activation is chosen. focus is mse with more weight on objects. "
-        "FP8 always uses max.",
+        help="Choice of activation ranges. focus: mse with more weight on objects. FP8 uses max.",
     ),
     click.option(
         "--method-for",
         multiple=True,
         type=ParsedText(parse_method_for),
         metavar="REGEX=METHOD",
-        help="Method for tensors whose names match REGEX. May be repeated.",
+        help="Method for tensors whose names match REGEX.",
     ),
     click.option(
         "--percentile",
         type=click.FLOAT,
         default=99.99,
         show_default=True,
-        help="Percentile of the absolute values, for the method percentile.",
+        help="Value for --method percentile.",
     ),
     max_images_option,
 )
@@ -658,12 +651,12 @@ cache_options = combine_options(
         "--calib-cache",
         type=click.Path(),
         metavar="FILE",
-        help="File that keeps the statistics, so that another run can resume or reuse them.",
+        help="File of the statistics, which later runs resume or reuse.",
     ),
     click.option(
         "--overwrite-cache",
         is_flag=True,
-        help="Replace a cache of another model or of other images.",
+        help="Replace a cache of another model or other images.",
     ),
 )
 
@@ -671,13 +664,12 @@ cluster_options = combine_options(
     click.option(
         "--cluster",
         metavar="ADDRESS",
-        help="Calibrate and measure on the workers of this Dask scheduler. local:N starts N "
-        "processes on this machine.",
+        help="Dask scheduler, or local:N for N local processes.",
     ),
     click.option(
         "--mixed-cpus",
         is_flag=True,
-        help="Allow workers whose results may differ in the last bits.",
+        help="Allow workers whose results differ in the last bits.",
     ),
 )
 
@@ -706,10 +698,10 @@ def precision_option(*choices: str) -> Decorator:
         type=click.Choice(choices),
         default="int8",
         show_default=True,
-        help="Format of quantized tensors. fp8 (E4M3) needs compute capability 8.9 or newer and "
-        "a strongly typed network (TensorRT 10.3 or newer)."
+        help="Format of quantized tensors. fp8 (E4M3) needs compute capability 8.9+ and "
+        "TensorRT 10.3+, strongly typed."
         + (
-            " auto compares the output errors of both on 8 images, and their times with --gpu."
+            " auto compares the errors of both on 8 images, and the times with --gpu."
             if "auto" in choices
             else ""
         ),
@@ -722,37 +714,37 @@ placement_options = combine_options(
         type=click.Choice(("box", "float", "none")),
         default="box",
         show_default=True,
-        help="Which detection-head outputs are left float: box (boxes, DFL, sampling "
-        "offsets of a DETR), float (scores as well), or none.",
+        help="Head outputs left float: box (boxes, DFL, sampling offsets), float (also scores), "
+        "none.",
     ),
     click.option(
         "--residual",
         type=click.Choice(("auto", "skip", "both", "none")),
         default="auto",
         show_default=True,
-        help="Inputs of a residual Add to quantize.",
+        help="Quantized inputs of residual Adds.",
     ),
     click.option(
         "--attention",
         type=click.Choice(("auto", "float", "int8", "fp8")),
         default="auto",
         show_default=True,
-        help="Type of the matrix products of attention. auto: float with INT8, FP8 where TensorRT "
-        "fuses the attention. INT8 is often slower, so measure.",
+        help="Type of attention's matrix products. auto: fp8 with --precision fp8 where TensorRT "
+        "fuses the attention, else float. int8 is often slower than float: time both builds.",
     ),
     click.option(
         "--no-unify",
         "unify",
         is_flag=True,
         callback=invert_flag,
-        help="Use separate scales for tensors that Concat and similar operators connect.",
+        help="Separate scales for tensors that Concat and similar operators connect.",
     ),
     click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float."),
     click.option(
         "--include",
         multiple=True,
         metavar="REGEX",
-        help="Quantize these nodes although a preset leaves them float.",
+        help="Quantize these nodes, which a preset leaves float.",
     ),
     click.option(
         "--exclude-op", multiple=True, metavar="OP", help="Leave these operator types float."
@@ -762,7 +754,7 @@ placement_options = combine_options(
         type=click.Choice(("float", "int8", "fp8")),
         default="float",
         show_default=True,
-        help="Store weights as float with Q and DQ, or as int8 or fp8 with DQ alone.",
+        help="Store weights as float with Q/DQ, or as int8 or fp8 with DQ.",
     ),
 )
 
@@ -770,8 +762,8 @@ network_options = combine_options(
     click.option(
         "--high-precision",
         type=click.Choice(("fp32", "fp16")),
-        help="Type of the layers that are not quantized. [default: fp16 if the types of the file "
-        "decide (trt11, rtx1.7, fp8), else fp32]",
+        help="Type of unquantized layers. [default: fp16 if strongly typed (trt11, rtx1.7, fp8), "
+        "else fp32]",
     ),
     click.option(
         "--smooth",
@@ -779,7 +771,7 @@ network_options = combine_options(
         is_flag=False,
         flag_value=0.5,
         metavar="[ALPHA]",
-        help="SmoothQuant: move outlier channels of the inputs of Linears into the weights. "
+        help="SmoothQuant: move outlier channels of Linear inputs into the weights. "
         "ALPHA is 0.5 if omitted.",
     ),
 )

@@ -23,28 +23,28 @@ from qdqtool.commands.usage import UsageError
     "evaluation",
     type=click.Path(),
     metavar="IMAGES",
-    help="Images like those in deployment: one half to choose the layers, the other half to "
-    "measure the result. [default: two quarters of --calib]",
+    help="Images to choose the layers (one half) and to measure the result. [default: half of "
+    "--calib]",
 )
 @click.option(
     "--keep",
     type=click.FLOAT,
     metavar="PART",
-    help="Fraction of the float model's accuracy to keep. [default: 0.97]",
+    help="Part of the float accuracy to keep. [default: 0.97]",
 )
 @click.option(
     "--budget-ms",
     type=click.FLOAT,
     metavar="MS",
-    help="Find the most accurate choice that takes at most this time on --gpu.",
+    help="Find the most accurate choice within this time.",
 )
 @click.option(
     "--metric",
     metavar="PACKAGE.MODULE:FUNCTION",
-    help="A function (reference, outputs, image) -> float, higher is better. [default: agreement "
-    "mAP for YOLOv8-style outputs, else one minus the relative output error]",
+    help="A function (reference, outputs, image) -> float. [default: agreement mAP for "
+    "YOLO, else 1 minus the output error]",
 )
-@options.gpu_option("Estimate milliseconds for this GPU (see qdqtool gpus).")
+@options.gpu_option("Estimate milliseconds (see qdqtool gpus).")
 @options.clock_option
 @options.power_option
 @options.quantized_output_option
@@ -58,14 +58,13 @@ from qdqtool.commands.usage import UsageError
     "--state",
     type=click.Path(),
     metavar="FILE",
-    help="File that keeps measurements, from which another run continues. [default: OUTPUT.tuning]",
+    help="File of the measurements, which later runs reuse. [default: OUTPUT.tuning]",
 )
 @click.option(
     "--time-limit",
     type=options.ParsedText(options.parse_seconds),
     metavar="TIME",
-    help="Stop the search after this time (600, 10m, 1.5h). The best choice so far is then "
-    "measured on held-out images and written.",
+    help="Stop the search after this time (600, 10m, 1.5h), and write the best choice so far.",
 )
 @options.check_timeout_option("Time limit for one call of --metric. [default: 600]")
 @click.option(
@@ -80,8 +79,7 @@ from qdqtool.commands.usage import UsageError
     default=32,
     show_default=True,
     metavar="N",
-    help="Maximum number of images to choose the layers on. This option and the next two count "
-    "batches if the model has a fixed batch size.",
+    help="Maximum number of images (or fixed batches) to choose the layers on.",
 )
 @click.option(
     "--judged-on",
@@ -89,18 +87,19 @@ from qdqtool.commands.usage import UsageError
     default=64,
     show_default=True,
     metavar="N",
-    help="Maximum number of held-out images to measure the result on.",
+    help="Maximum number of held-out images.",
 )
 @click.option(
     "--swept-on",
     type=click.IntRange(1),
     metavar="N",
-    help="Maximum number of images for the per-layer sensitivity test. [default: 4]",
+    help="Maximum number of images for the sensitivity of each layer. [default: 4]",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 64),
-    help="Number of threads. The result does not depend on this number.",
+    metavar="N",
+    help="Number of threads.",
 )
 @click.option("--no-state", is_flag=True, help="Do not keep measurements.")
 @options.cluster_options
@@ -110,7 +109,7 @@ from qdqtool.commands.usage import UsageError
 @options.image_options
 @options.placement_options
 @options.network_options
-@options.all_option("List every layer, also those that were never measured.")
+@options.all_option("List every layer.")
 @options.output_format_option
 def command(
     model: str,
@@ -131,13 +130,13 @@ def command(
     answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
-    """Find the fastest choice of INT8 layers for the float MODEL that keeps its accuracy.
+    """Find the fastest INT8 layers that keep the accuracy of the float MODEL.
 
-    Accuracy is measured with onnxruntime. Types and times are predicted: no GPU and no TensorRT is
-    needed. The accuracy of the result is measured on held-out images.
+    Accuracy is measured with onnxruntime, that of the result on held-out images. Types and times
+    are predicted: no GPU and no TensorRT is needed.
 
-    Exit codes: 0 the goal was reached (if no faster choice reaches it, by the float model), 1 the
-    goal was not reached (the best choice is written), 2 bad input.
+    Exit codes: 0 goal reached (also by the float model, if no faster choice reaches it), 1 goal
+    not reached (the best choice is written), 2 bad input.
     """
     started = perf_counter()
     if state is not None and no_state:
