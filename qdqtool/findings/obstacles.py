@@ -14,21 +14,24 @@ _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8
 _MAX_EXCLUDED = 8  # if there are more nodes to exclude, the recipe excludes none
 
 
-def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
+def onnxruntime_recipe(model: str, output: str, exclude: Sequence[str] = ()) -> str:
     """Return the call of onnxruntime's quantization tool that makes a Q/DQ model for TensorRT.
 
-    With this call, biases remain float, and no pair is inserted between a Conv or Add and its
-    activation. The inputs of a Concat do not get the same scale, because onnxruntime has no option
-    for this.
+    With this call, biases remain float, no pair is inserted between a Conv or Add and its
+    activation, and the outputs of a Split have the scale of its input. The inputs of a Concat do
+    not get the same scale, because onnxruntime has no option for this.
 
     Args:
+        model: Path of the float model.
+        output: Path of the Q/DQ model.
         exclude: Names of nodes that remain float, such as those of a detection head.
     """
     excluded = f"nodes_to_exclude={list(exclude)!r}, " if exclude else ""
     return (
-        "quantize_static(..., quant_format=QuantFormat.QDQ, activation_type=QuantType.QInt8, "
-        "weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=['Conv', 'Add'], "
-        f"{excluded}extra_options={{'ActivationSymmetric': True, 'QuantizeBias': False, "
+        f"quantize_static({model!r}, {output!r}, reader, quant_format=QuantFormat.QDQ, "
+        "activation_type=QuantType.QInt8, weight_type=QuantType.QInt8, per_channel=True, "
+        f"op_types_to_quantize=['Conv', 'Add', 'Split'], {excluded}"
+        "extra_options={'ActivationSymmetric': True, 'QuantizeBias': False, "
         "'OpTypesToExcludeOutputQuantization': ['Conv', 'Add']})"
     )
 
@@ -50,19 +53,25 @@ def describe_obstacles(findings: Iterable[Finding]) -> str:
     )
 
 
-def suggest_recipe(findings: Sequence[Finding]) -> str:
+def suggest_recipe(findings: Sequence[Finding], model: str, output: str) -> str:
     """Return :func:`onnxruntime_recipe` if another call of onnxruntime avoids errors, else "".
 
     These errors are rejected quantization formats and INT32 biases.
+
+    Args:
+        findings: Findings on a Q/DQ model.
+        model: Path of the float model.
+        output: Path of the new Q/DQ model.
     """
     if not any(f.code in _REJECTED_FORMS or _has_int32_bias(f) for f in findings):
         return ""
-    head = []
+    head: dict[str, None] = {}
     for finding in findings:
         if finding.code == "HEAD-QUANT":
-            # onnxruntime would quantize the anchors, which are inputs of the Adds in `sums`.
-            head += [finding.node, *getattr(finding.causes[0].reason, "sums", ())]
-    return onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
+            # onnxruntime would quantize the anchors (inputs of Adds), and a Split of boxes.
+            decoders = getattr(finding.causes[0].reason, "decoders", ())
+            head |= dict.fromkeys([finding.node, *decoders])
+    return onnxruntime_recipe(model, output, list(head) if len(head) <= _MAX_EXCLUDED else ())
 
 
 def _has_int32_bias(finding: Finding) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -121,11 +121,35 @@ def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[
             words[-1] += f" {word}"
         else:
             words.append(word)
+    return _fill_lines(words, width, first, indent, "\\")
+
+
+def wrap_call(call: str, width: int) -> list[str]:
+    """Wrap a Python call with its arguments on indented lines, so that it can be pasted."""
+    function, _, arguments = as_line(call).removesuffix(")").partition("(")
+    words = _SHELL_WORD.findall(arguments)
+    if max(map(len, words)) > width:
+        words = _SHELL_WORD.findall(arguments.replace("=['", "=[ '"))
+    return [f"{function}(", *_fill_lines(words, width, "    ", 4, ""), ")"]
+
+
+def _fill_lines(
+    words: Iterable[str], width: int, first: str, indent: int, line_end: str
+) -> list[str]:
+    """Return lines of words.
+
+    Args:
+        words: The words, which are not broken.
+        width: Columns.
+        first: Start of the first line.
+        indent: Number of spaces before each other line.
+        line_end: Text after each line but the last.
+    """
     lines: list[str] = []
     line = first
     for word in words:
         if len(line) + len(word) + 2 > width and line.strip() and line != first:
-            lines.append(f"{line}\\")
+            lines.append(f"{line}{line_end}".rstrip())
             line = " " * indent
         line += f"{word} "
     lines.append(line.rstrip())

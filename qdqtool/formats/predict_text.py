@@ -13,7 +13,7 @@ from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
 from qdqtool.formats.float_names import find_float_type, name_floats
-from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path
+from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path, wrap_call
 from qdqtool.formats.time_text import (
     add_slowest_layers,
     add_speed_verdict,
@@ -37,6 +37,8 @@ _MAX_NAMES = 3  # number of names in one line
 _MAX_CONVERSIONS = 3
 _CONVERSION_CODES = ("CONVERSION", "INPUT-CONVERSION")
 _BY_FIX, _ON_REQUEST = "[*]", "[+]"  # changed by `fix`, or by `fix --only`
+_RECIPE_IMPORTS = "from onnxruntime.quantization import (QuantFormat, QuantType, quantize_static)"
+_RECIPE_OUTPUT = "QDQ.onnx"
 _LABEL = 9  # width of the labels in a finding, in columns
 
 
@@ -464,11 +466,22 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
     if verdicts.has_model_errors(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
-        recipe = suggest_recipe(prediction.findings)
-        if recipe:
-            if max(map(len, recipe.split())) > page.width:
-                recipe = recipe.replace("=['", "=[ '")
-            page.fill(f"Or with onnxruntime, and qdqtool fix afterwards: {recipe}")
+        images = options.images or " --calib images/"
+        _add_recipe(page, prediction, f"{options.target}{options.gpu}{images}")
+
+
+def _add_recipe(page: TextPage, prediction: Prediction, options: str) -> None:
+    """Add two steps with onnxruntime's quantizer, if another call of it avoids errors."""
+    recipe = suggest_recipe(prediction.findings, "FLOAT.onnx", _RECIPE_OUTPUT)
+    if not recipe:
+        return
+    page.fill("Or with onnxruntime, in two steps:")
+    page.fill("In Python (reader: a CalibrationDataReader of your images):", 3, "1. ")
+    for call in (_RECIPE_IMPORTS, recipe):
+        page.add_lines(*wrap_call(call, page.width), style=Style.COMMAND)
+    page.fill("In the shell, for one scale at the inputs of each Concat:", 3, "2. ")
+    fixed = fixed_model_path(_RECIPE_OUTPUT)
+    page.add_command("", f"qdqtool fix {_RECIPE_OUTPUT} -o {fixed}{options}")
 
 
 def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, options: str) -> None:

@@ -75,7 +75,8 @@ class QuantizedHead(Reason):
 
     Attributes:
         branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
-        sums: Names of the Adds after the DFL that add anchors to distances.
+        decoders: Names of later nodes that a quantizer should leave float as well: the Adds after
+            the DFL that add anchors to distances, or the Splits after the last convolutions.
     """
 
     rules = (
@@ -84,7 +85,7 @@ class QuantizedHead(Reason):
     )
 
     branch: str
-    sums: tuple[str, ...] = ()
+    decoders: tuple[str, ...] = ()
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (

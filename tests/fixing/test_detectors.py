@@ -409,38 +409,35 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
     slow_after(2, [(small_detector, {}), (small_detector, SYMMETRIC), (lambda: yolov8n(64), {})]),
     ids=["small detector", "symmetric", "demo"],
 )
-def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
-    make: Any, form: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_printed_recipe_leaves_no_error_and_no_warning(
+    make: Any, form: dict[str, Any], current_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run the call that `predict` prints.
-
-    `fix` then gives the inputs of each Concat one scale.
-    """
+    """Run both steps that `predict` prints, as a user would paste them."""
     floats = make()
-    onnx.save(quantize(floats, tmp_path, **form), tmp_path / "quantized.onnx")
-    assert run_command(["predict", str(tmp_path / "quantized.onnx")]) == 0
-    printed = " ".join(capsys.readouterr().out.split())  # the output is wrapped
-    (text,) = re.findall(r"quantize_static\(\.\.\., (quant_format.*?\})\)", printed)
-    model = Model(floats)
-    ends = find_head(model)
-    options = eval(f"dict({text})", vars(quantization).copy())
-    last = {model.nodes[i].name for i in ends.boxes | ends.dfl}
-    others = set(options["nodes_to_exclude"]) - last
-    assert last < set(options["nodes_to_exclude"])
-    assert {model.node(name).op for name in others} == {"Add"}  # of the exact anchors
-    proto = quantize(floats, tmp_path, **options)
-    serious = {f.code for f in predict(proto).findings if f.severity != Severity.INFO}
-    assert serious <= {"CONCAT-SCALE"}
-    fixed = fix(proto)
-    assert [f.code for f in fixed.after.findings if f.severity != Severity.INFO] == []
-    assert "constants-rounded" not in {n.code for n in fixed.notes}
-    summary = fixed.after.summary()
-    assert summary["float"] == len(ends.boxes | ends.dfl)
-    assert summary["conversions"] <= 2
+    shape = [d.dim_value for d in floats.graph.input[0].type.tensor_type.shape.dim]
+    onnx.save(quantize(floats, current_folder, **form), "first.onnx")
+    onnx.save(floats, "FLOAT.onnx")
+    (current_folder / "images").mkdir()
+    write_pictures(current_folder / "images", 2, *shape[2:])
+    assert run_command(["predict", "first.onnx"]) == 0
+    steps = r"^1\. .*\n((?:.+\n)*?)2\. .*\n  qdqtool (.*\.onnx) "
+    (python, command) = re.findall(steps, capsys.readouterr().out, re.MULTILINE)[0]
+    exec(python, {"reader": Reader("images", shape)})
+    proto = onnx.load("QDQ.onnx")
+    model, ends = Model(floats), find_head(Model(floats))
+    float_names = {model.nodes[i].name for i in ends.boxes | ends.dfl}
+    prediction = predict(proto)
+    assert {f.code for f in prediction.findings if f.severity != Severity.INFO} <= {"CONCAT-SCALE"}
+    assert {c.name for c in prediction.convolutions if c.precision.is_float} == float_names
+    assert run_command([*command.split(), "--calib", "images"]) == 0
+    after = predict("QDQ_fixed.onnx")
+    assert [f.code for f in after.findings if f.severity != Severity.INFO] == []
+    summary = after.summary()
+    assert summary["float"] == len(float_names) and summary["conversions"] <= 2
 
 
 def test_recipe_without_a_head_excludes_nothing() -> None:
-    assert "nodes_to_exclude" not in onnxruntime_recipe()
+    assert "nodes_to_exclude" not in onnxruntime_recipe("float.onnx", "qdq.onnx")
 
 
 def test_anchors_with_a_zero_point_become_exact_floats(g: Graph) -> None:

@@ -1,6 +1,6 @@
 """Checks for quantized heads of detectors and quantized residual streams."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
@@ -67,16 +67,17 @@ def _find_float_head(view: View) -> tuple[Head, Callable[[], set[int]]]:
     return cache[""]
 
 
-def _find_sums_after(model: Model, start: Node) -> tuple[str, ...]:
-    seen = {start.index}
-    pending = [start]
+def _find_after(model: Model, starts: Sequence[Node], op: str) -> tuple[str, ...]:
+    """Return the names of the nodes of an operator that are downstream of other nodes."""
+    seen = {start.index for start in starts}
+    pending = list(starts)
     while pending:
         for tensor in pending.pop().outputs:
             for node in model.consumers(tensor):
                 if node.index not in seen:
                     seen.add(node.index)
                     pending.append(node)
-    return tuple(model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == "Add")
+    return tuple(model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == op)
 
 
 _MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a Q; YOLOv8 has five
@@ -85,9 +86,9 @@ _MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a
 def run(view: View, report: FindingReport) -> None:
     """Add findings on quantized convolutions and Concats of a detector's head."""
 
-    def add(conv: Node, branch: str, sums: tuple[str, ...] = ()) -> None:
+    def add(conv: Node, branch: str, decoders: tuple[str, ...] = ()) -> None:
         if conv.index in view.fully_quantized_nodes:
-            fault = QuantizedHead(MODEL_CHECK, conv.name, branch, sums)
+            fault = QuantizedHead(MODEL_CHECK, conv.name, branch, decoders)
             report.add(fault, convolutions=[conv.name])
 
     for index in sorted(find_coordinate_nodes(view)):
@@ -97,12 +98,13 @@ def run(view: View, report: FindingReport) -> None:
         return
     head, _ = _find_float_head(view)
     for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
-        add(conv, "dfl", _find_sums_after(view.model, conv))
+        add(conv, "dfl", _find_after(view.model, [conv], "Add"))
+    splits = _find_after(view.model, last, "Split")
     for conv in last:  # a finding on "box" is a warning, a finding on "class" is a note
         if head.dfl and conv.index not in head.boxes:
             add(conv, "class")
         else:
-            add(conv, "box" if head.dfl else "head")
+            add(conv, "box" if head.dfl else "head", splits)
     _check_concats(view, report)
 
 
