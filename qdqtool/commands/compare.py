@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -78,7 +78,10 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
 @options.max_images_option
 @options.image_options
 @options.build_target_option
-@options.gpu_option("Estimate the times of two models on a GPU (see qdqtool gpus).")
+@options.gpu_option(
+    "Estimate the times of two models on a GPU (see qdqtool gpus). Repeat for several GPUs.",
+    multiple=True,
+)
 @options.all_option("List every node and layer.")
 @click.option(
     "--fail-on",
@@ -104,7 +107,7 @@ def command(
     max_images: int,
     images: options.ImageArguments,
     target: str | None,
-    gpu: str | None,
+    gpu: tuple[str, ...],
     everything: bool,
     fail_on: tuple[str, ...],
     page: str | None,
@@ -123,7 +126,7 @@ def command(
     """
     started = perf_counter()
     from qdqtool.comparison.api import compare, is_model_file
-    from qdqtool.formats.build_text import render_comparison
+    from qdqtool.formats.build_text import add_times_on_gpus, render_comparison
     from qdqtool.util.files import reserve_output
 
     if calib is None:
@@ -149,31 +152,48 @@ def command(
             code="missing-argument",
             parameter="calib",
         )
+    first, *others = dict.fromkeys(gpu or (None,))
     result = compare(
         [a, *more_a],
         [b, *more_b],
         data=calib,
         progress=True,
         target=target,
-        gpu=gpu,
+        gpu=first,
         max_images=max_images,
         **images.as_keywords(),
     )
+    results = [
+        result,
+        *(compare(a, b, target=target, gpu=name, size=images.size) for name in others),
+    ]
     if page is not None:
         from qdqtool.reporting.api import report
         from qdqtool.reporting.page import require_packages
 
         require_packages()
-        report(b, before=a, target=target, gpu=gpu, size=images.size).save(page)
+        report(b, before=a, target=target, gpu=first, size=images.size).save(page)
 
     def render_text(width: int) -> TextPage:
         text = render_comparison(result, width, everything=everything)
+        if others and result.times_as_long is not None:
+            add_times_on_gpus(text, results)
         _suggest_commands(text, [a, *more_a], [b, *more_b], models)
         text.add_lines(f"Took {perf_counter() - started:.1f} s.")
         return text
 
-    answer.write(result.as_json, render_text)
-    return max(_print_failures(result, fail_on), _check_agreement(result, min_agreement))
+    answer.write(lambda: result.as_json() | _list_times(results), render_text)
+    return max(_print_failures(results, fail_on), _check_agreement(result, min_agreement))
+
+
+def _list_times(results: list[Comparison]) -> dict[str, Any]:
+    """Return the JSON field `times` if there are several GPUs."""
+    if len(results) == 1:
+        return {}
+    times = [
+        {"gpu": r.b.gpu, "ms": [r.a.ms, r.b.ms], "times_as_long": r.times_as_long} for r in results
+    ]
+    return {"times": times}
 
 
 def _suggest_commands(page: TextPage, a: list[str], b: list[str], are_models: list[bool]) -> None:
@@ -205,10 +225,11 @@ def _check_agreement(result: Comparison, minimum: float | None) -> int:
     return 2 if agreement is None else 1
 
 
-def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
+def _print_failures(results: list[Comparison], fail_on: tuple[str, ...]) -> int:
+    """Print the conditions that are true for a GPU, or else those that cannot be checked."""
     names = dict.fromkeys(fail_on)
-    failures = [f"{name}: {_CHECKS[name][1]}" for name in names if _CHECKS[name][0](result)]
-    reasons = {name: _describe_undecided(name, result) for name in names}
+    failures = [f"{n}: {_CHECKS[n][1]}" for n in names if any(map(_CHECKS[n][0], results))]
+    reasons = {name: _describe_undecided(name, results[0]) for name in names}
     undecided = [f"{name} could not be checked: {why}" for name, why in reasons.items() if why]
     for line in failures or undecided:
         print(f"qdqtool: --fail-on {line}", file=sys.stderr)

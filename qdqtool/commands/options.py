@@ -433,8 +433,10 @@ def _require_single_gpu(
     context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]
 ) -> str | None:
     if len(names) > 1:
+        gpus = "".join(f" --gpu {shlex.quote(name)}" for name in names)
         raise UsageError(
-            f"--gpu: {context.info_name} takes a single GPU; run the command once for each GPU",
+            f"--gpu: {context.info_name} takes a single GPU; for times on several GPUs, run "
+            f"qdqtool predict MODEL{gpus}",
             code="option-conflict",
             parameter="gpu",
         )

@@ -337,15 +337,14 @@ def _describe_time(comparison: Comparison) -> list[str]:
     gpu = comparison.b.gpu or comparison.a.gpu
     estimated = f" on {gpu} (estimated)" if gpu else " (estimated)"
     is_measured = comparison.a.measured and comparison.b.measured
-    ratio = comparison.times_as_long
-    text = "as fast"
-    if abs(ratio - 1) >= _MIN_SPEED_CHANGE:
-        text = _format_speed(ratio)
+    text = describe_speed(comparison.times_as_long)
     return [f"{text}{'' if is_measured else estimated}"]
 
 
-def _format_speed(ratio: float) -> str:
-    """Return ``1.3x faster`` or ``2.7x slower`` for the second time divided by the first."""
+def describe_speed(ratio: float) -> str:
+    """Return ``1.3x faster``, ``2.7x slower`` or ``as fast`` for the time of B divided by A's."""
+    if abs(ratio - 1) < _MIN_SPEED_CHANGE:
+        return "as fast"
     word = "slower" if ratio > 1 else "faster"
     factor = max(ratio, 1 / ratio)
     return f"{factor:.{2 if factor < _EXACT_BELOW else 1}f}x {word}"

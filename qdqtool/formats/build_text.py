@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
@@ -192,6 +193,19 @@ def render_comparison(
         page.add_gap()
         add_engines(page, comparison.engines)
     return page
+
+
+def add_times_on_gpus(page: TextPage, comparisons: Sequence[Comparison]) -> None:
+    """Add a line with the estimated times for each GPU, from a comparison on each GPU."""
+    from qdqtool.comparison.text import describe_speed
+
+    page.add_heading("Times by GPU (estimated)")
+    for comparison in comparisons:
+        a, b, ratio = comparison.a, comparison.b, comparison.times_as_long
+        if a.ms is None or b.ms is None or ratio is None:
+            continue
+        times = f"A {format_ms(a.ms):<9}  B {format_ms(b.ms):<9}"
+        page.add_lines(f"  {b.gpu:<26}  {times}  {describe_speed(ratio)}")
 
 
 # Name and definition of each metric of two models.
