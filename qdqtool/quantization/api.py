@@ -649,7 +649,7 @@ class _Inserter:
             for tensor in group.quantized if group.largest is None else ():
                 sources = (tensor,) if tensor in group.sources else group.sources
                 parts = [self._statistics[source] for source in sources]
-                entries.append((quantizers[tensor], tensor, scale.scale, parts))
+                entries.append((quantizers[tensor], tensor, scale.scale, 0, parts))
         report = FindingReport(self.target.name)
         check_outliers(report, self._model, entries, self._statistics.images)
         has_fix = self._options.network.smooth is None or bool(self.result.smoothed)

@@ -119,7 +119,7 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
             and scalars is not None
         ):
             fits.append(_measure_fit(q.name, tensor_statistics, *scalars))
-            candidates.append((q.name, q.input(0), scalars[0], [tensor_statistics]))
+            candidates.append((q.name, q.input(0), *scalars, [tensor_statistics]))
     check_outliers(report, view.model, candidates, statistics.images)
     check_outliers_by_gains(view, report, {name for name, *_ in candidates})
     misfits = _find_misfits(fits)
@@ -162,7 +162,7 @@ def check_outliers_by_gains(
     gains, smoothed = last_axis_gains(view.model), read_smoothed_tensors(view.model)
     spreads = []
     for q in find_int8_quantizers(view) if gains else ():
-        scale, tensor = view.params(q).scale, q.input(0)
+        scalars, tensor = view.params(q).scalars, q.input(0)
         if q.name in checked or tensor in smoothed:
             continue
         gain = view.model.constant(
@@ -171,18 +171,13 @@ def check_outliers_by_gains(
             )
         )
         sizes = np.abs(np.zeros(0) if gain is None else gain.astype(np.float64))
-        if scale is not None and sizes.any() and np.isfinite(sizes).all():
+        if scalars is not None and sizes.any() and np.isfinite(sizes).all():
             lower, median = np.quantile(sizes[sizes > 0.0], [_LOWER_QUANTILE, 0.5])
             above = (
                 math.log(median / lower) / _LOWER_DEVIATIONS * math.sqrt(2.0 * math.log(sizes.size))
             )
-            spreads.append(
-                (
-                    q.name,
-                    float(scale[0]),
-                    _INT8_MAX * float(scale[0]) / float(median) * math.exp(-above),
-                )
-            )
+            largest = max(_held_range(*scalars))
+            spreads.append((q.name, scalars[0], largest / float(median) * math.exp(-above)))
     _report_outliers(report, view.model, spreads, 0)
 
 
@@ -205,7 +200,7 @@ def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, st
 def check_outliers(
     report: FindingReport,
     model: Model,
-    candidates: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]],
+    candidates: Sequence[tuple[str, str, float, int, Sequence[TensorStatistics]]],
     samples: int,
 ) -> None:
     """Report scales that cover outliers, as one finding for the network.
@@ -213,14 +208,15 @@ def check_outliers(
     Args:
         report: Report to which the finding is added.
         model: The Q/DQ model.
-        candidates: Name, input tensor and scale of each Q, and statistics of the input. If the
-            input is the output of a Concat, these may be the statistics of the Concat's inputs. The
-            smallest of their outlier ratios is used.
+        candidates: Name, input tensor, scale and zero point of each Q, and statistics of the input.
+            If the input is the output of a Concat, these may be the statistics of the Concat's
+            inputs. The smallest of their outlier ratios is used.
         samples: Number of samples from which the statistics were computed.
     """
     gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)
     spreads = []
-    for name, tensor, scale, parts in candidates:
+    for name, tensor, scale, zero_point, parts in candidates:
+        held = _held_range(scale, zero_point)
         known_parts = [s for s in parts if s.count >= _MIN_VALUES and s.absmax > 0.0]
         if known_parts and not is_attention_probability(model, tensor, quantized=True):
             by_channel = tensor not in smoothed and bool(
@@ -230,7 +226,7 @@ def check_outliers(
                 (
                     name,
                     scale,
-                    min(_measure_outlier_ratio(s, scale, by_channel) for s in known_parts),
+                    min(_measure_outlier_ratio(s, held, by_channel) for s in known_parts),
                 )
             )
     _report_outliers(report, model, spreads, samples)
@@ -273,17 +269,25 @@ def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
 
 
 def _measure_outlier_ratio(
-    tensor_statistics: TensorStatistics, scale: float, by_channel: bool
+    tensor_statistics: TensorStatistics, held_range: tuple[float, float], by_channel: bool
 ) -> float:
-    """Return the largest magnitude within the scale's range, divided by the typical magnitude.
+    """Return the largest magnitude within a Q's range, divided by the typical magnitude.
 
     Two thirds of the magnitudes above 0 are below the typical magnitude, so up to a third may be
     outliers. If `by_channel` is set, the typical magnitude is at most an eighth of the median of
     the channels' ranges. This is needed after a LayerNormalization, where outliers of one sign move
     the other channels away from 0, but these channels have a small range. Set `by_channel` only for
     normalizations without smoothing.
+
+    Args:
+        tensor_statistics: Statistics of the tensor.
+        held_range: Result of :func:`_held_range` for the Q.
+        by_channel: Whether the channels are considered.
     """
-    held = min(tensor_statistics.absmax, _INT8_MAX * scale)
+    below_zero, above_zero = held_range
+    held = max(
+        min(-tensor_statistics.minimum, below_zero), min(tensor_statistics.maximum, above_zero)
+    )
     histogram = tensor_statistics.histogram
     centers = (histogram.edges[:-1] + histogram.edges[1:]) / 2
     below = np.cumsum(np.where(histogram.edges[:-1] > 0.0, histogram.counts, 0.0))
@@ -295,6 +299,12 @@ def _measure_outlier_ratio(
         if ranges.any() and tensor_statistics.count >= _MIN_CHANNEL_VALUES * ranges.size:
             typical = min(typical, float(np.median(ranges[ranges > 0.0])) / 2 / _CHANNEL_DEVIATIONS)
     return held / typical
+
+
+def _held_range(scale: float, zero_point: int) -> tuple[float, float]:
+    """Return the largest magnitudes below and above 0 that a Q represents."""
+    steps = (max(_INT8_MAX + zero_point, 0.0), _INT8_MAX - zero_point)
+    return steps[0] * scale, steps[1] * scale
 
 
 def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:

@@ -225,6 +225,24 @@ def test_outliers_are_reported_with_their_ratio(
         assert not reason.linear and ratios[quantizer_of_input(inserted.model)] == expected
 
 
+@pytest.mark.parametrize(
+    ("zero", "largest", "reported"),
+    [(-128, 150.0, True), (-100, 150.0, True), (100, -150.0, True), (100, 150.0, False)],
+)
+def test_outliers_are_compared_with_the_range_of_their_sign(
+    g: Graph, zero: int, largest: float, reported: bool
+) -> None:
+    """With zero point 100, the range ends at 27 / 227 of the largest negative magnitude."""
+    data = outliers(0.0, 1.0)
+    data[0]["x"][..., 0, 0] = largest
+    x = g.pair(g.input(1, 8, 16, 16), "p", 150 / (127 + abs(zero)), zero=zero)
+    scales = outlier_scales(g.model(g.conv(x, "c", scale=None, weights="float")), data)
+    assert bool(scales) is reported
+    typical = np.quantile(np.abs([d["x"] for d in data]), 2 / 3)
+    for reason in scales:
+        assert reason.worst[0][2] == pytest.approx(150 / typical, rel=0.02)
+
+
 @pytest.mark.parametrize(("factor", "reported"), [(100.0, True), (5.0, False)])
 @pytest.mark.parametrize("share", [1 / 64, 0.05, 0.1, 0.2, 0.3])
 def test_outlier_channels_of_any_share_are_reported(
