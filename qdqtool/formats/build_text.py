@@ -516,8 +516,9 @@ def _add_times(page: TextPage, result: Verification) -> None:
     page.add_row(
         "Time",
         f"{times['built_ms']:.3f} ms measured ({times['built_from']}), "
-        f"{times['predicted_ms']:.3f} ms estimated for {times['gpu']} (range "
-        f"{times['low_ms']:.3f} to {times['high_ms']:.3f}): {outcome}",
+        f"{times['predicted_ms']:.3f} ms estimated for {times['gpu']} at "
+        f"{times['clock_mhz']} MHz (range {times['low_ms']:.3f} to {times['high_ms']:.3f}): "
+        f"{outcome}",
     )
     if not times["within"]:
         advice = (

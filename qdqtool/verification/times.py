@@ -11,6 +11,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.timing import time_calibration
 from qdqtool.timing.built_engine import check_build_gpu, explain_unknown_gpu, find_build_gpu
 from qdqtool.timing.estimate import estimate_time
+from qdqtool.timing.gpus import Gpu, all_gpus
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
 from qdqtool.timing.results import TimeEstimate
@@ -57,13 +58,29 @@ def compare_times(
         "built_ms": measured,
         "built_from": source,
         "within": time.low_ms <= measured <= time.high_ms,
-        "notes": [*check_build_gpu(build, gpu), *time.notes],
+        "notes": [*check_build_gpu(build, gpu), *_note_clock(gpu, options), *time.notes],
         "layers": {
             "compared": len(layers),
             "median_error": statistics.median(errors) if errors else None,
         },
         "slow": slow[:_MAX_SLOW_LAYERS],
     }
+
+
+def _note_clock(gpu: Gpu, options: GpuOptions) -> list[Note]:
+    """Return a note if the clock in the log is not that with which `predict` estimates."""
+    usual = next((other.clock for other in all_gpus() if other.name == gpu.name), gpu.clock)
+    if gpu.notes or options.clock is not None or round(usual) == round(gpu.clock):
+        return []
+    return [
+        Note(
+            f"the estimate is for {gpu.clock:.0f} MHz, the clock in the log. predict estimates for "
+            f"{usual:.0f} MHz; with `clock={gpu.clock:.0f}` it estimates for the clock in the log",
+            code="other-clock",
+            clock=gpu.clock,
+            usual=usual,
+        )
+    ]
 
 
 def is_timed(build: Build) -> bool:
