@@ -89,7 +89,7 @@ def command(
     def render_text(width: int) -> TextPage:
         page = TextPage(width)
         page.fill(model_page.headline, style=Style[model_page.tone.upper()])
-        if not model_page.rejected:
+        if not model_page.rejected and model_page.headline != f"{model_page.verdict}.":
             page.fill(model_page.verdict)
         page.add_gap()
         page.fill(f"Wrote {path} ({size}): open it in a browser", style=Style.BOLD)

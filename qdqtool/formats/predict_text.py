@@ -437,7 +437,7 @@ def _add_next_steps(
         f"Found {' and '.join(counts)}." if counts else "No errors, no warnings.", style=Style.BOLD
     )
     if notes and not page.everything:
-        page.fill(f"Notes (--all): {', '.join(notes)}")
+        page.fill(f"{format_count(len(notes), 'note')} with --all: {', '.join(notes)}")
     if times and not any(time.gpu.has_int8 for time in times):
         flag = " with --fp16" if _can_use_fp16(times) else ""
         page.fill(f"Next: build the float model{flag}, because the GPU has no INT8.")

@@ -167,7 +167,10 @@ def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: 
     shares = {Precision.INT8: _format_range(int8), Precision.FP8: _format_range(fp8)}
     outputs = ""
     if prediction.conversions is not None and any(to_float):
-        outputs = f" ({_format_range(to_float)} of them with {float_type} output)"
+        share = f"{_format_range(to_float)} of them "
+        if to_float == quantized:
+            share = "" if max(quantized) == 1 else "all "
+        outputs = f" ({share}with {float_type} output)"
     rest = _format_range([len(convolutions) - n for n in quantized])
     return _describe_types(shares, len(convolutions), noun, rest, float_type, outputs)
 
@@ -199,8 +202,8 @@ def _describe_share(shares: Mapping[Precision, int | str], total: int, noun: str
     if not int8 and not fp8:
         return f"none of {counted} in INT8 or FP8"
     part, precision = (fp8, Precision.FP8) if fp8 else (int8, Precision.INT8)
-    share = "all" if part == total > 1 else f"{part} of"
-    return f"{share} {counted} in {precision}"
+    share = f"{part} of " if part != total else "all " if total > 1 else ""
+    return f"{share}{counted} in {precision}"
 
 
 def _describe_types(

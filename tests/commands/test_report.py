@@ -66,6 +66,13 @@ def test_report_json(network: NetworkFiles, cli: Cli, page: Path) -> None:
     assert answer["summary"]["int8"] == 3 and answer["bytes"] == page.stat().st_size
 
 
+def test_report_prints_the_verdict_on_a_float_model_once(
+    network: NetworkFiles, cli: Cli, page: Path
+) -> None:
+    text = cli("report", network.float, "-o", page)
+    assert [t.count("Nothing is quantized:") for t in (text, page.read_text())] == [1, 1]
+
+
 def test_report_size_of_a_fixed_input_is_refused(
     network: NetworkFiles, cli: Cli, page: Path
 ) -> None:

@@ -78,6 +78,25 @@ def test_verdict_of_a_good_model_is_green(g: Graph) -> None:
 
 
 @pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        ((0,), "1 convolution in INT8 (with FP16 output)"),
+        ((0, 0), "all 2 convolutions in INT8 (all with FP16 output)"),
+        ((0, 1), "all 2 convolutions in INT8 (1 of them with FP16 output)"),
+    ],
+)
+def test_verdict_counts_float_outputs(outputs: tuple[int, ...], expected: str, g: Graph) -> None:
+    """Convolutions side by side; the result of some has Q/DQ and a consumer in INT8."""
+    x = g.input(1, 16, 8, 8)
+    ends = [g.conv(x, f"c{i}", 16) for i in range(len(outputs))]
+    ends = [
+        g.pair(e, f"p{i}") if n else e for i, (e, n) in enumerate(zip(ends, outputs, strict=True))
+    ]
+    text = verdict(predict(g.model(*ends)))
+    assert text.partition(";")[0] == expected
+
+
+@pytest.mark.parametrize(
     ("target", "half", "expected"),
     [
         ("trt10", True, Precision.FP16),

@@ -80,6 +80,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "report": (
         "report quantized.onnx --float float.onnx -o page.html #",
         "report whole.onnx agrees.log -o page.html #",
+        "report float.onnx -o page.html #",
     ),
     "fix": (
         "fix residual.onnx -o fixed.onnx",
