@@ -19,7 +19,7 @@ from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.runner import Arrays
 from qdqtool.fixing.site import FixCriteria, FixSite, FixStep
-from qdqtool.fixing.steps import HALVING_CODES, ModelStep
+from qdqtool.fixing.steps import HALVING_CODES, MODEL_STEPS, STEPS, ModelStep
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -505,10 +505,14 @@ def _describe_try_limit(tries: int, reason: Note | None, sites: Sequence[FixSite
 
 
 def _explain_untried(finding: Finding) -> str:
+    """Return why no site was found for a finding."""
     if not attempted_reasons(finding):
         return "no automatic fix exists for the cause of this finding"
     if finding.gains:
-        return "the model does not meet a condition of the fix"
+        steps = (step for step in (*STEPS, *MODEL_STEPS) if step.select_causes(finding))
+        requires = [step.requires for step in steps if step.requires]
+        text = f"the fix needs {', or '.join(requires) or 'another structure'}"
+        return Note(text, code="condition-not-met", requires=requires)
     return "the fix would not improve the prediction"
 
 

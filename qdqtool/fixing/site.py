@@ -105,6 +105,7 @@ class FixCriteria:
         rounding: Permitted growth of the error in addition to `noise_factor`.
         requantizes_weights: Whether the changes quantize weights again. The models before and after
             the changes are then compared with the network that has float weights.
+        requires: What a place must have so that it can be changed, as a noun. Empty: nothing.
     """
 
     reason_types: tuple[type[Reason], ...]
@@ -113,6 +114,7 @@ class FixCriteria:
     changes_types: bool = False
     rounding: float = ATOL
     requantizes_weights: bool = False
+    requires: str = ""
 
     @functools.cached_property
     def codes(self) -> tuple[FindingCode, ...]:

@@ -76,48 +76,119 @@ STEPS = (
         ),
         _ONE_BIT,
         find=quantizers.find_asymmetric_quantizers,
+        requires="a scale and a zero point that are constants, and 8-bit integers",
     ),
     FixStep(
         (OperatorsOnWeights, MisreadConstant, ParameterIndirect),
         _EXACT,
         find=quantizers.find_computed_constants,
+        requires="values that depend only on constants, not on an input of the network",
     ),
     FixStep(
         (ScaleNotPositive,),
         _EXACT,
         requantizes_weights=True,
         find=quantizers.find_nonpositive_scales,
+        requires="float weights before the Q, or a negative scale (not 0 or NaN)",
     ),
     FixStep(
         (ScaleImplausible,),
         _EXACT,
         requantizes_weights=True,
         find=quantizers.find_weight_scales,
+        requires="constant, finite float weights, and a scale for the tensor or for each channel",
     ),
     FixStep(
         (IntegersLost, ActivationPerChannel),
         _ONE_BIT,
         find=quantizers.find_scale_vectors,
+        requires="a Q and a DQ with scales that are constants",
     ),
-    FixStep((BiasQuantized,), _EXACT, find=weights.find_quantized_biases),
-    FixStep((WeightsStoredAsIntegers,), _EXACT, find=weights.find_stored_integers),
-    FixStep((WeightsShared,), _EXACT, find=weights.find_shared_weights),
-    FixStep((BatchNormNotConstant,), _EXACT, find=weights.find_batchnorm_parameters),
-    FixStep((ConvTransposeBatchNorm,), _EXACT, find=weights.find_batchnorms_after_transposed),
-    FixStep((WeightsAxis,), _ONE_BIT, find=weights.find_transposed_weights),
-    FixStep((WeightsNotDequantized,), _ONE_BIT, find=weights.find_float_weights),
+    FixStep(
+        (BiasQuantized,),
+        _EXACT,
+        find=weights.find_quantized_biases,
+        requires="a constant bias, and a DQ that is not an output or read in a subgraph",
+    ),
+    FixStep(
+        (WeightsStoredAsIntegers,),
+        _EXACT,
+        find=weights.find_stored_integers,
+        requires="INT8 weights and scales that are constants",
+    ),
+    FixStep(
+        (WeightsShared,),
+        _EXACT,
+        find=weights.find_shared_weights,
+        requires="constant weights that no node changes after their Q and DQ",
+    ),
+    FixStep(
+        (BatchNormNotConstant,),
+        _EXACT,
+        find=weights.find_batchnorm_parameters,
+        requires="parameters that depend only on constants",
+    ),
+    FixStep(
+        (ConvTransposeBatchNorm,),
+        _EXACT,
+        find=weights.find_batchnorms_after_transposed,
+        requires=(
+            "a ConvTranspose without groups that only the BatchNormalization reads, symmetric "
+            "weights, and constant parameters"
+        ),
+    ),
+    FixStep(
+        (WeightsAxis,),
+        _ONE_BIT,
+        find=weights.find_transposed_weights,
+        requires="constant, finite INT8 weights that no node changes after their Q and DQ",
+    ),
+    FixStep(
+        (WeightsNotDequantized,),
+        _ONE_BIT,
+        find=weights.find_float_weights,
+        requires="a layer whose input is quantized, and constant, finite weights without a DQ",
+    ),
     FixStep(
         (WeightsPerTensor,),
         _EXACT,
         requantizes_weights=True,
         find=weights.find_per_tensor_weights,
+        requires="float weights with a Q and a DQ whose values are not rounded",
     ),
-    FixStep((ConcatAfterHead,), _EXACT, costs_speed=True, find=pairs.find_pairs_after_head),
-    FixStep((QuantizedHead,), _EXACT, costs_speed=True, find=pairs.find_quantized_heads),
-    FixStep((ScaleDead,), _ONE_BIT, find=quantizers.find_dead_scales),
-    FixStep((QuantizerInsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
+    FixStep(
+        (ConcatAfterHead,),
+        _EXACT,
+        costs_speed=True,
+        find=pairs.find_pairs_after_head,
+        requires="Q/DQ pairs that no layer with weights reads",
+    ),
+    FixStep(
+        (QuantizedHead,),
+        _EXACT,
+        costs_speed=True,
+        find=pairs.find_quantized_heads,
+        requires="a Q/DQ pair at the input, and weights that no node changes after their DQ",
+    ),
+    FixStep(
+        (ScaleDead,),
+        _ONE_BIT,
+        find=quantizers.find_dead_scales,
+        requires="an operator with bounded results, or a Q that no layer with weights reads",
+    ),
+    FixStep(
+        (QuantizerInsideActivation,),
+        _EXACT,
+        find=pairs.find_pairs_inside_activations,
+        requires="an activation that reads the Q/DQ pair",
+    ),
     FixStep((ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_before_adds),
-    FixStep((QuantizerAfterPad,), _EXACT, find=pairs.find_pairs_after_pads),
+    FixStep(
+        (QuantizerAfterPad,),
+        _EXACT,
+        find=pairs.find_pairs_after_pads,
+        requires="a Pad with zeros or copies before the Q, which only the convolution reads",
+    ),
     FixStep(
         (
             ResidualFloat,
@@ -128,6 +199,7 @@ STEPS = (
         ),
         _SHARED,
         find=pairs.find_float_residuals,
+        requires="an Add with a float input that a Q with one scale already reads",
     ),
     FixStep(
         (
@@ -140,12 +212,14 @@ STEPS = (
         ),
         _SHARED,
         find=pairs.find_different_scales,
+        requires="symmetric INT8 quantizers with different, constant scales for the whole tensor",
     ),
     FixStep(
         (WeightScales,),
         _EXACT,
         requantizes_weights=True,
         find=quantizers.find_weight_scales,
+        requires="constant, finite float weights, and a scale for the tensor or for each channel",
     ),
 )
 
@@ -176,12 +250,14 @@ MODEL_STEPS = (
         changes_types=True,
         description="the model is float32",
         convert=quantizers.to_float32,
+        requires="a model with FLOAT16 tensors",
     ),
     ModelStep(
         (DecomposedNorm,),
         _EXACT,
         description=("decomposed layer normalizations written as LayerNormalization"),
         convert=quantizers.to_layer_norm,
+        requires="a decomposed LayerNorm that a LayerNormalization can replace exactly",
     ),
     ModelStep(
         (RemainingFloat,),
@@ -190,5 +266,6 @@ MODEL_STEPS = (
         rounding=HALF_ROUNDING,
         description="layers that are not quantized are FP16",
         convert=quantizers.to_fp16_layers,
+        requires="a strongly typed target, and a layer that can compute in FP16",
     ),
 )
