@@ -107,8 +107,3 @@ def test_tune_wrong_input_leaves_nothing(
     assert cli(*TUNE, *arguments, code=2) == ""
     assert value in cli.err.splitlines()[-1] and "Traceback" not in cli.err
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".tuning"} == before
-
-
-def test_tune_without_images_is_refused(folder: Path, cli: Cli) -> None:
-    cli.refuse("tune", "m.onnx", "-o", "out.onnx", cause="MissingParameter calib")
-    assert not Path("out.onnx").exists()
