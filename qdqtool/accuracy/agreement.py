@@ -27,6 +27,7 @@ from qdqtool.accuracy.metrics import (
     choose_agreement_metrics,
     count_references,
     estimate_interval,
+    note_raw_outputs,
 )
 from qdqtool.errors import DataError, ModelError
 from qdqtool.insertion.options import ImageOptions
@@ -86,7 +87,7 @@ class NetworkAgreement:
         unread: Name and reason of each image that could not be read.
         measures: All metrics. The first is the metric that fits the network best.
         preprocess: How images became inputs, as JSON; None for arrays.
-        notes: Notes about the preprocessing.
+        notes: Notes about the preprocessing and the metric.
     """
 
     images: int
@@ -157,7 +158,8 @@ def measure_agreement(
         _summarize_metric(metric, [row[position] for row in evidence])
         for position, metric in enumerate(metrics)
     )
-    return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, feeder.notes)
+    notes = (*feeder.notes, *note_raw_outputs(reference, metrics[0]))
+    return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, notes)
 
 
 def _summarize_metric(metric: Metric, evidence: Sequence[Evidence]) -> AgreementMeasure:

@@ -7,6 +7,7 @@ for a bootstrap, and measured on different machines. Calls of a user's function 
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import inspect
@@ -30,6 +31,7 @@ from qdqtool.accuracy.detections import (
     match_detections,
     read_detections,
 )
+from qdqtool.accuracy.output_shapes import find_output_shapes
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import ReferenceOutputs, find_last_convolution_outputs
 from qdqtool.insertion.placement import find_class_outputs
@@ -37,13 +39,19 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
+from qdqtool.util.notes import Note
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 MetricFunction = Callable[[Outputs, Outputs, str], float]
 Evidence = Any  # JSON that a metric returns for one sample
 LARGEST = 1e100  # limit for a metric value, so that sums of thousands of values are finite
 
-_BOX_TASKS = ("detect", "segment", "pose")  # tasks with boxes in Ultralytics' model metadata
+_BOX_TASKS = ("detect", "segment", "pose", "obb")  # tasks with boxes in Ultralytics' metadata
+_SORTED_TASKS = (
+    "segment",
+    "pose",
+    "obb",
+)  # tasks with more numbers after those of a sorted detection
 _REFERENCE_SCORE = 0.25  # lowest score of the float network's detections that count as truth
 _RESULT_SORTERS = ("TopK", "NonMaxSuppression", "ArgMax")
 _SORTED_COLUMNS = 6  # numbers of one detection: two corners (x and y), score and class
@@ -192,10 +200,19 @@ class SortedDetectionMetric(DetectionAgreementMetric):
     """Agreement mAP for networks that select their detections themselves (YOLOv10, YOLO26).
 
     The output [n, detections, 6 + others] holds two corners, score and class of each detection.
+
+    Attributes:
+        is_centered: Whether center and size take the place of the corners (rotated boxes).
     """
 
+    is_centered: bool = False
+
     def _decode_outputs(self, outputs: Outputs) -> list[Detections]:
-        return [read_detections(rows) for rows in outputs[self.output]]
+        rows = outputs[self.output]
+        if self.is_centered:
+            center, half = rows[..., :2], rows[..., 2:4] / 2
+            rows = np.concatenate([center - half, center + half, rows[..., 4:]], axis=-1)
+        return [read_detections(detections) for detections in rows]
 
 
 @dataclass(frozen=True)
@@ -418,12 +435,12 @@ def choose_agreement_metrics(model: Model) -> list[Metric]:
 def _sorted_detector_metric(model: Model) -> SortedDetectionMetric | None:
     if not _has_sorted_results(model):
         return None
-    is_detector = model.metadata.get("task", "") in _BOX_TASKS
-    for output in model.outputs:
-        shape = model.shape(output) or ()
+    task = model.metadata.get("task", "")
+    has_more_columns = task in _SORTED_TASKS
+    for output, shape in find_output_shapes(model).items():
         columns = int(shape[2] or 0) if len(shape) == 3 else 0
-        if columns == _SORTED_COLUMNS or (is_detector and columns > _SORTED_COLUMNS):
-            return SortedDetectionMetric(output, 0)
+        if columns == _SORTED_COLUMNS or (has_more_columns and columns > _SORTED_COLUMNS):
+            return SortedDetectionMetric(output, 0, is_centered=task == "obb")
     return None
 
 
@@ -475,21 +492,43 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     scores = find_class_outputs(model)
     has_boxes = find_head(model).dfl or model.metadata.get("task", "") in _BOX_TASKS
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
+    if len(channels) > 1:  # other outputs with a Sigmoid, such as the visibility of keypoints
+        channels &= {_count_names(model)}
     if not has_boxes or len(channels) != 1 or None in channels or _has_sorted_results(model):
         return None
     return _find_detector_output(model, channels.pop() or 0)
 
 
+def _count_names(model: Model) -> int:
+    """Return the number of classes in Ultralytics' metadata; 0 if missing or invalid."""
+    try:
+        names = ast.literal_eval(model.metadata.get("names", ""))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return 0
+    return len(names) if isinstance(names, (dict, list)) else 0
+
+
 def _find_detector_output(model: Model, classes: int) -> DetectionAgreementMetric | None:
     """Return the metric of the first output that has room for boxes and scores, if any."""
-    for output in model.outputs:
-        shape = model.shape(output) or ()
+    for output, shape in find_output_shapes(model).items():
         if len(shape) != 3:
             continue
         rows, columns = int(shape[1] or 0), int(shape[2] or 0)
         if 4 + classes <= min(rows, columns) and rows != columns:
             return DetectionAgreementMetric(output, classes, rows > columns)
     return None
+
+
+def note_raw_outputs(model: Model, metric: Metric) -> list[Note]:
+    """Return a note if a metric compares raw outputs of a detector, else an empty list."""
+    task = model.metadata.get("task", "")
+    if task not in _BOX_TASKS or not isinstance(metric, OutputAgreementMetric):
+        return []
+    text = (
+        f"the metadata name the task '{task}', but the metric compares raw outputs: it does not "
+        "show lost detections"
+    )
+    return [Note(text, code="raw-outputs-compared", task=task)]
 
 
 def resample_metric(

@@ -24,7 +24,7 @@ from tests.calibration.nets import write_pictures
 from tests.comparison.networks import quantize
 from tests.errors import has
 from tests.insertion.nets import Net, copy_model, detector, images, run, set_value, value_of
-from tests.tuning.nets import resnet
+from tests.tuning.nets import open_dimensions, resnet
 
 
 def agreement(reference: onnx.ModelProto, model: onnx.ModelProto, data: object) -> NetworkAgreement:
@@ -137,10 +137,36 @@ def test_agreement_of_equal_detections_is_1() -> None:
     assert (result.images, result.measure.count) == (3, 9)  # three scores of .25 and more
 
 
-def test_agreement_is_0_if_a_step_erases_the_scores() -> None:
-    """With a step of 5.2, boxes remain and every score becomes 0."""
-    result = agreement(sorting_detector(), sorting_detector(5.2), [{"rows": ROWS}])
-    assert result.measure.value == 0.0
+@pytest.mark.parametrize("opened", [False, True])
+def test_agreement_is_0_if_a_step_erases_the_scores(opened: bool) -> None:
+    """With a step of 5.2, boxes remain and every score becomes 0.
+
+    The shapes of opened models follow only from a run, as those after a TopK of a computed number.
+    """
+    models = sorting_detector(), sorting_detector(5.2)
+    for model in models if opened else ():
+        limit = onnx.numpy_helper.from_array(np.array([99] * 3, np.int64), "limit")
+        model.graph.initializer.append(limit)
+        make, tensor = onnx.helper.make_node, model.graph.node[-1].input[0]
+        del model.graph.node[-1]
+        model.graph.node.extend(
+            [
+                make("Shape", [tensor], ["sides"]),
+                make("Min", ["sides", "limit"], ["shape"]),
+                make("Reshape", [tensor, "shape"], ["detections"]),
+            ]
+        )
+        open_dimensions(model, (0, 1, 2))
+    result = agreement(*models, [{"rows": ROWS}])
+    assert (result.measure.metric, result.measure.value) == ("agreement-map", 0.0)
+    assert not result.notes
+
+
+def test_agreement_of_unrecognized_detector_has_a_note(net: Net) -> None:
+    reference = net.output(net.conv("conv", "x")).model()
+    reference.metadata_props.add(key="task", value="detect")
+    result = agreement(reference, reference, images(2))
+    assert "raw-outputs-compared" in [note.code for note in result.notes]
 
 
 def test_agreement_of_lost_detection() -> None:

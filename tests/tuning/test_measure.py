@@ -44,7 +44,15 @@ from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import Net, images, run
-from tests.tuning.nets import branchy, floats, job_of, planner_of, resnet, segmentation
+from tests.tuning.nets import (
+    branchy,
+    floats,
+    job_of,
+    open_dimensions,
+    planner_of,
+    resnet,
+    segmentation,
+)
 
 DATA = images(5, 16, 16)
 Arrays = dict[str, np.ndarray]
@@ -273,8 +281,10 @@ def test_open_sessions_are_limited(
     assert max(counts) == 2 < job.network.sessions.count
 
 
-def test_choose_metric_of_detector_is_agreement_map() -> None:
+@pytest.mark.parametrize("opened", [(), (0, 1, 2), (0, 2)])
+def test_choose_metric_of_detector_is_agreement_map(opened: tuple[int, ...]) -> None:
     proto = yolov8n(64, classes=3)
+    open_dimensions(proto, opened)
     assert choose_metric(Model(proto), None) == DetectionAgreementMetric("output0", 3)
     proto.graph.node.append(
         onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1])
