@@ -73,13 +73,6 @@ def test_report_prints_the_verdict_on_a_float_model_once(
     assert [t.count("Nothing is quantized:") for t in (text, page.read_text())] == [1, 1]
 
 
-def test_report_size_of_a_fixed_input_is_refused(
-    network: NetworkFiles, cli: Cli, page: Path
-) -> None:
-    line = cli.refuse("report", network.model, "--gpu", "T4", "--size", "4096", "-o", page)
-    assert "--size 4096x4096 has no effect" in line and not page.exists()
-
-
 def test_report_cache_of_another_model_is_refused(
     builds: Path, network: NetworkFiles, tmp_path: Path, cli: Cli
 ) -> None:
@@ -97,6 +90,7 @@ def test_report_default_name(cli: Cli, network: NetworkFiles, current_folder: Pa
     [
         (["{float}", "--float", "{float}"], "--float"),
         (["--clock", "1000"], "--clock"),
+        (["--gpu", "T4", "--size", "4096"], "--size 4096x4096 has no effect"),
         (["--calib-cache", "{model}"], "model_qdq.onnx"),
         (["--tuning", "{model}"], "model_qdq.onnx"),
         (["garbage.log"], "garbage.log"),

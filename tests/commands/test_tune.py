@@ -106,11 +106,4 @@ def test_tune_wrong_input_leaves_nothing(
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert cli(*TUNE, *arguments, code=2) == ""
     assert value in cli.err.splitlines()[-1] and "Traceback" not in cli.err
-    assert {
-        p.name: p.read_bytes() for p in folder.iterdir() if ".tuning" not in p.suffixes
-    } == before
-
-
-def test_tune_without_images_is_refused(folder: Path, cli: Cli) -> None:
-    cli.refuse("tune", "m.onnx", "-o", "out.onnx", cause="MissingParameter calib")
-    assert not Path("out.onnx").exists()
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if ".tuning" not in p.name} == before
