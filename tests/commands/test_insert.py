@@ -65,7 +65,7 @@ def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:
     assert answer["prediction"]["int8"] == 27 and len(answer["skipped"]) == 4
     calibration = answer["calibration"]
     assert (calibration["methods"], calibration["images"]) == ({"focus": 24}, 6)
-    assert ["6 calibration images" in warning for warning in calibration["warnings"]] == [True]
+    assert ["images (6)" in warning for warning in calibration["warnings"]] == [True]
 
 
 def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:

@@ -406,9 +406,8 @@ def test_fix_reports_unfixed_places():
 
 
 def test_fix_names_the_condition_that_no_place_meets(g):
-    branches = (g.conv(g.input(1, 16, 8, 8), "a", 16), g.conv("x", "b", 16))
-    proto = g.model(g.conv(g.add(*branches, "sum"), "last", 16))
-    (change,) = qdqtool.fix(proto, only=["SKIP-FLOAT"]).refused
+    total = g.add(g.conv(g.input(1, 16, 8, 8), "a", 16), g.conv("x", "b", 16), "sum")
+    (change,) = qdqtool.fix(g.model(g.conv(total, "last", 16)), only=["SKIP-FLOAT"]).refused
     (needs,) = change.why_not.values["requires"]
     assert change.why_not.endswith(needs) and "an Add with a float input" in needs
 
