@@ -23,14 +23,14 @@ def find_by_part(text: str) -> KnownError | None:
     equal. Among equal matches, the most general entry is returned.
     """
     part = _normalize(text)
-    length, _, entry = max(
-        (_count_common(part, known), position, entry)
-        for position, (known, entry) in enumerate(_known_texts())
+    length, _, index = max(
+        (_count_common(part, complete), position, index)
+        for position, (complete, index) in enumerate(_known_texts())
     )
     if length < _MIN_LENGTH:
         return None
-    found = KNOWN_ERRORS[entry]
-    return replace(found, unknown=f"{_UNKNOWN} {found.unknown}".rstrip())
+    entry = KNOWN_ERRORS[index]
+    return replace(entry, unknown=f"{_UNKNOWN} {entry.unknown}".rstrip())
 
 
 def _normalize(text: str) -> str:
@@ -58,9 +58,11 @@ def _iterate_texts() -> Iterator[tuple[str, int]]:
             yield _normalize(re.sub(r"\\(\W)", r"\1", literal)), i
 
 
-def _count_common(part: str, known: str) -> int:
-    """Return how many characters of a known text, from its start or to its end, the part has."""
-    if part in known:
+def _count_common(part: str, complete: str) -> int:
+    """Return how many characters of a text, from its start or to its end, are also in a part."""
+    if part in complete:
         return len(part)
-    lengths = range(min(len(part), len(known)), _MIN_LENGTH - 1, -1)
-    return next((n for n in lengths if part.endswith(known[:n]) or part.startswith(known[-n:])), 0)
+    lengths = range(min(len(part), len(complete)), _MIN_LENGTH - 1, -1)
+    return next(
+        (n for n in lengths if part.endswith(complete[:n]) or part.startswith(complete[-n:])), 0
+    )
