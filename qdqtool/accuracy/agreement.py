@@ -27,7 +27,7 @@ from qdqtool.accuracy.metrics import (
     choose_agreement_metrics,
     count_references,
     estimate_interval,
-    note_raw_outputs,
+    note_unmeasured,
 )
 from qdqtool.errors import DataError, ModelError
 from qdqtool.insertion.options import ImageOptions
@@ -101,6 +101,18 @@ class NetworkAgreement:
         """The metric that fits the network best."""
         return self.measures[0]
 
+    @property
+    def masks(self) -> AgreementMeasure | None:
+        """The agreement of masks; None if the network has none or they are not measured."""
+        return next((m for m in self.measures if m.metric == "mask-agreement"), None)
+
+    @property
+    def lowest(self) -> float | None:
+        """The lower value of `measure` and `masks`; None if unknown."""
+        measures = [self.measure] if self.masks is None else [self.measure, self.masks]
+        values = [m.value for m in measures if m.value is not None]
+        return min(values) if len(values) == len(measures) else None
+
     def as_json(self) -> Json:
         """Return the fields of the JSON output, with the first measure at the top level."""
         return {
@@ -158,7 +170,7 @@ def measure_agreement(
         _summarize_metric(metric, [row[position] for row in evidence])
         for position, metric in enumerate(metrics)
     )
-    notes = (*feeder.notes, *note_raw_outputs(reference, metrics[0]))
+    notes = (*feeder.notes, *note_unmeasured(reference, metrics))
     return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, notes)
 
 

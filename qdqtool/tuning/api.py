@@ -23,7 +23,7 @@ from qdqtool.accuracy.metrics import (
     MetricFunction,
     choose_metric,
     find_compared_tensors,
-    note_raw_outputs,
+    note_unmeasured,
 )
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses
@@ -290,7 +290,7 @@ class _TuningRun:
         store_image_size(self.model, options.images.size)
         rules, placement = choose_placement(self.model, placing, self.target)
         self.metric = choose_metric(self.model, options.goal.metric, timeout)
-        self.notes += note_raw_outputs(self.model, self.metric)
+        self.notes += note_unmeasured(self.model, [self.metric])
         self.images, self.origin = resolve_images(self.model, options.images)
         self.sets = open_sets(
             self.model,

@@ -18,6 +18,7 @@ from calibration.dataset import Dataset
 from calibration.session import TensorFetcher
 from qdqtool.accuracy.metrics import (
     DetectionAgreementMetric,
+    MaskAgreementMetric,
     OutputAgreementMetric,
     UserMetric,
     choose_metric,
@@ -364,6 +365,20 @@ def test_agreement_map_without_detections_is_nan() -> None:
     assert math.isnan(
         METRIC.value([METRIC.observe(METRIC.prepare_reference(detections()), detections(), "a")])
     )
+
+
+def test_mask_agreement_is_overlap_inside_of_reference_box() -> None:
+    """The first two columns of the prototypes are in the box. A third score is too low."""
+    metric = MaskAgreementMetric(DetectionAgreementMetric("o", 1), "p")
+    rows = np.array([[4, 8, 8, 16, 0.9, 1], [8, 8, 16, 16, 0.5, -1], [8, 8, 16, 16, 0.1, 1]])
+    sides = []
+    for positive in (np.s_[:, :], np.s_[1:, :]):  # all prototype pixels; three of four rows
+        prototypes = np.full((1, 1, 4, 4), -1.0)
+        prototypes[0, 0][positive] = 1.0
+        sides.append({"o": rows.T[None], "p": prototypes})
+    evidence = [metric.observe(metric.prepare_reference(sides[0]), sides[1], "a")]
+    # The second mask has a negative coefficient: it is empty in the first, and one row in the other.
+    assert evidence == [[6 / 8, 0.0]] and metric.value(evidence) == 3 / 8
 
 
 def test_output_agreement_is_one_minus_the_relative_error() -> None:
