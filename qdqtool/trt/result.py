@@ -321,6 +321,7 @@ class Prediction(SavableResult):
         times: Estimated times on several GPUs; None without a list of GPUs. Empty if TensorRT
             rejects the model.
         read: Files that were read; :meth:`save` does not overwrite them.
+        head_nodes: Nodes of a detector's head that a quantizer should leave float.
     """
 
     model: ModelInfo
@@ -343,6 +344,7 @@ class Prediction(SavableResult):
     requested_target: str = ""
     times: list[Json] | None = None
     read: InputFiles | None = field(default=None, repr=False, compare=False)
+    head_nodes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         convs = [c for c in self.convolutions if not c.is_product]
