@@ -405,13 +405,6 @@ def test_fix_reports_unfixed_places():
     assert [n.values["finding"] for n in fixed.notes if n.code == "code-not-found"] == ["ADD-BOTH"]
 
 
-def test_fix_names_the_condition_that_no_place_meets(g):
-    total = g.add(g.conv(g.input(1, 16, 8, 8), "a", 16), g.conv("x", "b", 16), "sum")
-    (change,) = qdqtool.fix(g.model(g.conv(total, "last", 16)), only=["SKIP-FLOAT"]).refused
-    (needs,) = change.why_not.values["requires"]
-    assert change.why_not.endswith(needs) and "an Add with a float input" in needs
-
-
 def test_fix_refuses_changes_that_make_outputs_worse(monkeypatch):
     monkeypatch.setattr("qdqtool.fixing.judge.is_growth_permitted", lambda *_, **__: False)
     proto = FAMILIES["residual"](50)
