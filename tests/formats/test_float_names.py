@@ -2,9 +2,12 @@
 
 import pytest
 
+from qdqtool.comparison.api import compare
+from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
+from tests.comparison.networks import network
 from tests.findings.test_causes import residual
 
 
@@ -34,3 +37,11 @@ def test_float_type_of_a_prediction(half: bool) -> None:
     first, second, *_ = prediction.convolutions
     first.output, second.output = Precision.FP16, Precision.FP32
     assert find_float_type(prediction, half=half) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "float_type"), [(None, "FP16"), ("T4", "FP16"), ("GTX 1080", "FP32")]
+)
+def test_float_type_of_a_comparison(gpu: str | None, float_type: str) -> None:
+    result = compare(network(), network(residual=False), gpu=gpu, target="8.6")
+    assert f"4 convolutions now with {float_type} output" in str(render_comparison(result))
