@@ -42,7 +42,7 @@ class ConcatAfterHead(Reason):
         raw: Whether the Concat joins unchanged results of the last convolutions (logits).
     """
 
-    rules = (fixable_rule("HEAD-CONCAT", on_request=True),)
+    rules = (fixable_rule("HEAD-CONCAT"),)
 
     concat: str
     scale: float | None = None
