@@ -104,6 +104,23 @@ def test_times_of_quantized_and_float_model_agree() -> None:
     assert plain.best.total_ms == pytest.approx(quantized.total_ms, rel=0.05)
 
 
+def test_nodes_without_effect_do_not_change_times() -> None:
+    """ModelOpt writes Casts of FP32 to FP32, and PyTorch writes Identities of constants."""
+    plain, proto = convolution_chain(batch=32), convolution_chain(batch=32)
+    added = []
+    for q in [node for node in proto.graph.node if node.op_type == "QuantizeLinear"]:
+        op, to = ("Identity", {}) if q.input[0].startswith("w") else ("Cast", {"to": 1})
+        added.append(onnx.helper.make_node(op, [q.input[0]], [f"{q.name}_{op}"], **to))
+        q.input[0] = added[-1].output[0]
+    proto.graph.node.extend(added)
+    assert {node.op_type for node in added} == {"Identity", "Cast"}
+    (expected, of_plain), (prediction, time) = estimate_model(plain), estimate_model(proto)
+    assert prediction.summary() == expected.summary()
+    assert time.total_ms == of_plain.total_ms
+    assert time.float_time == of_plain.float_time
+    assert time.best == of_plain.best
+
+
 GPUS = ("RTX 2060", "Jetson Nano", "RTX 5090", "GTX 1080 Ti")
 TARGETS_TYPED = [
     (name, typed)
