@@ -20,7 +20,6 @@ from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count
 
 FEW_IMAGES = 100  # fewer images cause a warning; NVIDIA and Ultralytics advise several hundred
 _FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels were not normalized
@@ -75,8 +74,7 @@ class DataQuality:
             )
         if total < FEW_IMAGES:
             yield Note(
-                f"only {format_count(total, 'calibration image')}; {FEW_IMAGES} or more give "
-                "steadier ranges",
+                f"few calibration images ({total}); use {FEW_IMAGES} or more",
                 code="few-images",
                 images=total,
                 enough=FEW_IMAGES,

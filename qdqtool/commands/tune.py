@@ -197,8 +197,8 @@ def command(
         page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if state is not None:
             page.fill(
-                f"Measurements saved in {state}: a rerun with another --keep collects the ranges "
-                "again and measures only new candidates. Delete the file when done."
+                f"Measurements saved in {state} and {state}.ranges: a rerun with another --keep "
+                "measures only new candidates. Delete the files when done."
             )
         if not tuning.unchanged:
             repeated = options.repeat_options("target", "gpu", "clock", "power")

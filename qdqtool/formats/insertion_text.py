@@ -65,7 +65,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     _add_groups(page, insertion.groups)
     if insertion.choice is not None or everything:
         _add_formats(page, insertion)
-    _add_losses(page, insertion)
+    _add_losses(page, insertion, float_type)
     # If errors were measured for the choice of the format, the choice already reports the error.
     if insertion.choice is None or not insertion.choice.errors:
         _add_agreement(page, insertion, f"{_format_title(insertion)} and FP16 together")
@@ -239,13 +239,13 @@ def _add_format_fits(page: TextPage, insertion: Insertion) -> None:
         )
 
 
-def _add_losses(page: TextPage, insertion: Insertion) -> None:
+def _add_losses(page: TextPage, insertion: Insertion, float_type: Precision) -> None:
     losses = insertion.losses
     if losses is None:
         return
     _add_output_error(page, insertion, losses)
     if losses.tried:
-        _add_activation_losses(page, losses, _format_title(insertion))
+        _add_activation_losses(page, losses, _format_title(insertion), float_type)
     elif page.everything:
         text = (
             f"the effect of single activations was not measured (--losses {losses.samples} "
@@ -276,39 +276,43 @@ def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLo
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")
 
 
-def _add_activation_losses(page: TextPage, losses: ActivationLosses, title: str) -> None:
-    """Add the activations that cause most of the error; `title` is that of their format."""
+def _add_activation_losses(
+    page: TextPage, losses: ActivationLosses, title: str, float_type: Precision
+) -> None:
+    """Add the layers whose inputs cause most of the error; `title` is that of their format."""
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     if not confirmed and page.everything:
-        page.add_row("", _describe_unconfirmed(losses))
+        page.add_row("", _describe_unconfirmed(losses, float_type))
     for loss in losses.tensors if page.everything else confirmed:
-        page.add_row_item(f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}")
+        page.add_row_item(
+            f"{', '.join(loss.readers)} in {float_type}: {_describe_gain(loss, losses.error)}"
+            f"{_describe_cost(loss, title)}"
+        )
     for loss in confirmed[:1]:
         first = f"{'':{ROW_COLUMN}}Try: "
         command = f"--exclude {_exclude_pattern(loss)}"
         page.add_verbatim(*wrap_command(command, page.width, first, ROW_COLUMN))
 
 
-def _describe_unconfirmed(losses: ActivationLosses) -> str:
+def _describe_unconfirmed(losses: ActivationLosses, float_type: Precision) -> str:
     tried = f"{losses.tried} tried on {format_count(losses.trial_samples, 'image')}"
     seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
     if not seen or any(loss.confirmed_on for loss in seen):
         return (
-            "leaving a single activation float does not reliably reduce the error by "
+            f"a single activation in {float_type} does not reliably reduce the error by "
             f"{MIN_GAIN:.0%} ({tried})"
         )
     return f"too few images to find the worst activation ({tried}; --losses 16 uses more)"
 
 
-def _describe_activation_loss(loss: TensorLoss) -> str:
-    nodes = ", ".join(loss.readers)
-    if loss.confirmed_gain is None:
-        return f"if the input of {nodes} is float: {-loss.gain:+.0%} error, not confirmed"
-    reliable = "" if loss.confirmed else ", which may be chance"
-    images = format_count(loss.confirmed_on, "image")
-    return (
-        f"if the input of {nodes} is float: {-loss.confirmed_gain:+.0%} error on {images}{reliable}"
-    )
+def _describe_gain(loss: TensorLoss, error: float) -> str:
+    """Describe the gain of a float activation by the output error before and after."""
+    gain, remark = loss.gain, "not confirmed"
+    if loss.confirmed_gain is not None:
+        gain = loss.confirmed_gain
+        chance = "" if loss.confirmed else "; may be chance"
+        remark = f"{format_count(loss.confirmed_on, 'image')}{chance}"
+    return f"output error {error:.1%} -> about {error * (1 - gain):.1%} ({remark})"
 
 
 def _describe_cost(loss: TensorLoss, title: str) -> str:

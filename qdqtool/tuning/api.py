@@ -27,6 +27,7 @@ from qdqtool.insertion.network import prepare_network
 from qdqtool.insertion.number_formats import FORMATS, FP8, find_number_format
 from qdqtool.insertion.options import (
     AttentionChoice,
+    CacheOptions,
     ClusterOptions,
     HeadChoice,
     HighPrecision,
@@ -86,6 +87,8 @@ from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from calibration.statistics import TensorStatistics
 
 
@@ -353,7 +356,9 @@ class _TuningRun:
         planner.methods.check([t for group in groups for t in group.tensors])
         self.cluster = replace(self.options.cluster, cluster=client)
         data = self._choose_calibration_samples()
-        planner.statistics, self.ranges_report = self._collect_statistics(data, progress)
+        planner.statistics, self.ranges_report = self._collect_statistics(
+            data, progress, self.store.ranges_cache
+        )
         self.searched_images = self.ranges_report["images"]
         self._record_preprocess()
         self.notes += planner.plan(Configuration()).placement.notes
@@ -401,20 +406,30 @@ class _TuningRun:
         record_preprocess(self.model.proto, used)
 
     def _collect_statistics(
-        self, data: Dataset, progress: bool
+        self, data: Dataset, progress: bool, cache: Path | None = None
     ) -> tuple[Mapping[str, TensorStatistics], Json]:
+        """Return the statistics of the tensors on samples, and a report.
+
+        Args:
+            data: The samples.
+            progress: Whether to draw a progress bar.
+            cache: File of the statistics, which is read if it belongs to the same samples, and
+                otherwise replaced.
+        """
         started = time.monotonic()
         statistics, report = collect_statistics(
             self.planner.model,
             data,
             self.planner.possible_groups(),
             max_images=len(data),
+            cache=CacheOptions(cache, overwrite_cache=cache is not None),
             cluster=self.cluster,
             progress=progress,
         )
         seconds = time.monotonic() - started
         self.calibration_seconds += seconds
-        self.seconds_per_sample = seconds / len(data)
+        # If the statistics come from the cache, the time of a run is a better estimate.
+        self.seconds_per_sample = max(seconds / len(data), self.store.seconds_per_run)
         if report["preprocess"] is not None:
             report["preprocess"]["origin"] = self.origin
         return statistics.tensors, report

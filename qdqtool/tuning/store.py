@@ -81,6 +81,11 @@ class MeasurementStore:
             if self.path.exists():
                 self._read(self.path)
 
+    @property
+    def ranges_cache(self) -> Path | None:
+        """File of the statistics from which the ranges come; None keeps them in memory."""
+        return None if self.path is None else self.path.with_name(f"{self.path.name}.ranges")
+
     def measurements(self, candidate: str) -> SampleMeasurements:
         """Return the measurements of a candidate by number of the sample."""
         return self.rows.get(candidate, {})

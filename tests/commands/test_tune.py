@@ -106,4 +106,4 @@ def test_tune_wrong_input_leaves_nothing(
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert cli(*TUNE, *arguments, code=2) == ""
     assert value in cli.err.splitlines()[-1] and "Traceback" not in cli.err
-    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".tuning"} == before
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if ".tuning" not in p.name} == before

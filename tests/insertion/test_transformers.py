@@ -82,7 +82,7 @@ def test_matrix_products_in_summary_verdict_and_finding(target: str) -> None:
     assert products == [17, 13, 4] and set(prediction.float_products) == {
         f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")
     }
-    assert verdict(prediction).startswith("1 of 1 convolution in INT8")
+    assert verdict(prediction).startswith("1 convolution in INT8")
     assert "13 of 17 matrix products in INT8, 4 in FP" in verdict(prediction)
     region = myelin_region(prediction)
     assert region.norms == 5 and region.softmaxes == 2

@@ -29,7 +29,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "insert": (
         "insert detector.onnx --calib detector.npz -o q.onnx #",
         "insert float.onnx --calib images -o q.onnx --all #",
-        "insert float.onnx --calib images -o q.onnx --losses 2 --gpu 'RTX 4090' #",
+        "insert float.onnx --calib images -o q.onnx --losses 2 --gpu 'RTX 4090' --all #",
         "insert float.onnx --calib images -o q.onnx --target 8.5 --gpu 'Jetson Nano' #",
         "insert float.onnx --calib images -o q.onnx --target rtx1.7 --input-type uint8 #",
     ),

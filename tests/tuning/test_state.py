@@ -15,6 +15,7 @@ from qdqtool.tuning.planner import Planner
 from tests.errors import has
 from tests.insertion.test_smoothing import add_outliers
 from tests.insertion.transformers import samples, vit
+from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.tuning.nets import branchy
 from tests.tuning.tuned import DATA, KEEP, ROWS, observed, tune, without_effort
@@ -59,6 +60,19 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("state") / "t.tuning"
     tune(keep=0.9, state=path)
     return path
+
+
+def test_tune_reads_the_ranges_of_an_earlier_run(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[Any] = []
+    collect = api.collect_statistics
+    monkeypatch.setattr(
+        api, "collect_statistics", lambda *a, **o: [reports.append(r := collect(*a, **o)), r][1]
+    )
+    tune(keep=KEEP, state=state)
+    notes = [note_codes(report["notes"]) for _, report in reports]
+    assert notes[0] == ["reused"]
 
 
 @pytest.mark.parametrize(
