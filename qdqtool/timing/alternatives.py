@@ -32,7 +32,7 @@ def add_alternative_times(
     On a GPU without INT8, only the time without Q/DQ is added.
     For TensorRT 10, only a network with FP8 is strongly typed. If the model has FP8, the added
     times are therefore times of weakly typed builds, because the other networks have no FP8. If the
-    model is float, and GPU and target have FP8, a time with FP8 Q/DQ is added as well.
+    model is float or has FP8, and GPU and target have FP8, a time with FP8 Q/DQ is added as well.
     """
     float_model: Model | None = model
     resolved_float = resolved_model
@@ -54,7 +54,8 @@ def add_alternative_times(
             result.notes.append(Note(text, code="no-int8"))
     elif float_model is not None:
         result.best = _best_time(result, float_model, target)
-        if result.is_float and result.gpu.has_fp8 and target.has_fp8:
+        may_use_fp8 = result.is_float or uses_fp8(model)
+        if may_use_fp8 and result.gpu.has_fp8 and target.has_fp8:
             typed = strongly_typed(target)
             result.best_fp8 = _best_time(result, float_model, typed, Precision.FP8)
 

@@ -612,6 +612,7 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
     else:  # TensorRT 11 computes in the types of the file: a network this small is faster in FP32
         assert target == "trt11" and of_float.float_time.precision == Precision.FP32
     assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
+    assert of_fp8.best_fp8.total_ms == pytest.approx(of_float.best_fp8.total_ms, rel=1e-9)
 
 
 def test_float_model_of_fp8_file_has_no_node_for_the_cast_of_the_output() -> None:
