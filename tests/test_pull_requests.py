@@ -181,7 +181,7 @@ def test_action_inputs(
     commit = base if base.startswith("0") else git(repository, "rev-parse", base)
     actual, printed, summary, outputs = act(repository, tmp_path / "t", commit, **inputs)
     assert actual == code, printed
-    assert re.findall("^### (.*) on trt", summary, re.M) == models
+    assert re.findall("^### (.*) on TensorRT", summary, re.M) == models
     assert ("sarif" in outputs) == bool(models)
 
 

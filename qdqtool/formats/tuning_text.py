@@ -8,7 +8,6 @@ from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
-from qdqtool.trt.targets import target_named
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     for note in tuning.notes:
         page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     prediction = tuning.prediction
-    target = target_named(prediction.requested_target or prediction.target)
-    page.add_heading(f"Predicted for {target.title}: {verdict(prediction)}")
+    page.add_heading(f"Predicted for {prediction.target_title}: {verdict(prediction)}")
     nodes = prediction.conversion_nodes
     for name in page.iterate_rows(nodes, _MAX_CONVERSIONS, "    "):
         page.add_lines(f"  - Q/DQ layer at {name}")

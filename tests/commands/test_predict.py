@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqtool.prediction import predict
 from tests.commands.conftest import Cli
 from tests.findings.lint.test_bfloat16 import quantized as bfloat16_model
 from tests.findings.test_causes import residual
@@ -152,6 +153,9 @@ def test_predict_names_the_requested_version(
     assert len(rules) == borrows
     assert all(re.search(r"\bTensorRT \d", row) and target in row for row in rules)
     assert cli.json("predict", model, "--target", target)["requested_target"] == target
+    markdown = cli("predict", model, "--target", target, "--format", "markdown")
+    assert markdown.splitlines()[0].endswith(f" on {title}")
+    assert f" for {title}: " in repr(predict(model, target))
 
 
 def test_predict_promises_no_fix_of_notes(cli: Cli, model: str) -> None:
