@@ -34,8 +34,8 @@ _MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of 
 
 def format_ms(value: float, *, unit: bool = True) -> str:
     """Return a time with about three significant digits, such as ``0.681 ms``."""
-    value = round_significant(value)  # as in JSON, so that both show the same digits
-    digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if value >= bound), 4)
+    rounded = round_significant(value)
+    digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if rounded >= bound), 4)
     return f"{value:.{digits}f}" + (" ms" if unit else "")
 
 

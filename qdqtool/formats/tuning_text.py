@@ -66,8 +66,7 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
 def _describe_goal(tuning: Tuning) -> str:
     if not tuning.chosen.cost.int8:
         return _describe_float_model(tuning)
-    metric = _format_metric(tuning.chosen)
-    images = f"{metric} on {_count_held_out(tuning)}"
+    images = _describe_accuracy(tuning)
     if tuning.budget_ms is not None:
         if tuning.reached:
             return f"goal met: within {tuning.budget_ms:g} ms, {images}"
@@ -78,6 +77,20 @@ def _describe_goal(tuning: Tuning) -> str:
     if tuning.reached:
         return f"goal met: {images}, goal {_format_goal(tuning)}"
     return f"goal NOT met: the best candidate has {images}, goal {_format_goal(tuning)}"
+
+
+def _describe_accuracy(tuning: Tuning) -> str:
+    """Describe the metric of the written model on the held-out images."""
+    metric = _format_metric(tuning.chosen)
+    if _differs_from_search(tuning):
+        metric = f"{tuning.written_metric:.3f}"
+    return f"{metric} on {_count_held_out(tuning)}"
+
+
+def _differs_from_search(tuning: Tuning) -> bool:
+    """Return whether the metric of the written model is printed differently from the search's."""
+    written = tuning.written_metric
+    return written is not None and not _format_metric(tuning.chosen).startswith(f"{written:.3f}")
 
 
 def _count_held_out(tuning: Tuning) -> str:
@@ -165,6 +178,8 @@ def _format_metric(point: PlacementResult) -> str:
 
 def _list_result_facts(tuning: Tuning) -> list[str]:
     facts = [tuning.metric["sentence"]]
+    if _differs_from_search(tuning):
+        facts.append(f"with the ranges of the search, it was {_format_metric(tuning.chosen)}")
     if tuning.metric["float"] != 1.0:
         facts.append(f"the float model has {tuning.metric['float']:.4f}")
     images = tuning.images

@@ -317,6 +317,7 @@ class _TuningRun:
         )
         self.cluster = options.cluster
         self.ranges_report: Json = {}
+        self.written_metric: float | None = None  # with ranges from all images
         self.searched_images = 0  # number of images that gave the ranges of the search
         self.calibration_seconds = 0.0  # seconds for collecting ranges so far
         self.seconds_per_sample = 0.0  # seconds for collecting ranges from one sample
@@ -587,6 +588,7 @@ class _TuningRun:
                 *summary.warn_unread_images(self.sets),
             ],
             source=self.source.path,
+            written_metric=self.written_metric,
             builder=lambda configuration: (
                 planner.build(planner.plan(configuration), weights)[0].proto
             ),
@@ -630,7 +632,7 @@ class _TuningRun:
             f"images; the metric on the held-out images is then {metric:.3f}"
         )
         self.notes.append(Note(text, code="ranges-from-all", images=images, metric=metric))
-        self.ranges_report = report
+        self.ranges_report, self.written_metric = report, metric
         return planner
 
     def _note_fp16_error(self, planner: Planner, placement: PlacementResult, model: Model) -> None:
