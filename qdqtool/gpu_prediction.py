@@ -97,10 +97,10 @@ def predict(
         size,
     )
     _require_gpu(options)
-    if gpu is None and sm is None:
-        return prediction_module.predict(model, version, advice=advice, assume=assume, way=way)
     with record_inputs() as inputs:
-        if gpu is None or isinstance(gpu, str):
+        if gpu is None and sm is None:
+            prediction = predict_without_gpu(model, version, advice=advice, assume=assume, way=way)
+        elif gpu is None or isinstance(gpu, str):
             prediction, _ = predict_with_time(model, version, options, assume=assume, way=way)
         else:
             _check_gpu_list(names, options)
@@ -147,6 +147,28 @@ def _check_gpu_list(names: Sequence[object], options: TimingOptions) -> None:
             code="option-conflict",
             parameter="gpu",
         )
+
+
+def predict_without_gpu(
+    model: ModelSource | Model,
+    target: Target,
+    *,
+    advice: bool = True,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
+) -> Prediction:
+    """Predict without times. The parameters are those of :func:`predict`."""
+    model = load(model)
+    prediction = prediction_module.predict(model, target, advice=advice, assume=assume, way=way)
+    _withdraw_promises(model, prediction)
+    return prediction
+
+
+def _withdraw_promises(model: Model, prediction: Prediction) -> None:
+    if any(f.automatic for f in prediction.findings):
+        from qdqtool.fixing.promises import withdraw_promises
+
+        withdraw_promises(model, prediction)
 
 
 def predict_on_gpus(
@@ -232,12 +254,18 @@ def predict_with_time(
 
     model = load(model)
     check_image_size(options.size, model)
-    return predict_on_gpu(model, target, options, assume=assume, way=way, extend=_add_fix_savings)
+    prediction, time = predict_on_gpu(
+        model, target, options, assume=assume, way=way, extend=_add_fix_savings
+    )
+    if time is None:
+        _withdraw_promises(model, prediction)
+    return prediction, time
 
 
 def _add_fix_savings(
     model: Model, prediction: Prediction, time: TimeEstimate, target: Target
 ) -> None:
+    _withdraw_promises(model, prediction)
     if any(f.automatic for f in prediction.findings):
         from qdqtool.fixing.api import add_fix_savings
 

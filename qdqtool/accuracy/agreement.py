@@ -27,6 +27,7 @@ from qdqtool.accuracy.metrics import (
     choose_agreement_metrics,
     count_references,
     estimate_interval,
+    note_unmeasured,
 )
 from qdqtool.errors import DataError, ModelError
 from qdqtool.insertion.options import ImageOptions
@@ -86,7 +87,7 @@ class NetworkAgreement:
         unread: Name and reason of each image that could not be read.
         measures: All metrics. The first is the metric that fits the network best.
         preprocess: How images became inputs, as JSON; None for arrays.
-        notes: Notes about the preprocessing.
+        notes: Notes about the preprocessing and the metric.
     """
 
     images: int
@@ -99,6 +100,18 @@ class NetworkAgreement:
     def measure(self) -> AgreementMeasure:
         """The metric that fits the network best."""
         return self.measures[0]
+
+    @property
+    def masks(self) -> AgreementMeasure | None:
+        """The agreement of masks; None if the network has none or they are not measured."""
+        return next((m for m in self.measures if m.metric == "mask-agreement"), None)
+
+    @property
+    def lowest(self) -> float | None:
+        """The lower value of `measure` and `masks`; None if unknown."""
+        measures = [self.measure] if self.masks is None else [self.measure, self.masks]
+        values = [m.value for m in measures if m.value is not None]
+        return min(values) if len(values) == len(measures) else None
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output, with the first measure at the top level."""
@@ -157,7 +170,8 @@ def measure_agreement(
         _summarize_metric(metric, [row[position] for row in evidence])
         for position, metric in enumerate(metrics)
     )
-    return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, feeder.notes)
+    notes = (*feeder.notes, *note_unmeasured(reference, metrics))
+    return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, notes)
 
 
 def _summarize_metric(metric: Metric, evidence: Sequence[Evidence]) -> AgreementMeasure:

@@ -17,6 +17,7 @@ Floats = npt.NDArray[np.float64]
 IOUS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO's metric
 RECALLS = np.linspace(0.0, 1.0, 101)
 SUPPRESSION_CANDIDATES = 3000  # maximum number of boxes that non-maximum suppression compares
+MASK_STRIDE = 4  # input pixels for one pixel of the prototypes of masks
 _MIN_SCORE = 0.001  # lowest score of a detection
 _MAX_OVERLAP = 0.7  # a box is dropped if its IoU with a better box of its class is larger
 _MAX_DETECTIONS = 300  # maximum number of detections of an image
@@ -131,6 +132,21 @@ def read_detections(rows: npt.NDArray[Any]) -> Detections:
     order = np.argsort(-rows[:, 4], kind="stable")
     rows = rows[order][rows[order, 4] >= _MIN_SCORE].astype(np.float64)
     return Detections(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.int64))
+
+
+def draw_boxes(boxes: npt.NDArray[Any], sides: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Return where the prototypes of masks are in each box, [boxes, h, w].
+
+    Args:
+        boxes: Center and size of each box in input pixels, [4, boxes].
+        sides: Height and width of the prototypes.
+    """
+    low, high = (boxes[:2] + sign * boxes[2:] / 2 for sign in (-1, 1))
+    columns, rows = (
+        (low[axis, :, None] <= pixels) & (pixels < high[axis, :, None])
+        for axis, pixels in enumerate(MASK_STRIDE * np.arange(side) for side in reversed(sides))
+    )
+    return np.asarray(rows[:, :, None] & columns[:, None])
 
 
 def match_detections(reference: Detections, detections: Detections) -> DetectionMatches:

@@ -7,6 +7,7 @@ for a bootstrap, and measured on different machines. Calls of a user's function 
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import inspect
@@ -27,9 +28,11 @@ from qdqtool.accuracy.detections import (
     Detections,
     compute_average_precision,
     decode_detections,
+    draw_boxes,
     match_detections,
     read_detections,
 )
+from qdqtool.accuracy.output_shapes import find_output_shapes
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import ReferenceOutputs, find_last_convolution_outputs
 from qdqtool.insertion.placement import find_class_outputs
@@ -37,15 +40,24 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
+from qdqtool.util.notes import Note
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 MetricFunction = Callable[[Outputs, Outputs, str], float]
 Evidence = Any  # JSON that a metric returns for one sample
 LARGEST = 1e100  # limit for a metric value, so that sums of thousands of values are finite
 
-_BOX_TASKS = ("detect", "segment", "pose")  # tasks with boxes in Ultralytics' model metadata
+_BOX_TASKS = ("detect", "segment", "pose", "obb")  # tasks with boxes in Ultralytics' metadata
+_SORTED_TASKS = (
+    "segment",
+    "pose",
+    "obb",
+)  # tasks with more numbers after those of a sorted detection
+_MAX_MASKS = 100  # maximum number of masks of an image that are compared
 _REFERENCE_SCORE = 0.25  # lowest score of the float network's detections that count as truth
 _RESULT_SORTERS = ("TopK", "NonMaxSuppression", "ArgMax")
+# Results besides boxes and classes, by task in Ultralytics' metadata.
+_FURTHER_RESULTS = {"segment": "masks", "pose": "keypoints", "obb": "angles of the boxes"}
 _SORTED_COLUMNS = 6  # numbers of one detection: two corners (x and y), score and class
 _SCORE_MOVES = ("Softmax", "LogSoftmax", "Flatten", "Reshape", "Squeeze", "Identity", "Cast")
 _SCORE_PRODUCERS = ("Gemm", "MatMul", "Conv", "Add", "GlobalAveragePool", "ReduceMean")
@@ -164,11 +176,14 @@ class DetectionAgreementMetric(Metric):
         """The output, which is the only tensor that the metric reads."""
         return (self.output,)
 
-    def _decode_outputs(self, outputs: Outputs) -> list[Detections]:
+    def select_output(self, outputs: Outputs) -> npt.NDArray[Any]:
+        """Return the output as [n, 4 + classes + others, anchors]."""
         array = outputs[self.output]
-        if self.transposed:
-            array = array.swapaxes(1, 2)
-        return [decode_detections(row[None, : 4 + self.classes]) for row in array]
+        return array.swapaxes(1, 2) if self.transposed else array
+
+    def _decode_outputs(self, outputs: Outputs) -> list[Detections]:
+        rows = self.select_output(outputs)[:, : 4 + self.classes]
+        return [decode_detections(row[None]) for row in rows]
 
     def prepare_reference(self, reference: Outputs) -> Any:
         """Return the float network's detections of each image, without those of low scores."""
@@ -192,10 +207,78 @@ class SortedDetectionMetric(DetectionAgreementMetric):
     """Agreement mAP for networks that select their detections themselves (YOLOv10, YOLO26).
 
     The output [n, detections, 6 + others] holds two corners, score and class of each detection.
+
+    Attributes:
+        is_centered: Whether center and size take the place of the corners (rotated boxes).
     """
 
+    is_centered: bool = False
+
     def _decode_outputs(self, outputs: Outputs) -> list[Detections]:
-        return [read_detections(rows) for rows in outputs[self.output]]
+        rows = outputs[self.output]
+        if self.is_centered:
+            center, half = rows[..., :2], rows[..., 2:4] / 2
+            rows = np.concatenate([center - half, center + half, rows[..., 4:]], axis=-1)
+        return [read_detections(detections) for detections in rows]
+
+
+@dataclass(frozen=True)
+class MaskAgreementMetric(Metric):
+    """Mean IoU of the masks of a segmentation network (YOLOv8-seg and similar).
+
+    A mask is positive where the product of an anchor's coefficients with the prototypes is. It is
+    cut to the box of the reference. The anchors are those with the largest scores of the reference.
+
+    Attributes:
+        detector: Metric of the boxes. The last rows of its output are the coefficients.
+        prototypes: Name of the output with the prototypes, [n, coefficients, h, w].
+    """
+
+    detector: DetectionAgreementMetric
+    prototypes: str
+    name: str = "mask-agreement"
+    sentence: str = (
+        "mask agreement: mean IoU of the masks of both models, at the anchors where the float "
+        f"model has a score of {_REFERENCE_SCORE:g} or more (at most {_MAX_MASKS} in an image)"
+    )
+
+    @property
+    def tensors(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The output with the coefficients, and the prototypes."""
+        return (self.detector.output, self.prototypes)
+
+    def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        """Return the IoU of each mask of one sample."""
+        sides = [
+            zip(self.detector.select_output(side), side[self.prototypes], strict=True)
+            for side in (reference, outputs)
+        ]
+        overlaps: list[float] = []
+        for (rows, prototypes), (other_rows, other_prototypes) in zip(*sides, strict=True):
+            anchors = self._choose_anchors(rows)
+            inside = draw_boxes(rows[:4, anchors], prototypes.shape[1:])
+            first = self._draw_masks(rows[:, anchors], prototypes) & inside
+            second = self._draw_masks(other_rows[:, anchors], other_prototypes) & inside
+            union = (first | second).sum(axis=(1, 2))
+            common = (first & second).sum(axis=(1, 2))
+            overlaps += (common[union > 0] / union[union > 0]).tolist()
+        return overlaps
+
+    def _choose_anchors(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        scores = rows[4 : 4 + self.detector.classes].max(axis=0)
+        best = np.argsort(-scores, kind="stable")[:_MAX_MASKS]
+        return np.asarray(best[scores[best] >= _REFERENCE_SCORE])
+
+    def _draw_masks(
+        self, rows: npt.NDArray[Any], prototypes: npt.NDArray[Any]
+    ) -> npt.NDArray[np.bool_]:
+        coefficients = rows[4 + self.detector.classes :]
+        values = np.einsum("ka,khw->ahw", coefficients, prototypes, optimize=True)
+        return np.asarray(values > 0)
+
+    def value(self, evidence: Sequence[Evidence]) -> float:
+        """Return the mean IoU of the masks of all samples."""
+        return super().value([overlap for overlaps in evidence for overlap in overlaps])
 
 
 @dataclass(frozen=True)
@@ -409,7 +492,7 @@ def choose_agreement_metrics(model: Model) -> list[Metric]:
     """
     detector = _sorted_detector_metric(model) or _detector_metric(model)
     if detector is not None:
-        return [detector]
+        return [detector, *_list_mask_metrics(model, detector)]
     classifier = _classifier_metric(model)
     outputs = choose_metric(model, None)
     return [outputs] if classifier is None else [classifier, outputs]
@@ -418,13 +501,29 @@ def choose_agreement_metrics(model: Model) -> list[Metric]:
 def _sorted_detector_metric(model: Model) -> SortedDetectionMetric | None:
     if not _has_sorted_results(model):
         return None
-    is_detector = model.metadata.get("task", "") in _BOX_TASKS
-    for output in model.outputs:
-        shape = model.shape(output) or ()
+    task = model.metadata.get("task", "")
+    has_more_columns = task in _SORTED_TASKS
+    for output, shape in find_output_shapes(model).items():
         columns = int(shape[2] or 0) if len(shape) == 3 else 0
-        if columns == _SORTED_COLUMNS or (is_detector and columns > _SORTED_COLUMNS):
-            return SortedDetectionMetric(output, 0)
+        if columns == _SORTED_COLUMNS or (has_more_columns and columns > _SORTED_COLUMNS):
+            return SortedDetectionMetric(output, 0, is_centered=task == "obb")
     return None
+
+
+def _list_mask_metrics(
+    model: Model, detector: DetectionAgreementMetric
+) -> list[MaskAgreementMetric]:
+    """Return the metric of the masks if an output has a channel for each row after the scores."""
+    shapes = find_output_shapes(model)
+    rows = shapes[detector.output][2 if detector.transposed else 1] or 0
+    coefficients = rows - 4 - detector.classes
+    if isinstance(detector, SortedDetectionMetric) or coefficients < 1:
+        return []
+    return [
+        MaskAgreementMetric(detector, output)
+        for output, shape in shapes.items()
+        if len(shape) == 4 and shape[1] == coefficients
+    ][:1]
 
 
 def _classifier_metric(model: Model) -> TopClassMetric | None:
@@ -475,21 +574,49 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     scores = find_class_outputs(model)
     has_boxes = find_head(model).dfl or model.metadata.get("task", "") in _BOX_TASKS
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
+    if len(channels) > 1:  # other outputs with a Sigmoid, such as the visibility of keypoints
+        channels &= {_count_names(model)}
     if not has_boxes or len(channels) != 1 or None in channels or _has_sorted_results(model):
         return None
     return _find_detector_output(model, channels.pop() or 0)
 
 
+def _count_names(model: Model) -> int:
+    """Return the number of classes in Ultralytics' metadata; 0 if missing or invalid."""
+    try:
+        names = ast.literal_eval(model.metadata.get("names", ""))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return 0
+    return len(names) if isinstance(names, (dict, list)) else 0
+
+
 def _find_detector_output(model: Model, classes: int) -> DetectionAgreementMetric | None:
     """Return the metric of the first output that has room for boxes and scores, if any."""
-    for output in model.outputs:
-        shape = model.shape(output) or ()
+    for output, shape in find_output_shapes(model).items():
         if len(shape) != 3:
             continue
         rows, columns = int(shape[1] or 0), int(shape[2] or 0)
         if 4 + classes <= min(rows, columns) and rows != columns:
             return DetectionAgreementMetric(output, classes, rows > columns)
     return None
+
+
+def note_unmeasured(model: Model, metrics: Sequence[Metric]) -> list[Note]:
+    """Return a note on results of a detector that the metrics do not measure, if any."""
+    task = model.metadata.get("task", "")
+    if isinstance(metrics[0], DetectionAgreementMetric):
+        missing = _FURTHER_RESULTS.get(task)
+        if missing is None or any(isinstance(m, MaskAgreementMetric) for m in metrics):
+            return []
+        text = f"the agreement is that of boxes and classes: the {missing} are not measured"
+        return [Note(text, code="boxes-only", unmeasured=missing)]
+    if task not in _BOX_TASKS or not isinstance(metrics[0], OutputAgreementMetric):
+        return []
+    text = (
+        f"the metadata name the task '{task}', but the metric compares raw outputs: it does not "
+        "show lost detections"
+    )
+    return [Note(text, code="raw-outputs-compared", task=task)]
 
 
 def resample_metric(
@@ -511,9 +638,9 @@ def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[flo
     """Return the low and the high end of a metric's 95 % confidence interval over its samples.
 
     Wilson's interval is used for shares, and a bootstrap for other metrics. For the agreement of
-    detections, the interval includes Wilson's for one result per sample if the samples are fewer
-    than ten, or if the bootstrap has no spread. Results between 0 and 1 vary at most as much as
-    a share, so this interval is rather too wide than too narrow.
+    detections and masks, the interval includes Wilson's for one result per sample if the samples
+    are fewer than ten, or if the bootstrap has no spread. Results between 0 and 1 vary at most as
+    much as a share, so this interval is rather too wide than too narrow.
 
     Args:
         metric: The metric.
@@ -523,7 +650,7 @@ def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[flo
         return _wilson_interval(metric.value(evidence), len(evidence))
     low, high = map(float, np.nanpercentile(resample_metric(metric, evidence), [2.5, 97.5]))
     has_few = len(evidence) < _FEW_SAMPLES or low == high
-    if has_few and isinstance(metric, DetectionAgreementMetric):
+    if has_few and isinstance(metric, (DetectionAgreementMetric, MaskAgreementMetric)):
         share_low, share_high = _wilson_interval(metric.value(evidence), len(evidence))
         return min(low, share_low), max(high, share_high)
     return low, high
@@ -537,7 +664,9 @@ def _wilson_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def count_references(metric: Metric, evidence: Sequence[Evidence]) -> int:
-    """Return the number of reference detections; for other metrics, the number of samples."""
+    """Return the number of reference detections or masks; else the number of samples."""
     if isinstance(metric, DetectionAgreementMetric):
         return sum(len(row["truth"]) for rows in evidence for row in rows)
+    if isinstance(metric, MaskAgreementMetric):
+        return sum(map(len, evidence))
     return len(evidence)

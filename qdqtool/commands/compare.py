@@ -214,13 +214,14 @@ def _suggest_commands(page: TextPage, a: list[str], b: list[str], are_models: li
 def _check_agreement(result: Comparison, minimum: float | None) -> int:
     if minimum is None or result.agreement is None:
         return 0
-    agreement = result.agreement.measure.value
+    agreement, masks = result.agreement.lowest, result.agreement.masks
+    of_masks = " of the masks" if masks is not None and masks.value == agreement else ""
     if agreement is None:
         text = "could not be checked: the agreement is unknown"
     elif agreement >= minimum:
         return 0
     else:
-        text = f"{minimum:g} is not met: the agreement is {agreement:.3f}"
+        text = f"{minimum:g} is not met: the agreement{of_masks} is {agreement:.3f}"
     print(f"qdqtool: --min-agreement {text}", file=sys.stderr)
     return 2 if agreement is None else 1
 

@@ -106,9 +106,12 @@ def _forbid_arguments_with_list(what: tuple[str, ...], way: str | None) -> None:
 
 def _find_known_error(text: str) -> KnownError:
     from qdqtool.findings.codes import suggest_code
-    from qdqtool.findings.errors import lookup
+    from qdqtool.findings.errors import is_listed, lookup
+    from qdqtool.findings.partial_errors import find_by_part
 
     error = lookup(text)
+    if error is None or not is_listed(error):
+        error = find_by_part(text) or error
     if error is None:
         raise QdqtoolError(
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of "

@@ -300,12 +300,10 @@ def _predict(
     assume: dict[str, str] | None,
     way: str | None,
 ) -> tuple[Prediction, list[TimeEstimate]]:
+    from qdqtool.gpu_prediction import predict_on_gpus, predict_with_time, predict_without_gpu
+
     if requests[0].gpu is None and requests[0].sm is None:
-        from qdqtool.prediction import predict
-
-        return predict(path, target, assume=assume, way=way), []
-    from qdqtool.gpu_prediction import predict_on_gpus, predict_with_time
-
+        return predict_without_gpu(path, target, assume=assume, way=way), []
     if len(requests) > 1:
         return predict_on_gpus(path, target, requests, assume=assume, way=way)
     prediction, time = predict_with_time(path, target, requests[0], assume=assume, way=way)

@@ -71,8 +71,10 @@ def _describe_agreement(comparison: Comparison) -> list[str]:
     images = format_count(comparison.agreement.images, "image")
     if measure.value is None:
         return [f"agreement unknown on {images}"]
+    masks = comparison.agreement.masks
+    of_masks = "" if masks is None or masks.value is None else f", of masks {masks.value:.3f}"
     interval = f"{measure.low:.3f} to {measure.high:.3f}"
-    return [f"agreement {measure.value:.3f} ({interval}) on {images}"]
+    return [f"agreement {measure.value:.3f} ({interval}){of_masks} on {images}"]
 
 
 def note_quantized_reference(comparison: Comparison) -> list[Note]:

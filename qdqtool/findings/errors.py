@@ -508,6 +508,11 @@ def lookup(text: str) -> KnownError | None:
     return explain_unlisted_error(head)
 
 
+def is_listed(error: KnownError) -> bool:
+    """Return whether the table has an entry for an error, and not only the form of its text."""
+    return bool(error.pattern)
+
+
 _SKIPPED_TACTIC = next(entry for entry in KNOWN_ERRORS if entry.id == "tactic-skipped")
 
 

@@ -19,6 +19,7 @@ from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
 from qdqtool.fixing import gains
 from qdqtool.fixing.anchors import find_restorable_constants
 from qdqtool.fixing.outputs import OutputError, read_samples
+from qdqtool.fixing.promises import withdraw_promises
 from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites, find_needless_sites
@@ -257,6 +258,7 @@ def fix(
                 pass
             is_unprepared = prepared.model is original
             before = session.before if is_unprepared else predict(original, version)
+            withdraw_promises(session.model, session.prediction)
             time = None if gpu is None else _estimate_time(session.model, version, gpu)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
     return Fixed(

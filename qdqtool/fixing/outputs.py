@@ -23,6 +23,7 @@ from onnx import helper
 from calibration.session import partial_model
 from qdqtool.errors import DataError
 from qdqtool.fixing.runner import Arrays, RunError
+from qdqtool.fixing.site import ATOL
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.preprocessing import resolve_images
 from qdqtool.ir.bounds import find_concat_parts
@@ -33,8 +34,6 @@ from qdqtool.util.notes import Note
 if TYPE_CHECKING:
     from calibration.arrays import CalibrationSource
 
-ATOL = 1e-6  # permitted difference due to rounding in float32
-HALF_ROUNDING = 0.01  # permitted difference due to FP16 rounding in a few dozen layers
 PART_SLACK = 0.02  # additional permitted error of a part: the errors of small parts vary more
 MAX_PARTS = 16  # an output with more parts is compared as a whole
 SAMPLES = 8  # number of images on which outputs are compared

@@ -453,8 +453,6 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
     scales = [s for q in quantizers if (s := _scalar_scale(view.params(q))) is not None]
     if len(scales) != len(quantizers) or len(set(scales)) < 2:
         return None
-    if not all(_is_symmetric_int8(view, q) for q in quantizers):
-        return None
     smallest, largest = min(scales), max(scales)
 
     def apply(editor: Editor) -> None:
@@ -471,16 +469,30 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
         f"one scale {format_number(largest)} instead of {before} for {len(quantizers)} quantizers "
         f"({names}){bits}"
     )
-    skip_reason = ""
-    if differ_by_over_two_bits(smallest, largest):
-        tensor = quantizers[scales.index(smallest)].input(0)
-        skip_reason = Note(
-            f"one common scale would cost '{tensor}' {lost:.1f} bits of precision, but a fix may "
-            "cost at most 2: keep the scales separate, or leave one of the tensors in float",
-            code="scale-too-coarse",
-            bits=lost,
-        )
+    skip_reason = _find_scale_obstacle(view, quantizers, scales)
     return FixSite(quantizers[0].name, description, apply, places, skip_reason=skip_reason)
+
+
+def _find_scale_obstacle(view: View, quantizers: list[Node], scales: list[float]) -> str:
+    """Return why quantizers cannot have the largest of their scales; empty if they can."""
+    other = next((q for q in quantizers if not _is_symmetric_int8(view, q)), None)
+    if other is not None:
+        return Note(
+            "a common scale needs quantizers to INT8 with zero point 0",
+            code="not-symmetric-int8",
+            quantizer=other.name,
+        )
+    smallest, largest = min(scales), max(scales)
+    if not differ_by_over_two_bits(smallest, largest):
+        return ""
+    tensor = quantizers[scales.index(smallest)].input(0)
+    lost = math.log2(largest / smallest) if smallest > 0 else math.inf
+    return Note(
+        f"one common scale would cost '{tensor}' {lost:.1f} bits of precision, but a fix may "
+        "cost at most 2: keep the scales separate, or leave one of the tensors in float",
+        code="scale-too-coarse",
+        bits=lost,
+    )
 
 
 def _scalar_scale(params: QuantParams) -> float | None:

@@ -12,13 +12,12 @@ from qdqtool.findings.rules import (
     ON_REQUEST_CODES,
     attempted_reasons,
     needs_request,
-    split_fixable,
 )
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.runner import Arrays
-from qdqtool.fixing.site import FixCriteria, FixSite, FixStep
+from qdqtool.fixing.site import FixCriteria, FixSite, FixStep, Place, select_default_sites
 from qdqtool.fixing.steps import HALVING_CODES, MODEL_STEPS, STEPS, ModelStep
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
@@ -44,8 +43,6 @@ _MAX_NODES = 20_000  # further tries are permitted until this many nodes were pr
 # Codes of the reasons that fixes of other kinds may remove.
 _OUTPUT_REFUSALS = ("distance-grows", "distance-of-part-grows")
 
-Place = tuple[str, str]  # code and node of a finding
-
 
 @dataclass(slots=True)
 class FixAttempt:
@@ -56,12 +53,14 @@ class FixAttempt:
         node: Node of the finding.
         what: Description of the change.
         why_not: Reason why the change was not kept; empty if it was kept.
+        places: Code and node of every finding that the change was to remove.
     """
 
     code: str
     node: str
     what: str
     why_not: str = ""
+    places: frozenset[Place] = frozenset()
 
     def as_json(self) -> Json:
         """Return the attempt as a JSON object."""
@@ -287,9 +286,7 @@ class FixSession:
         """
         sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
         if not self._requested:
-            _, on_request = split_fixable(self.prediction.findings)
-            places = {(f.code, f.node) for f in on_request}
-            sites = [site for site in sites if not site.findings <= places]
+            sites = select_default_sites(sites, self.prediction.findings)
         sites = list(filter(progress.is_open, sites))
         for site in sites:
             self._attempt_places.update(dict.fromkeys(site.findings, site.place))
@@ -484,7 +481,7 @@ class FixSession:
 
 
 def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
-    return FixAttempt(site.code, site.node, site.description, why_not)
+    return FixAttempt(site.code, site.node, site.description, why_not, site.findings)
 
 
 def _list_places(sites: Sequence[FixSite]) -> list[Place]:

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.rules import attempted_codes, attempted_reasons
-from qdqtool.fixing.outputs import ATOL
+from qdqtool.findings.rules import attempted_codes, attempted_reasons, split_fixable
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
@@ -20,7 +19,11 @@ from qdqtool.reasons.finding import Finding, FindingCode, Reason
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
 
+ATOL = 1e-6  # permitted difference due to rounding in float32
+HALF_ROUNDING = 0.01  # permitted difference due to FP16 rounding in a few dozen layers
+
 R = TypeVar("R", bound=Reason)
+Place = tuple[str, str]  # code and node of a finding
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,13 @@ class FixSite:
     def place(self) -> tuple[str, str]:
         """Code and node of the finding, which identify the site."""
         return self.code, self.node
+
+
+def select_default_sites(sites: Iterable[FixSite], findings: Iterable[Finding]) -> list[FixSite]:
+    """Return the sites that need no request: they can remove a finding that is fixed by default."""
+    _, on_request = split_fixable(findings)
+    places = {(f.code, f.node) for f in on_request}
+    return [site for site in sites if not site.findings <= places]
 
 
 def collect_names(reasons: Iterable[Reason]) -> set[str]:
@@ -170,14 +180,15 @@ class FixStep(FixCriteria):
         finding may be missing because another reason at the node costs more.
         """
         reports = self._collect_reports(prediction)
-        reasons = list(dict.fromkeys(r for report in reports for r in report.reasons))
+        # Reasons are compared by identity: the hash of a reason takes as long as it has consumers.
+        reasons = list({id(r): r for report in reports for r in report.reasons}.values())
         if not reasons:
             return []
         numbers_by_name: dict[str, list[int]] = defaultdict(list)
         for number, report in enumerate(reports):
             if report.code in codes:
                 for name in collect_names(report.reasons):
-                    numbers_by_name[name].append(number)
+                    numbers_by_name[name] += [number]
         sites = []
         for site in self.find(view, target, reasons):
             numbers = _find_matching_reports(site, numbers_by_name)
@@ -198,10 +209,10 @@ class FixStep(FixCriteria):
             reasons = self.select_causes(f)
             if reasons:
                 reports.append(_ReasonReport(f.code, f.node, reasons, not f.automatic))
-        reported = {r for report in reports for r in report.reasons}
+        reported = {id(r) for report in reports for r in report.reasons}
         for r in select_reasons(self.reason_types, prediction.refusals):
             codes = [code for code in self.codes if code in attempted_codes((type(r),))]
-            if codes and r not in reported:
+            if codes and id(r) not in reported:
                 reports.append(_ReasonReport(codes[0], r.node, (r,), 2))
         return reports
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from qdqtool.findings.rules import attempted_codes
 from qdqtool.fixing import pairs, quantizers, weights
-from qdqtool.fixing.outputs import HALF_ROUNDING
-from qdqtool.fixing.site import FixCriteria, FixStep
+from qdqtool.fixing.site import HALF_ROUNDING, FixCriteria, FixStep
 from qdqtool.ir.graph import Model
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.compiler import IntegersLost, IntegersLostAtJoin

@@ -208,12 +208,17 @@ def add_times_on_gpus(page: TextPage, comparisons: Sequence[Comparison]) -> None
         page.add_lines(f"  {b.gpu:<26}  {times}  {describe_speed(ratio)}")
 
 
+_COUNTED = {"agreement-map": "detection", "mask-agreement": "mask"}
 # Name and definition of each metric of two models.
 _METRICS = {
     "agreement-map": (
         "Agreement mAP",
         "average precision (IoU 0.50 to 0.95) of B's detections; A's detections of score 0.25 and "
         "more are the truth",
+    ),
+    "mask-agreement": (
+        "Mask agreement",
+        "mean IoU of the masks, at the places where A has a score of 0.25 and more",
     ),
     "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
     "output-agreement": (
@@ -231,8 +236,8 @@ def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
         if measure.value is not None:
             value = f"{measure.value:.3f} (95 % interval {measure.low:.3f} to {measure.high:.3f})"
         counted = ""
-        if measure.metric == "agreement-map":
-            counted = f" with {format_count(measure.count, 'detection')}"
+        if measure.metric in _COUNTED:
+            counted = f" with {format_count(measure.count, _COUNTED[measure.metric])}"
         name, definition = _METRICS.get(measure.metric, ("Agreement", measure.sentence))
         page.fill(f"{name} of B with A: {value} on {images}{counted}", 2)
         page.fill(definition, 2, "  ")

@@ -157,7 +157,8 @@ def _note_reason(fixed: Fixed, code: FindingCode) -> str:
 
 
 def _list_refused_places(fixed: Fixed) -> set[tuple[str, str]]:
-    return {(change.code, change.node) for change in fixed.refused}
+    places = (((change.code, change.node), *change.places) for change in fixed.refused)
+    return set(itertools.chain.from_iterable(places))
 
 
 def _add_manual_fixes(page: TextPage, fixed: Fixed) -> None:

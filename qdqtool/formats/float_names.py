@@ -15,7 +15,7 @@ _FLOAT = (
 _PHRASES = (
     (rf"\b(as|be|in|is|writes?|wrote) {_FLOAT}", r"\1 {}"),
     (rf"\b(leaves?|left|remains?|stays?) {_FLOAT}", r"\1 in {}"),
-    (rf"\b([Kk]eep|[Ll]eave)((?: [^\s,;]+){{1,7}}) {_FLOAT}", r"\1\2 in {}"),
+    (rf"\b([Kk]eep|[Ll]eave|[Ll]eaving)((?: [^\s,;]+){{1,7}}) {_FLOAT}", r"\1\2 in {}"),
     (r"\bfloat (attention|consumers?|output|pooling)\b", r"{} \1"),
 )
 

@@ -185,7 +185,7 @@ def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precisi
         listed = ", ".join(page.first_rows(names, 1))
         if len(names) > 1 and not page.everything:
             listed = f"{len(names)} nodes, such as {listed}"
-        page.add_row(label, f"{as_options(reason)}: {listed}")
+        page.add_row(label, f"{name_floats(as_options(reason), '', float_type)}: {listed}")
         label = ""
 
 
@@ -265,7 +265,7 @@ def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLo
     rating = next((text for limit, text in _ERROR_RATINGS if error < limit), "large")
     part = "whole model"
     if not is_measured:
-        part = f"{_format_title(insertion)} activations (weights in float)"
+        part = f"{_format_title(insertion)} activations (weights in FP32)"
     page.add_row(
         "Output error",
         f"of the {part}: {error:.1%} of the outputs' standard deviation on "

@@ -267,10 +267,10 @@ _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
     check_timeout clock cluster data dot effort evaluation exclude exclude_op finding gpu head
     high_precision hops include input_type inputs issue keep layers limit losses max_images mean
-    method method_for metric minimize mixed_cpus node only other output outputs overwrite_cache
-    percentile power precision predict preprocess private profile require_gain required residual
-    resize save_calibration scale says shapes size sm smooth state std strongly_typed target
-    time_limit timeout tuning unify way weights workers
+    method method_for metric minimize mixed_cpus no_fp16 node only other output outputs
+    overwrite_cache percentile power precision predict preprocess private profile require_gain
+    required residual resize save_calibration scale says shapes size sm smooth state std
+    strongly_typed target time_limit timeout tuning unify way weights workers
 """.split()
 _PARAMETER = rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`"
 

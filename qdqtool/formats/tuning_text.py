@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qdqtool.formats.float_names import name_floats
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
+from qdqtool.ir.precision import Precision
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
@@ -106,8 +108,8 @@ def _format_title(tuning: Tuning) -> str:
     return find_number_format(tuning.precision).title
 
 
-def _float_type(tuning: Tuning) -> str:
-    return str(name_float_type(tuning.prediction))
+def _float_type(tuning: Tuning) -> Precision:
+    return name_float_type(tuning.prediction)
 
 
 def _describe_float_model(tuning: Tuning) -> str:
@@ -203,7 +205,7 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
             choice = f"Every layer is {_format_title(tuning)}"
             if tuning.reached:
                 choice = f"No layer has to be {_float_type(tuning)}"
-            page.add_heading(f"{choice}, except those that --head leaves float")
+            page.add_heading(f"{choice}, except those that --head keeps in {_float_type(tuning)}")
         return
     if tuning.bought:
         _add_benefits(page, tuning)
@@ -309,7 +311,8 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
         for site in tuning.sites:
             if site.loss is None:
                 choice = _format_choice(tuning, site.choice)
-                text = f"{site.site} ({_format_kind(site)}): {choice}; {site.why}"
+                reason = name_floats(as_options(site.why), "", _float_type(tuning))
+                text = f"{site.site} ({_format_kind(site)}): {choice}; {reason}"
                 page.fill(text, 4, "  - ")
     elif tuning.effort["never_measured"]:
         skipped = format_count(tuning.effort["never_measured"], "choice")
@@ -336,7 +339,7 @@ def _count_measured(tuning: Tuning, measured: Sequence[SiteResult]) -> str:
 
 def _format_choice(tuning: Tuning, choice: str) -> str:
     """Return the type of a choice as in the other texts; other choices are names of methods."""
-    types = {"float": _float_type(tuning), "int8": _format_title(tuning)}
+    types = {"float": str(_float_type(tuning)), "int8": _format_title(tuning)}
     return types.get(choice, choice)
 
 

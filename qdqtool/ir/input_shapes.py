@@ -12,6 +12,7 @@ import onnx
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import find_bfloat16
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.json_text import Json
 
 _DEFAULT_SIZE = (640, 640)
@@ -143,6 +144,19 @@ def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]
     for value in proto.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+
+
+def resolve_output_shapes(model: Model) -> Model:
+    """Return the model with complete input shapes if it states an output shape incompletely.
+
+    All shapes of the copy follow from the input shapes of :func:`complete_shapes`. The copy has no
+    data of large weights.
+    """
+    if all(None not in (model.shape(name) or (None,)) for name in model.outputs):
+        return model
+    proto = strip_large_weights(model.proto)
+    set_input_shapes(proto, complete_shapes(model))
+    return Model(proto, model.path, sha256=model.sha256)
 
 
 @dataclass(slots=True)

@@ -10,17 +10,11 @@ from typing import Any
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.input_shapes import (
-    complete_shapes,
-    is_channels_last,
-    set_input_shapes,
-    side_axes,
-)
+from qdqtool.ir.input_shapes import is_channels_last, resolve_output_shapes, side_axes
 from qdqtool.ir.operators import CONVOLUTIONS
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_normalization
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms
-from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.notes import Note
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
@@ -79,7 +73,7 @@ def find_non_detector_kind(model: Model) -> NonDetectorKind | None:
         return None
     if not {node.op for node in model.nodes}.isdisjoint(_SUPPRESSION):
         return None
-    resolved = _resolve_shapes(model)
+    resolved = resolve_output_shapes(model)
     checks = (
         _find_single_channel,
         _find_classifier,
@@ -89,16 +83,6 @@ def find_non_detector_kind(model: Model) -> NonDetectorKind | None:
     )
     kinds = (check(resolved) for check in checks)
     return next((kind for kind in kinds if kind is not None), None)
-
-
-def _resolve_shapes(model: Model) -> Model:
-    """Return a copy with complete input shapes if an output shape is unknown, else the model."""
-    shapes = complete_shapes(model)
-    if not shapes or all(None not in (model.shape(name) or (None,)) for name in model.outputs):
-        return model
-    proto = strip_large_weights(model.proto)
-    set_input_shapes(proto, shapes)
-    return Model(proto, model.path, sha256=model.sha256)
 
 
 def _image_shapes(model: Model) -> dict[str, _Shape]:

@@ -249,7 +249,7 @@ class ConversionBetweenScales(RemainingConversion):
         return (
             f"{self.pair} has scale {before}, and {self.node} has {scale}{where}: "
             f"{self.precision} is converted to {self.precision}.",
-            advise_common_scale([self.first_scale, self.scale]),
+            advise_common_scale(self.scales_to_unify()),
         )
 
     def scales_to_unify(self) -> Sequence[Scale]:

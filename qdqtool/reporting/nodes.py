@@ -25,13 +25,14 @@ from qdqtool.formats.verdicts import (
     remarks,
     verdict,
 )
+from qdqtool.gpu_prediction import predict_without_gpu
 from qdqtool.ir.graph import Model, Node as OnnxNode
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import is_dq, is_q, is_qdq
 from qdqtool.patterns.view import View
-from qdqtool.prediction import choose_typing, predict
+from qdqtool.prediction import choose_typing
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import (
@@ -632,7 +633,7 @@ def analyze_model(
             target = target_named(inputs.target or DEFAULT_TARGET)
             target = target if gpu is None else target.with_capability(gpu.cc, gpu.name)
         target = choose_typing(model, target)
-        prediction = predict(model, target, assume=inputs.assume)
+        prediction = predict_without_gpu(model, target, assume=inputs.assume)
     subject = ReportSubject(model, prediction, target, verification=verification, build=build)
     if gpu is not None:
         _estimate_time(subject, gpu, inputs.assume)

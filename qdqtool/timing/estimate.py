@@ -132,6 +132,7 @@ def estimate_time(
         conversions=len(conversions),
         launch_ms=float(idle_ms.sum()),
         is_cuda_graph=cuda_graph,
+        without_graph_ms=float(engine.running_ms(correction).sum()),
         quantized=_main_precision(resolved_model, simulated),
         clock_share=engine.clock_share,
     )

@@ -202,6 +202,7 @@ class TimeEstimate:
         conversions: Number of kernels that convert data types.
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
+        without_graph_ms: `total_ms` without a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
         obstacle: Code of the finding that prevents an engine for the GPU. None if an engine can be
             built.
@@ -233,6 +234,7 @@ class TimeEstimate:
     conversions: int = 0
     launch_ms: float = 0.0
     is_cuda_graph: bool = False
+    without_graph_ms: float = 0.0
     quantized: Precision = Precision.INT8
     obstacle: str | None = None
     clock_share: float = 1.0

@@ -19,7 +19,12 @@ from calibration.dataset import Dataset
 from calibration.options import DaskCluster, ImageFunction, Preprocess
 from calibration.presets import name_preprocess, note_preprocess, note_unused_preprocess
 from qdqtool import prediction
-from qdqtool.accuracy.metrics import MetricFunction, choose_metric, find_compared_tensors
+from qdqtool.accuracy.metrics import (
+    MetricFunction,
+    choose_metric,
+    find_compared_tensors,
+    note_unmeasured,
+)
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.fp16 import describe_fp16_conversion, find_wide_tensors
@@ -285,6 +290,7 @@ class _TuningRun:
         store_image_size(self.model, options.images.size)
         rules, placement = choose_placement(self.model, placing, self.target)
         self.metric = choose_metric(self.model, options.goal.metric, timeout)
+        self.notes += note_unmeasured(self.model, [self.metric])
         self.images, self.origin = resolve_images(self.model, options.images)
         self.sets = open_sets(
             self.model,

@@ -71,7 +71,7 @@ def wrap_words(text: str, width: int, indent: int, first: str | None = None) -> 
 
     Args:
         text: The text. Spaces within a line are kept.
-        width: Columns. A word with more characters stays whole.
+        width: Columns. A word with more characters is not broken.
         indent: Number of spaces before each line.
         first: Text in place of the spaces before the first line. None: spaces.
     """

@@ -58,7 +58,12 @@ def compare_times(
         "built_ms": measured,
         "built_from": source,
         "within": time.low_ms <= measured <= time.high_ms,
-        "notes": [*check_build_gpu(build, gpu), *_note_clock(gpu, options), *time.notes],
+        "notes": [
+            *check_build_gpu(build, gpu),
+            *_note_clock(gpu, options),
+            *_note_build_options(time),
+            *time.notes,
+        ],
         "layers": {
             "compared": len(layers),
             "median_error": statistics.median(errors) if errors else None,
@@ -81,6 +86,29 @@ def _note_clock(gpu: Gpu, options: GpuOptions) -> list[Note]:
             usual=usual,
         )
     ]
+
+
+def _note_build_options(time: TimeEstimate) -> list[Note]:
+    """Return a note for each option of the build that `predict` does not assume."""
+    notes = []
+    if time.is_cuda_graph:
+        notes.append(
+            Note(
+                "the log's build was timed as a CUDA graph, so the estimate has no launch times. "
+                f"predict estimates without a CUDA graph: {time.without_graph_ms:.3f} ms",
+                code="cuda-graph",
+                ms=time.without_graph_ms,
+            )
+        )
+    if time.float_type == Precision.FP32 and time.gpu.float_type == Precision.FP16:
+        notes.append(
+            Note(
+                "the log's build does not allow FP16, so layers that are not quantized count as "
+                "FP32. predict assumes FP16; with `no_fp16` it assumes FP32",
+                code="no-fp16",
+            )
+        )
+    return notes
 
 
 def is_timed(build: Build) -> bool:

@@ -24,7 +24,7 @@ from tests.calibration.nets import write_pictures
 from tests.comparison.networks import quantize
 from tests.errors import has
 from tests.insertion.nets import Net, copy_model, detector, images, run, set_value, value_of
-from tests.tuning.nets import resnet
+from tests.tuning.nets import open_dimensions, resnet
 
 
 def agreement(reference: onnx.ModelProto, model: onnx.ModelProto, data: object) -> NetworkAgreement:
@@ -137,10 +137,36 @@ def test_agreement_of_equal_detections_is_1() -> None:
     assert (result.images, result.measure.count) == (3, 9)  # three scores of .25 and more
 
 
-def test_agreement_is_0_if_a_step_erases_the_scores() -> None:
-    """With a step of 5.2, boxes remain and every score becomes 0."""
-    result = agreement(sorting_detector(), sorting_detector(5.2), [{"rows": ROWS}])
-    assert result.measure.value == 0.0
+@pytest.mark.parametrize("opened", [False, True])
+def test_agreement_is_0_if_a_step_erases_the_scores(opened: bool) -> None:
+    """With a step of 5.2, boxes remain and every score becomes 0.
+
+    The shapes of opened models follow only from a run, as those after a TopK of a computed number.
+    """
+    models = sorting_detector(), sorting_detector(5.2)
+    for model in models if opened else ():
+        limit = onnx.numpy_helper.from_array(np.array([99] * 3, np.int64), "limit")
+        model.graph.initializer.append(limit)
+        make, tensor = onnx.helper.make_node, model.graph.node[-1].input[0]
+        del model.graph.node[-1]
+        model.graph.node.extend(
+            [
+                make("Shape", [tensor], ["sides"]),
+                make("Min", ["sides", "limit"], ["shape"]),
+                make("Reshape", [tensor, "shape"], ["detections"]),
+            ]
+        )
+        open_dimensions(model, (0, 1, 2))
+    result = agreement(*models, [{"rows": ROWS}])
+    assert (result.measure.metric, result.measure.value) == ("agreement-map", 0.0)
+    assert not result.notes
+
+
+def test_agreement_of_unrecognized_detector_has_a_note(net: Net) -> None:
+    reference = net.output(net.conv("conv", "x")).model()
+    reference.metadata_props.add(key="task", value="detect")
+    result = agreement(reference, reference, images(2))
+    assert "raw-outputs-compared" in [note.code for note in result.notes]
 
 
 def test_agreement_of_lost_detection() -> None:
@@ -163,13 +189,55 @@ def test_agreement_without_any_detection_is_unknown() -> None:
     assert (result.measure.value, result.measure.low, result.measure.count) == (None, None, 0)
 
 
-def test_agreement_of_detector_is_average_precision_of_its_detections() -> None:
+def detecting_network() -> onnx.ModelProto:
     """Raise the biases of the class outputs: the random network's scores are at most .05."""
     reference = copy_model(detector())
     for node in reference.graph.node:
         if node.op_type == "Conv" and re.search(r"/cv3\.\d/cv3\.\d\.2/Conv$", node.name):
             bias = value_of(reference, node.input[2])
             set_value(reference, node.input[2], bias + np.float32(3.0))
+    return reference
+
+
+def segmenting_network(sign: int) -> onnx.ModelProto:
+    """Return a detector with six mask coefficients and prototypes of pixels with a sign."""
+    model = detecting_network()
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    kernel = np.full((6, 3, 4, 4), sign, np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "kernel"))
+    (output,) = model.graph.output
+    model.graph.node.extend(
+        [
+            make("Concat", [output.name, output.name], ["both"], axis=1),
+            make("Conv", ["images", "kernel"], ["prototypes"], strides=[4, 4]),
+        ]
+    )
+    rows = [d.dim_value for d in output.type.tensor_type.shape.dim]
+    del model.graph.output[:]
+    model.graph.output.append(value("both", 1, [1, 2 * rows[1], rows[2]]))
+    model.graph.output.append(value("prototypes", 1, [1, 6, 16, 16]))
+    return model
+
+
+def test_agreement_of_segmentation_includes_masks() -> None:
+    reference, data = segmenting_network(1), images(3, 3, 64, "images")
+    result = agreement(reference, segmenting_network(-1), data)
+    assert (result.measure.metric, result.measure.value) == ("agreement-map", 1.0)
+    assert result.masks is not None and result.masks.count > 0
+    assert result.masks.value == result.lowest == 0.0
+    assert agreement(reference, reference, data).lowest == 1.0
+
+
+@pytest.mark.parametrize("task", ["segment", "pose", "obb"])
+def test_agreement_notes_unmeasured_results(task: str) -> None:
+    reference = copy_model(detector())
+    reference.metadata_props.add(key="task", value=task)
+    result = agreement(reference, reference, images(1, 3, 64, "images"))
+    assert [note.code for note in result.notes] == ["boxes-only"]
+
+
+def test_agreement_of_detector_is_average_precision_of_its_detections() -> None:
+    reference = detecting_network()
     data = images(4, 3, 64, "images")
     model = quantized(reference, data, method="max")
     matches = []

@@ -65,7 +65,7 @@ def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:
     assert answer["prediction"]["int8"] == 27 and len(answer["skipped"]) == 4
     calibration = answer["calibration"]
     assert (calibration["methods"], calibration["images"]) == ({"focus": 24}, 6)
-    assert ["6 calibration images" in warning for warning in calibration["warnings"]] == [True]
+    assert ["images (6)" in warning for warning in calibration["warnings"]] == [True]
 
 
 def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
@@ -309,7 +309,7 @@ def test_insert_names_the_part_that_causes_the_output_error(
     folder: Path, cli: Cli, precision: str
 ) -> None:
     text = cli("insert", "m.onnx", "--calib", "images", "--precision", precision, "-o", "q.onnx")
-    assert f"of the {precision.upper()} activations (weights in float): " in text
+    assert f"of the {precision.upper()} activations (weights in FP32): " in text
     assert "measured by 'qdqtool compare --calib'" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 

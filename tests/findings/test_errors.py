@@ -11,6 +11,7 @@ from qdqtool.findings.errors import (
     parse_missing_kernel,
     shorten_name,
 )
+from qdqtool.findings.partial_errors import find_by_part
 from tests.growth_factor import LINEAR, growth_factor
 from tests.tables import rows
 
@@ -53,6 +54,25 @@ def test_lookup_knows_the_errors_that_findings_quote(prefix: str) -> None:
     known = {error.id for error in KNOWN_ERRORS}
     errors = {quote: lookup(prefix + quote) for quote in quotes}
     assert [q for q, error in errors.items() if error is None or error.id not in known] == []
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("input has type Int32 but must have type FP8", "dq-type"),
+        ("b/DQ: input has type Int32 but must ha", "dq-type"),
+        ("of scales is not equal to the number of output channels. In node 3", "scale-count"),
+        ("zero point is not supported. Please set kENABLE_UINT8", "zero-point"),
+        ("Could not find any implementation for", "no-implementation"),
+        ("scales is not equal", "scale-count"),
+        ("scales is not eq", None),
+        ("The number of words that follow here", None),
+    ],
+)
+def test_error_is_found_by_a_part_of_its_text(part: str, name: str | None) -> None:
+    assert lookup(part) is None
+    error = find_by_part(part)
+    assert error is None if name is None else error.id == name and "a part of it" in error.unknown
 
 
 @pytest.mark.parametrize(

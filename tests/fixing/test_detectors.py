@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 
+import qdqtool
 from qdqtool.commands.cli import run as run_command
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
@@ -138,6 +139,31 @@ def test_one_scale_costs_at_most_two_bits(
             for t in fixed.proto.graph.initializer
             if re.fullmatch(r"p\d\..*scale", t.name)
         } == {float(np.float32(s)) for s in scales}
+
+
+@pytest.mark.parametrize(
+    ("integer", "scale", "why"),
+    [(np.int16, 0.15, "not-symmetric-int8"), (np.int8, 0.4, "scale-too-coarse")],
+)
+def test_common_scale_that_fix_refuses_is_not_promised(
+    g: Graph, integer: type, scale: float, why: str
+) -> None:
+    """The Split connects the scales of the Concat with `scale`."""
+    x = g.pair(g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r"), "p", scale, integer=integer)
+    parts = g.ops("Split", [x], "split", 2, axis=1)
+    pairs = [
+        g.pair(x, *pair, integer=integer)
+        for x, pair in zip(parts, [("a", 0.15), ("b", 0.09)], strict=True)
+    ]
+    proto = g.model(g.conv(g.concat(pairs, "cat"), "last", 16, scale=0.15))
+    findings = {f.code: f for f in qdqtool.predict(proto).findings}
+    assert not findings["CONCAT-SCALE"].automatic
+    assert ("SPLIT-SCALE" in findings and "2.2 bits" in findings["SPLIT-SCALE"].fix) == (
+        scale == 0.4
+    )
+    fixed = fix(proto)
+    assert ("CONCAT-SCALE", why) in {(c.code, c.why_not.code) for c in fixed.refused}
+    assert not any(f.automatic for f in fixed.after.findings if f.code == "CONCAT-SCALE")
 
 
 def gate(scale: float) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ from tests.findings.test_causes import residual
         ("Keep the consumers of it float (`exclude`).", "", "Keep the consumers of it in FP16 (`exclude`)."),
         ("It has quantized and float consumers", "", "It has quantized and FP16 consumers"),
         ("It is left float.", "", "It is left in FP16."),
+        ("leaving a/Mul.out float costs no more", "", "leaving a/Mul.out in FP16 costs no more"),
         ("/float/Conv runs in float: float is a name", "", "/float/Conv runs in FP16: float is a name"),
         ("Quantize it again from the float model.", "", "Quantize it again from the float model."),
         ("Use it in float models, or as float weights", "", "Use it in float models, or as float weights"),

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 
@@ -88,3 +90,10 @@ def job_of(planner: Planner, data: list[dict[str, Array]]) -> TuningJob:
         (),
         choose_metric(model, None),
     )
+
+
+def open_dimensions(proto: onnx.ModelProto, axes: Sequence[int]) -> None:
+    """Make dimensions of the first output dynamic, and also the batch of the first input."""
+    for value, opened in ((proto.graph.output[0], axes), (proto.graph.input[0], axes[:1])):
+        for axis in opened:
+            value.type.tensor_type.shape.dim[axis].dim_param = f"{value.name}{axis}"

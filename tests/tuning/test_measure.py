@@ -18,6 +18,7 @@ from calibration.dataset import Dataset
 from calibration.session import TensorFetcher
 from qdqtool.accuracy.metrics import (
     DetectionAgreementMetric,
+    MaskAgreementMetric,
     OutputAgreementMetric,
     UserMetric,
     choose_metric,
@@ -44,7 +45,15 @@ from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import Net, images, run
-from tests.tuning.nets import branchy, floats, job_of, planner_of, resnet, segmentation
+from tests.tuning.nets import (
+    branchy,
+    floats,
+    job_of,
+    open_dimensions,
+    planner_of,
+    resnet,
+    segmentation,
+)
 
 DATA = images(5, 16, 16)
 Arrays = dict[str, np.ndarray]
@@ -273,8 +282,10 @@ def test_open_sessions_are_limited(
     assert max(counts) == 2 < job.network.sessions.count
 
 
-def test_choose_metric_of_detector_is_agreement_map() -> None:
+@pytest.mark.parametrize("opened", [(), (0, 1, 2), (0, 2)])
+def test_choose_metric_of_detector_is_agreement_map(opened: tuple[int, ...]) -> None:
     proto = yolov8n(64, classes=3)
+    open_dimensions(proto, opened)
     assert choose_metric(Model(proto), None) == DetectionAgreementMetric("output0", 3)
     proto.graph.node.append(
         onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1])
@@ -345,16 +356,29 @@ def test_interval_of_few_or_equal_images_is_that_of_wilson(equal: int, missing: 
     kept = METRIC.prepare_reference(detections(FIRST, SECOND))
     images = [detections(FIRST, SECOND)] * equal + [detections(FIRST)] * missing
     evidence = [METRIC.observe(kept, image, "a") for image in images]
-    low, high = estimate_interval(METRIC, evidence)
-    for end in {low, high} - {1.0}:
-        deviation = math.sqrt(end * (1 - end) / len(images))
-        assert abs(METRIC.value(evidence) - end) == pytest.approx(1.96 * deviation)
+    ends = np.array(estimate_interval(METRIC, evidence))
+    deviations = np.sqrt(ends * (1 - ends) / len(images))
+    assert np.abs(METRIC.value(evidence) - ends) == pytest.approx(1.96 * deviations)
 
 
 def test_agreement_map_without_detections_is_nan() -> None:
     assert math.isnan(
         METRIC.value([METRIC.observe(METRIC.prepare_reference(detections()), detections(), "a")])
     )
+
+
+def test_mask_agreement_is_overlap_inside_of_reference_box() -> None:
+    """The first two columns of the prototypes are in the box. A third score is too low."""
+    metric = MaskAgreementMetric(DetectionAgreementMetric("o", 1), "p")
+    rows = np.array([[4, 8, 8, 16, 0.9, 1], [8, 8, 16, 16, 0.5, -1], [8, 8, 16, 16, 0.1, 1]])
+    sides = []
+    for positive in (np.s_[:, :], np.s_[1:, :]):  # all prototype pixels; three of four rows
+        prototypes = np.full((1, 1, 4, 4), -1.0)
+        prototypes[0, 0][positive] = 1.0
+        sides.append({"o": rows.T[None], "p": prototypes})
+    evidence = [metric.observe(metric.prepare_reference(sides[0]), sides[1], "a")]
+    # The second mask has a negative coefficient: it is empty in the first, and one row in the other.
+    assert evidence == [[6 / 8, 0.0]] and metric.value(evidence) == 3 / 8
 
 
 def test_output_agreement_is_one_minus_the_relative_error() -> None:

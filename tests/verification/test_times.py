@@ -58,6 +58,7 @@ PREDICTED = predict(MODEL, TARGET, advice=False)
 TIME = estimate_time(
     MODEL, PREDICTED, choose_gpu(GPU, None), TARGET, float_type=Precision.FP16, compare=False
 )
+TIME_TEXT = f"without a CUDA graph: {TIME.total_ms:.3f} ms"
 OVERHEAD = load_constants().overhead_us * 1e-3
 
 
@@ -253,24 +254,28 @@ def test_explain_missing_estimate_names_the_measured_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "code", "option"),
+    ("fields", "code", "text"),
     [
-        ({"Compute Capability": "8.7", "SMs": "16"}, "contradicted", "--gpu"),
-        ({"Compute Capability": "8.6", "SMs": "28"}, "", ""),
-        ({"Compute Capability": "8.6", "SMs": "84"}, "contradicted", "--gpu"),
-        ({"SMs": "28", "Compute Clock Rate": "1.5 GHz"}, "other-clock", "--clock 1500"),
-        ({"SMs": "28", "Compute Clock Rate": "1.777 GHz"}, "", ""),
+        ({"gpu": {"Compute Capability": "8.7", "SMs": "16"}}, "contradicted", "--gpu"),
+        ({"gpu": {"Compute Capability": "8.6", "SMs": "28"}}, "", ""),
+        ({"gpu": {"Compute Capability": "8.6", "SMs": "84"}}, "contradicted", "--gpu"),
+        ({"gpu": {"SMs": "28", "Compute Clock Rate": "1.5 GHz"}}, "other-clock", "--clock 1500"),
+        ({"gpu": {"SMs": "28", "Compute Clock Rate": "1.777 GHz"}}, "", ""),
+        ({"options": {"Inference": {"CUDA Graph": "Enabled"}}}, "cuda-graph", TIME_TEXT),
+        ({"options": {"Inference": {"CUDA Graph": "Disabled"}}}, "", ""),
+        ({"precision_flags": frozenset({"int8"})}, "no-fp16", "--no-fp16"),
+        ({"precision_flags": frozenset({"int8", "fp16"})}, "", ""),
         ({}, "", ""),
     ],
 )
-def test_compare_times_notes_a_log_of_another_device(
-    facts: dict[str, str], code: str, option: str
+def test_compare_times_notes_conditions_that_predict_does_not_assume(
+    fields: dict[str, Any], code: str, text: str
 ) -> None:
-    times = compare_times(
-        MODEL, PREDICTED, timed(1.0, device="Orin", gpu=facts), TARGET, GpuOptions("RTX 3060")
-    )
-    assert {"contradicted", "other-clock"} & {*note_codes(times["notes"])} == {code} - {""}
-    assert option in as_options("".join(times["notes"]))
+    build = timed(1.0, device="Orin", **fields)
+    times = compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions("RTX 3060"))
+    codes = {"contradicted", "other-clock", "cuda-graph", "no-fp16"}
+    assert codes & {*note_codes(times["notes"])} == {code} - {""}
+    assert text in as_options("".join(times["notes"]))
 
 
 OTHER_TARGET = TARGETS["trt8.5"]

@@ -1,0 +1,88 @@
+"""Examination of the findings that are marked as fixable: whether ``fix`` has a change for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.findings.rules import ON_REQUEST_CODES, split_fixable
+from qdqtool.fixing.site import FixStep, Place, select_default_sites
+from qdqtool.fixing.steps import MODEL_STEPS, STEPS
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import require_weights
+from qdqtool.patterns.view import View
+from qdqtool.reasons.finding import Finding
+from qdqtool.trt.result import Prediction
+from qdqtool.trt.targets import target_named
+
+_STEP_CODES = frozenset(code for step in STEPS for code in step.codes)
+_MODEL_CODES = frozenset(code for step in MODEL_STEPS for code in step.codes)
+
+
+def withdraw_promises(model: Model, prediction: Prediction) -> None:
+    """Clear ``automatic`` of findings for which ``fix`` has no possible change, in place.
+
+    The rules that set ``automatic`` examine single reasons. For example, the scales around a Concat
+    may differ little, but a further tensor that shares their scale may differ more. Findings that
+    need a request are not examined. Nothing changes if a weight file is missing.
+
+    Args:
+        model: The predicted model.
+        prediction: The prediction.
+    """
+    default, _ = split_fixable(prediction.findings)
+    promised = [finding for finding in default if finding.code not in _MODEL_CODES]
+    # Fixes outside the steps rewrite quantizers, which enables further fixes.
+    if not promised or not _STEP_CODES.issuperset(f.code for f in promised):
+        return
+    with contextlib.suppress(QdqtoolError):
+        require_weights(model)
+        for finding in _find_unfixable(model, prediction, promised):
+            finding.automatic = False
+
+
+def _find_unfixable(
+    model: Model, prediction: Prediction, promised: Sequence[Finding]
+) -> list[Finding]:
+    """Return the findings that have no change in the model, or a change that ``fix`` skips.
+
+    The changes of each step are applied before the next step, but not predicted. A finding that has
+    a change in the model, but none after earlier steps, is one that these steps remove.
+
+    Raises:
+        QdqtoolError: A change cannot be applied.
+    """
+    target = target_named(prediction.target)
+    steps = _select_steps({finding.code for finding in promised})
+    fixable: set[Place] = set()
+    skipped: set[Place] = set()
+    current = model
+    for step in steps:
+        found = step.find_sites(View(current), target, prediction, step.codes)
+        skipped.update(*(site.findings for site in found if site.skip_reason))
+        possible = [site for site in found if not site.skip_reason]
+        sites = select_default_sites(possible, prediction.findings)
+        fixable.update(*(site.findings for site in sites))
+        if sites:
+            editor = Editor(model.copy() if current is model else current)
+            for site in sites:
+                site.apply(editor)
+            current = editor.finish()
+    left = {(f.code, f.node) for f in promised} - fixable
+    if left - skipped:
+        view = View(model)
+        found = [s for step in steps for s in step.find_sites(view, target, prediction, step.codes)]
+        left -= {place for site in found for place in site.findings} - skipped
+    return [f for f in promised if (f.code, f.node) in left]
+
+
+def _select_steps(codes: set[str]) -> list[FixStep]:
+    """Return the steps that ``fix`` tries by default, up to the last step for one of the codes."""
+    last = max(number for number, step in enumerate(STEPS) if not codes.isdisjoint(step.codes))
+    return [
+        step
+        for step in STEPS[: last + 1]
+        if not codes.isdisjoint(step.codes) or not ON_REQUEST_CODES.issuperset(step.codes)
+    ]
