@@ -466,7 +466,8 @@ def _add_remedies(
         page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")
         return
     fix_options = f"{options.target}{options.gpu}{options.images}"
-    _add_fix_commands(page, prediction, path, fix_options, describe_fixed_time(times))
+    fixed_time = "" if prediction.rejected else describe_fixed_time(times)
+    _add_fix_commands(page, prediction, path, fix_options, fixed_time)
     if verdicts.has_model_errors(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
