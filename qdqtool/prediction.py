@@ -214,6 +214,7 @@ def _find_findings(
     model: Model, prediction: Prediction, way: str | None, target: Target
 ) -> list[Finding]:
     from qdqtool.findings.lint.api import run as lint
+    from qdqtool.findings.lint.heads import list_head_nodes
     from qdqtool.findings.lint.operators import report_fake_quantizers
     from qdqtool.findings.lint.quantizers import check_parameters
     from qdqtool.findings.report import FindingReport
@@ -234,6 +235,7 @@ def _find_findings(
 
         lint(view, report, prediction.convolutions)
         explain_prediction(prediction, report)
+    prediction.head_nodes = list_head_nodes(view)
     if prediction.regions:
         from qdqtool.findings.api import report_regions
 

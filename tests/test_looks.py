@@ -241,7 +241,7 @@ def test_names_that_fit_the_width_fit_with_any_indent(length: int) -> None:
     page = TextPage(30)
     name = "n" * length
     page.fill(f"{name} and {name}", 9, "  place: ")
-    page.fill(f"see {name}", 8)
+    page.fill(name, 8, "      - ")
     page.add_lines(f"  INT8 -> INT8  {name}")
     page.add_command("Try:", f"qdqtool a --exclude {name}")
     assert sum(name in line for line in page.lines) == 5

@@ -211,6 +211,11 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.obstacle = describe_obstacles(prediction.findings)
     summary.rejected = prediction.rejected
     time = prediction.time
+    summary.float_types = prediction.float_types()
+    if time is not None and time["float"] is not None:
+        chosen = {Precision(time["float"]["precision"])}
+        if summary.float_types == {Precision.FLOAT}:
+            summary.float_types = frozenset(chosen)
     if time is not None and not summary.rejected:
         summary.ms, summary.gpu = time["total_ms"], time["gpu"]
         summary.layouts, summary.layouts_ms = time["layouts"], time["layouts_ms"]

@@ -277,6 +277,7 @@ class SideSummary:
         layouts_ms: The part of ``ms`` that they take; None if unknown.
         measured: Whether the time was measured.
         float_type: Type in which a float model was timed, if the file has another type; else None.
+        float_types: Float types that convolutions compute in or write. Empty for a build.
         target: Target of the prediction; empty for a build.
         compute_capabilities: Compute capabilities that the prediction holds for; empty for a build,
             and if the prediction holds for all.
@@ -312,6 +313,7 @@ class SideSummary:
     fp8_to_fp8: int | None = None
     subgraphs: Mapping[str, int] = field(default_factory=dict)
     float_type: Precision | None = None
+    float_types: frozenset[Precision] = frozenset()
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
         """Set the numbers of INT8 and FP8 convolutions from the nodes."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Finding, FindingCode, Reason
 from qdqtool.reasons.weights import BiasQuantized
+from qdqtool.trt.result import Prediction
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
@@ -53,25 +54,20 @@ def describe_obstacles(findings: Iterable[Finding]) -> str:
     )
 
 
-def suggest_recipe(findings: Sequence[Finding], model: str, output: str) -> str:
+def suggest_recipe(prediction: Prediction, model: str, output: str) -> str:
     """Return :func:`onnxruntime_recipe` if another call of onnxruntime avoids errors, else "".
 
     These errors are rejected quantization formats and INT32 biases.
 
     Args:
-        findings: Findings on a Q/DQ model.
+        prediction: Prediction of a Q/DQ model.
         model: Path of the float model.
         output: Path of the new Q/DQ model.
     """
-    if not any(f.code in _REJECTED_FORMS or _has_int32_bias(f) for f in findings):
+    if not any(f.code in _REJECTED_FORMS or _has_int32_bias(f) for f in prediction.findings):
         return ""
-    head: dict[str, None] = {}
-    for finding in findings:
-        if finding.code == "HEAD-QUANT":
-            # onnxruntime would quantize the anchors (inputs of Adds), and a Split of boxes.
-            decoders = getattr(finding.causes[0].reason, "decoders", ())
-            head |= dict.fromkeys([finding.node, *decoders])
-    return onnxruntime_recipe(model, output, list(head) if len(head) <= _MAX_EXCLUDED else ())
+    head = prediction.head_nodes
+    return onnxruntime_recipe(model, output, head if len(head) <= _MAX_EXCLUDED else ())
 
 
 def _has_int32_bias(finding: Finding) -> bool:

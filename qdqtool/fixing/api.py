@@ -22,7 +22,13 @@ from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.promises import withdraw_promises
 from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
-from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites, find_needless_sites
+from qdqtool.fixing.session import (
+    FixAttempt,
+    FixSession,
+    apply_sites,
+    count_error_findings,
+    find_needless_sites,
+)
 from qdqtool.fixing.site import FixSite, FixStep
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
@@ -447,21 +453,29 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
     """Try all fixes; yield after each attempt."""
     for separate in (False, True, False):
-        for step in STEPS:
-            codes = _choose_codes(session, step, requested)
-            if codes and session.needs_try(step):
-                yield from session.try_step(step, codes, separate=separate)
+        yield from _try_steps(session, requested, separate=separate)
+    errors = count_error_findings(session.prediction)
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
             not requested and session.is_tried_by_default(model_step)
         ):
             session.try_model_step(model_step)
             yield
+    if count_error_findings(session.prediction) < errors:
+        # For example, a new Q with a float16 scale was an error before the model became float32.
+        yield from _try_steps(session, requested, separate=False)
     session.remove_idle_relus()
     session.drop_outdated_refusals()
     session.record_unfixed(requested)
     session.note_added_relus()
     session.note_losses()
+
+
+def _try_steps(session: FixSession, requested: set[str], *, separate: bool) -> Iterator[None]:
+    for step in STEPS:
+        codes = _choose_codes(session, step, requested)
+        if codes and session.needs_try(step):
+            yield from session.try_step(step, codes, separate=separate)
 
 
 def _choose_codes(session: FixSession, step: FixStep, requested: set[str]) -> set[str]:

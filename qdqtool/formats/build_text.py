@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
 from qdqtool.buildlog.build_status import IMPLICIT_INT8
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
+from qdqtool.formats.float_names import name_floats
 from qdqtool.formats.output import ROW_COLUMN, Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import describe_subgraphs
+from qdqtool.ir.precision import Precision
 from qdqtool.trt.targets import target_named
 from qdqtool.util.text import cut_middle, format_count, format_layer_counts
 
@@ -145,7 +147,16 @@ def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, tim
 # Two builds or models -----------------------------------------------------------------------------
 
 
-def _add_changes(page: TextPage, comparison: Comparison) -> None:
+def _find_float_type(comparison: Comparison) -> Precision | None:
+    """Return the type of layers that are not quantized in two models; None if it is unknown."""
+    a, b = comparison.a, comparison.b
+    types = a.float_types | b.float_types
+    if len(types) != 1 or a.kind != "model" or b.kind != "model":
+        return None
+    return Precision.FP16 if types == {Precision.FLOAT} else next(iter(types))
+
+
+def _add_changes(page: TextPage, comparison: Comparison, float_type: Precision | None) -> None:
     """Add each changed node once, under its most serious change."""
     from qdqtool.comparison.result import ChangeKind
     from qdqtool.comparison.text import name_formats
@@ -157,8 +168,9 @@ def _add_changes(page: TextPage, comparison: Comparison) -> None:
         if nodes:
             others = comparison.count(ChangeKind(change)) - len(nodes)
             count = f"{len(nodes)}, and {others} listed above" if others else f"{len(nodes)}"
-            page.add_heading(f"{name_formats(title, ChangeKind(change), nodes)} ({count})")
-            _add_changed_nodes(page, nodes)
+            title = name_formats(name_floats(title, "", float_type), ChangeKind(change), nodes)
+            page.add_heading(f"{title} ({count})")
+            _add_changed_nodes(page, nodes, float_type)
 
 
 def render_comparison(
@@ -174,7 +186,9 @@ def render_comparison(
     page = TextPage(width, everything)
     losses = comparison.count(ChangeKind.LOST_INT8) or (comparison.times_as_long or 1.0) > 1.0
     style = Style.BAD if losses else Style.GOOD if comparison.changed else Style.BOLD
-    page.fill(f"B against A: {summarize_comparison(comparison)}", style=style)
+    float_type = _find_float_type(comparison)
+    summary = name_floats(summarize_comparison(comparison), "", float_type)
+    page.fill(f"B against A: {summary}", style=style)
     page.add_gap()
     _add_side_summary(page, "A", comparison.a)
     _add_side_summary(page, "B", comparison.b)
@@ -188,7 +202,7 @@ def render_comparison(
         add_agreement(page, comparison.agreement)
     for note in comparison.notes:
         page.fill(f"note: {as_options(note)}", style=Style.NOTE)
-    _add_changes(page, comparison)
+    _add_changes(page, comparison, float_type)
     if comparison.engines is not None:
         page.add_gap()
         add_engines(page, comparison.engines)
@@ -223,7 +237,8 @@ _METRICS = {
     "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
     "output-agreement": (
         "Output agreement",
-        "one minus the error of B's outputs, divided by the standard deviation of A's outputs",
+        "one minus the error of B's final outputs at all positions, divided by the standard "
+        "deviation of A's",
     ),
 }
 
@@ -303,11 +318,14 @@ def _describe_formats(side: SideSummary) -> str:
     return " and ".join(texts) or "0 in INT8"
 
 
-def _add_changed_nodes(page: TextPage, nodes: list[NodeChange]) -> None:
+def _add_changed_nodes(
+    page: TextPage, nodes: list[NodeChange], float_type: Precision | None
+) -> None:
     for node in page.iterate_rows(nodes, _MAX_NODES):
         other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
         time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _MIN_MS else ""
-        page.fill(f"{node.name}{other}: {node.why}{time}", 6, "  ")
+        why = name_floats(node.why, node.finding or "", float_type)
+        page.fill(f"{node.name}{other}: {why}{time}", 6, "  ")
 
 
 def _add_kind_table(page: TextPage, comparison: EngineComparison, timed: bool) -> None:

@@ -13,7 +13,7 @@ _FLOAT = (
 )
 # Phrases on the types of layers and of their inputs and outputs. "The float model" is a file.
 _PHRASES = (
-    (rf"\b(as|be|in|is|writes?|wrote) {_FLOAT}", r"\1 {}"),
+    (rf"\b(as|be|in|instead of|is|writes?|wrote) {_FLOAT}", r"\1 {}"),
     (rf"\b(leaves?|left|remains?|stays?) {_FLOAT}", r"\1 in {}"),
     (rf"\b([Kk]eep|[Ll]eave|[Ll]eaving)((?: [^\s,;]+){{1,7}}) {_FLOAT}", r"\1\2 in {}"),
     (r"\bfloat (attention|consumers?|output|pooling)\b", r"{} \1"),
@@ -27,8 +27,8 @@ def find_float_type(prediction: Prediction, *, half: bool = True) -> Precision |
         prediction: The prediction.
         half: Whether the builder may use FP16.
     """
-    types = {t for c in prediction.convolutions for t in (c.precision, c.output) if t.is_float}
-    return name_float_type(prediction, half=half) if len(types) < 2 else None
+    several = len(prediction.float_types()) > 1
+    return None if several else name_float_type(prediction, half=half)
 
 
 def name_floats(text: str, code: str, float_type: Precision | None) -> str:

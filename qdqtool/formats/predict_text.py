@@ -477,7 +477,7 @@ def _add_remedies(
 
 def _add_recipe(page: TextPage, prediction: Prediction, options: str) -> None:
     """Add two steps with onnxruntime's quantizer, if another call of it avoids errors."""
-    recipe = suggest_recipe(prediction.findings, "FLOAT.onnx", _RECIPE_OUTPUT)
+    recipe = suggest_recipe(prediction, "FLOAT.onnx", _RECIPE_OUTPUT)
     if not recipe:
         return
     page.fill("Or with onnxruntime, in two steps:")

@@ -75,8 +75,6 @@ class QuantizedHead(Reason):
 
     Attributes:
         branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
-        decoders: Names of later nodes that a quantizer should leave float as well: the Adds after
-            the DFL that add anchors to distances, or the Splits after the last convolutions.
     """
 
     rules = (
@@ -85,7 +83,6 @@ class QuantizedHead(Reason):
     )
 
     branch: str
-    decoders: tuple[str, ...] = ()
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (

@@ -322,6 +322,7 @@ class Prediction(SavableResult):
         times: Estimated times on several GPUs; None without a list of GPUs. Empty if TensorRT
             rejects the model.
         read: Files that were read; :meth:`save` does not overwrite them.
+        head_nodes: Nodes of a detector's head that a quantizer should leave float.
     """
 
     model: ModelInfo
@@ -344,6 +345,7 @@ class Prediction(SavableResult):
     requested_target: str = ""
     times: list[Json] | None = None
     read: InputFiles | None = field(default=None, repr=False, compare=False)
+    head_nodes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         convs = [c for c in self.convolutions if not c.is_product]
@@ -478,6 +480,17 @@ class Prediction(SavableResult):
         """Milliseconds of the remaining Q and DQ, as a profile shows them; None without a GPU."""
         times = [layer.ms for layer in self.layers if layer.type == "Conversion"]
         return None if self.time is None else sum(ms or 0.0 for ms in times)
+
+    def float_types(self) -> frozenset[Precision]:
+        """Return the float types that convolutions and matrix products compute in or write.
+
+        ``FLOAT`` stands for the type that the builder chooses if the types in the model do not
+        decide. For a model with bfloat16, it is BF16.
+        """
+        types = {t for c in self.convolutions for t in (c.precision, c.output) if t.is_float}
+        if self.model.has_bfloat16:
+            types = {Precision.BF16 if t == Precision.FLOAT else t for t in types}
+        return frozenset(types)
 
     def findings_by_code(self) -> Counter[str]:
         """Count the findings of each code."""

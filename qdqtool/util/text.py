@@ -103,7 +103,7 @@ def shorten_indent(row: str, start: int, width: int) -> list[str]:
     if len(row) <= width:
         return [row]
     label, word = row[:start].rstrip(), row[start:]
-    if label.strip() == "-":
+    if label.strip() == "-" and not len(word) <= width < len(word) + 2:
         label, word = "", row.lstrip()
     columns = [column for column in _SHORT_INDENTS if column + len(word) <= width]
     moved = " " * min(start, max(columns, default=max(_SHORT_INDENTS))) + word

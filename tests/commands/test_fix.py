@@ -208,3 +208,5 @@ def test_fix_marks_codes_without_an_automatic_fix(g: Graph, folder: Path, cli: C
     text = cli("fix", "m.onnx", "-o", "f.onnx")
     assert "Left: POOL-FLOAT (1, no automatic fix)" in text
     assert "SKIP-FLOAT (1): no automatic fix. sum: " in text
+    (change,) = cli.json("fix", "m.onnx", "-o", "f.onnx", "--only", "SKIP-FLOAT")["refused"]
+    assert "the fix needs an Add with a float input" in change["why_not"]

@@ -67,7 +67,25 @@ def _find_float_head(view: View) -> tuple[Head, Callable[[], set[int]]]:
     return cache[""]
 
 
-def _find_after(model: Model, starts: Sequence[Node], op: str) -> tuple[str, ...]:
+def list_head_nodes(view: View) -> list[str]:
+    """Return the names of the nodes of a detector's head that a quantizer should leave float.
+
+    These are the DFL, the last convolutions of boxes (of the whole head without a DFL), the nodes
+    for boxes and sampling points of a DETR, the Adds after the DFL, which read anchors, and the
+    Splits after the last convolutions. Whether the nodes are quantized does not matter.
+    """
+    coordinates = find_coordinate_nodes(view)
+    last = find_last_convolutions(view)
+    head = _find_float_head(view)[0] if last else Head()
+    dfl = [n for n in view.nodes_with_weights if n.index in head.dfl]
+    boxes = [n for n in last if not dfl or n.index in head.boxes]
+    others = [n for n in view.nodes_with_weights if n.index in coordinates]
+    names = [n.name for n in (*dfl, *boxes, *others)]
+    names += _find_after(view.model, dfl, "Add") + _find_after(view.model, last, "Split")
+    return list(dict.fromkeys(names))
+
+
+def _find_after(model: Model, starts: Sequence[Node], op: str) -> list[str]:
     """Return the names of the nodes of an operator that are downstream of other nodes."""
     seen = {start.index for start in starts}
     pending = list(starts)
@@ -77,7 +95,7 @@ def _find_after(model: Model, starts: Sequence[Node], op: str) -> tuple[str, ...
                 if node.index not in seen:
                     seen.add(node.index)
                     pending.append(node)
-    return tuple(model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == op)
+    return [model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == op]
 
 
 _MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a Q; YOLOv8 has five
@@ -86,10 +104,9 @@ _MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a
 def run(view: View, report: FindingReport) -> None:
     """Add findings on quantized convolutions and Concats of a detector's head."""
 
-    def add(conv: Node, branch: str, decoders: tuple[str, ...] = ()) -> None:
+    def add(conv: Node, branch: str) -> None:
         if conv.index in view.fully_quantized_nodes:
-            fault = QuantizedHead(MODEL_CHECK, conv.name, branch, decoders)
-            report.add(fault, convolutions=[conv.name])
+            report.add(QuantizedHead(MODEL_CHECK, conv.name, branch), convolutions=[conv.name])
 
     for index in sorted(find_coordinate_nodes(view)):
         add(view.model.nodes[index], "coordinates")
@@ -98,13 +115,12 @@ def run(view: View, report: FindingReport) -> None:
         return
     head, _ = _find_float_head(view)
     for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
-        add(conv, "dfl", _find_after(view.model, [conv], "Add"))
-    splits = _find_after(view.model, last, "Split")
+        add(conv, "dfl")
     for conv in last:  # a finding on "box" is a warning, a finding on "class" is a note
         if head.dfl and conv.index not in head.boxes:
             add(conv, "class")
         else:
-            add(conv, "box" if head.dfl else "head", splits)
+            add(conv, "box" if head.dfl else "head")
     _check_concats(view, report)
 
 
