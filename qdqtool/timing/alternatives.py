@@ -39,10 +39,13 @@ def add_alternative_times(
     if not result.is_float:
         float_model = model_variants.fill_missing_weights(model_variants.float_variant(model))
         resolved_float = model_variants.float_variant(resolved_model)
-        if uses_fp8(model):
+        has_fp8 = uses_fp8(model)
+        if has_fp8:
             target = weakly_typed(target)
         is_fp16 = file_float_type(resolved_float) == Precision.FP16
-        if is_fp16 and float_model is not None:
+        # In a file with FP8 or for a strongly typed target, FP16 and its Casts are from `insert`.
+        # In another file they are from the export of the float network.
+        if is_fp16 and float_model is not None and (has_fp8 or target.strongly_typed):
             float_model = model_variants.fp32_variant(float_model)  # `insert` gets the FP32 network
             if not target.strongly_typed:  # the builder does not need the Casts of the file
                 batch = result.requested_batch or 1

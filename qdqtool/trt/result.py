@@ -316,7 +316,7 @@ class Prediction(SavableResult):
         compute_capabilities: Compute capabilities for which the prediction holds, such as ``8.6``:
             those for which TensorRT-RTX builds, or that of the GPU. Empty if the prediction holds
             for every GPU.
-        notes: Notes about the images on which activations were checked.
+        notes: Notes about the images on which activations were checked, and on GPUs without times.
         requested_target: TensorRT version as the user named it, such as ``10.3``. `target` names
             the rules.
         times: Estimated times on several GPUs; None without a list of GPUs. Empty if TensorRT

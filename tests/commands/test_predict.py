@@ -124,7 +124,9 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
     prediction = cli.json("predict", model, "--gpu", "T4")
     assert prediction["rejected"] and "time" not in prediction
-    assert cli.json("predict", model, "--gpu", "T4", "--gpu", "L4")["times"] == []
+    assert ["no times for Tesla T4" in note for note in prediction["notes"]] == [True]
+    prediction = cli.json("predict", model, "--gpu", "T4", "--gpu", "L4")
+    assert prediction["times"] == [] and len(prediction["notes"]) == 2
     cli("predict", model, "--gpu", "T4", "--require-gain", "0.1", code=1)
     assert "rejects" in cli.err
 

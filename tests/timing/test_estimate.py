@@ -16,6 +16,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed_verdict
 from qdqtool.formats.verdicts import speed_verdict
+from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.input_types import convert_inputs_to_integers
 from qdqtool.insertion.number_formats import MIN_GAIN
 from qdqtool.ir.graph import Model
@@ -613,6 +614,17 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
         assert target == "trt11" and of_float.float_time.precision == Precision.FP32
     assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
     assert of_fp8.best_fp8.total_ms == pytest.approx(of_float.best_fp8.total_ms, rel=1e-9)
+
+
+def test_int8_model_of_a_half_export_is_compared_with_times_of_the_export() -> None:
+    """The Casts of the export cost time in both files."""
+    export = load(detector())
+    assert convert_to_fp16(export)
+    written = model_variants.quantized_variant(export, strongly_typed(target_named("trt10")))
+    options = TimingOptions(gpu="Jetson Orin NX 16GB")
+    of_float, of_int8 = (predict_on_gpu(m, "trt10", options)[1] for m in (export, written))
+    assert of_int8.float_time.total_ms == pytest.approx(of_float.total_ms, rel=1e-9)
+    assert of_int8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
 
 
 def test_float_model_of_fp8_file_has_no_node_for_the_cast_of_the_output() -> None:
