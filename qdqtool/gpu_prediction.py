@@ -218,6 +218,7 @@ def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
     for other in others:
         first.findings += [f for f in other.findings if _make_finding_key(f) not in places]
         places |= {_make_finding_key(finding) for finding in other.findings}
+        first.notes += [note for note in other.notes if note not in first.notes]
     return first
 
 

@@ -46,7 +46,7 @@ def test_outputs_do_not_depend_on_the_hash_seed(
                 "-o",
                 "out-part.onnx",
             ),
-            ("report", "m.onnx", "-o", "out.html"),
+            ("report", "m.onnx", "-o", "out.html", "--format", "json"),
         )
     ]
 

@@ -181,7 +181,7 @@ def test_action_inputs(
     commit = base if base.startswith("0") else git(repository, "rev-parse", base)
     actual, printed, summary, outputs = act(repository, tmp_path / "t", commit, **inputs)
     assert actual == code, printed
-    assert re.findall("^### (.*) on trt", summary, re.M) == models
+    assert re.findall("^### (.*) on TensorRT", summary, re.M) == models
     assert ("sarif" in outputs) == bool(models)
 
 
@@ -240,7 +240,9 @@ def test_sarif_has_the_findings_of_the_json(
     levels = {"error": "error", "warning": "warning", "info": "note"}
     assert [r["level"] for r in results[:-1]] == [levels[f["severity"]] for f in findings]
     for result, finding in zip(results, findings, strict=False):
-        assert finding["message"] in result["message"]["text"]
+        message = re.sub(r"\bfloat\b", "FP16", finding["message"])  # SARIF names the float type
+        text = re.sub(r"\bfloat\b", "FP16", result["message"]["text"])
+        assert message in text
         (place,) = result["locations"][0].get("logicalLocations", [{"fullyQualifiedName": ""}])
         assert place["fullyQualifiedName"] == finding["node"]
     uri = results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]

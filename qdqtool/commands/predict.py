@@ -219,8 +219,9 @@ def _check_activations(
     from qdqtool.formats.output import as_options
     from qdqtool.prediction import check_activations
 
+    count = len(prediction.notes)
     check_activations(path, prediction, calib, progress=True, **images.as_keywords())
-    for note in prediction.notes:
+    for note in prediction.notes[count:]:
         _print_note(as_options(note))
 
 

@@ -64,7 +64,8 @@ from qdqtool.commands.usage import UsageError
     "--time-limit",
     type=options.ParsedText(options.parse_seconds),
     metavar="TIME",
-    help="Stop the search after this time (600, 10m, 1.5h), and write the best choice so far.",
+    help="Stop the search after this time (600, 10m, 1.5h), and write the best choice so far. "
+    "Before the first choice is measured, only --state is written.",
 )
 @options.check_timeout_option("Time limit for one call of --metric. [default: 600]")
 @click.option(

@@ -6,8 +6,8 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnx
 
@@ -22,7 +22,13 @@ from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.promises import withdraw_promises
 from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
-from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites, find_needless_sites
+from qdqtool.fixing.session import (
+    FixAttempt,
+    FixSession,
+    apply_sites,
+    count_error_findings,
+    find_needless_sites,
+)
 from qdqtool.fixing.site import FixSite, FixStep
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
@@ -447,21 +453,29 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
     """Try all fixes; yield after each attempt."""
     for separate in (False, True, False):
-        for step in STEPS:
-            codes = _choose_codes(session, step, requested)
-            if codes and session.needs_try(step):
-                yield from session.try_step(step, codes, separate=separate)
+        yield from _try_steps(session, requested, separate=separate)
+    errors = count_error_findings(session.prediction)
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
             not requested and session.is_tried_by_default(model_step)
         ):
             session.try_model_step(model_step)
             yield
+    if count_error_findings(session.prediction) < errors:
+        # For example, a new Q with a float16 scale was an error before the model became float32.
+        yield from _try_steps(session, requested, separate=False)
     session.remove_idle_relus()
     session.drop_outdated_refusals()
     session.record_unfixed(requested)
     session.note_added_relus()
     session.note_losses()
+
+
+def _try_steps(session: FixSession, requested: set[str], *, separate: bool) -> Iterator[None]:
+    for step in STEPS:
+        codes = _choose_codes(session, step, requested)
+        if codes and session.needs_try(step):
+            yield from session.try_step(step, codes, separate=separate)
 
 
 def _choose_codes(session: FixSession, step: FixStep, requested: set[str]) -> set[str]:
@@ -484,18 +498,16 @@ def add_fix_savings(
     """
     if not time.gpu.has_int8:
         return
-    savings = _FixSavings(View(model), prediction, time, target)
-    automatic = {f.code for f in prediction.findings if f.automatic}
-    for step in STEPS:
-        codes = automatic.intersection(step.codes)
-        if codes and not step.costs_speed:
-            with contextlib.suppress(QdqtoolError):
-                savings.add_step(step, codes)
+    savings = _FixSavings(View(model), prediction, time, target, time.total_ms)
+    fixed = savings.add_steps()
+    kinds = len(time.fixes)
     for model_step in MODEL_STEPS:
         if model_step.changes_types:
             with contextlib.suppress(QdqtoolError):
                 savings.add_type_change(model_step)
     time.fixes.sort(key=lambda f: -f.saves_ms)
+    if fixed is not None and len(time.fixes) == kinds:  # no type changes
+        time.fixed_ms = savings.estimate_all(fixed)
 
 
 def _remove_savings(
@@ -518,56 +530,126 @@ def _limit_savings(prediction: Prediction, accepted: Sequence[FixSite], saved_ms
             finding.saves_ms = min(finding.saves_ms, round(saved_ms, 5))
 
 
+class _FixedModel(NamedTuple):
+    """Model after the fixes of a step, with its prediction and the milliseconds that they save."""
+
+    sites: list[FixSite]
+    saved_ms: float
+    model: Model
+    prediction: Prediction
+
+
 @dataclass(frozen=True, slots=True)
 class _FixSavings:
-    """Adds the time that fixes save to a time estimate, in place."""
+    """Adds the time that fixes save to a time estimate, in place.
+
+    Attributes:
+        view: The model that is fixed.
+        prediction: Prediction of this model.
+        time: The estimate.
+        target: TensorRT version.
+        total_ms: Milliseconds of this model.
+    """
 
     view: View
     prediction: Prediction
     time: TimeEstimate
     target: Target
+    total_ms: float
 
-    def add_step(self, step: FixStep, codes: set[str]) -> None:
-        """Add the time that the fixes of a step for some codes save, if they save any.
+    def _find_codes(self, step: FixStep) -> set[str]:
+        """Return the codes of the findings that a step fixes without a request."""
+        return {f.code for f in self.prediction.findings if f.automatic}.intersection(step.codes)
+
+    def add_steps(self) -> _FixedModel | None:
+        """Add the time that each step saves, and return the fixed model of the best step.
+
+        None if no step saves time.
+        """
+        best: _FixedModel | None = None
+        for step in STEPS:
+            if step.costs_speed or not self._find_codes(step):
+                continue
+            with contextlib.suppress(QdqtoolError):
+                fixed = self._add_step(step)
+                if fixed is not None and (best is None or fixed.saved_ms > best.saved_ms):
+                    best = fixed
+        return best
+
+    def _add_step(self, step: FixStep) -> _FixedModel | None:
+        """Add the time that the fixes of a step save, and return the fixed model.
+
+        None if the fixes save no time.
 
         Raises:
             QdqtoolError: A fix cannot be applied, or the fixed model cannot be predicted.
         """
-        sites = step.find_possible_sites(self.view, self.target, self.prediction, codes)
+        sites = self._find_sites(step, self._find_codes(step))
         if len(sites) > _MAX_SITES:
             self.time.notes += _note_many_sites(sites)
-            return
-        accepted, saved_ms = self._estimate_saving(step, sites)
-        if saved_ms > 0:
+            return None
+        fixed = self._fix(step, sites)
+        accepted = [] if fixed is None else fixed.sites
+        if fixed is not None:
             nodes = list(dict.fromkeys(site.node for site in accepted))
-            self.time.fixes.append(FixTime(sorted({s.code for s in accepted}), nodes, saved_ms))
-            _limit_savings(self.prediction, accepted, saved_ms)
+            codes = sorted({s.code for s in accepted})
+            self.time.fixes.append(FixTime(codes, nodes, fixed.saved_ms))
+            _limit_savings(self.prediction, accepted, fixed.saved_ms)
         _remove_savings(self.prediction, sites, accepted)
+        return fixed
 
-    def _estimate_saving(self, step: FixStep, sites: list[FixSite]) -> tuple[list[FixSite], float]:
-        """Return the sites that ``fix`` accepts together, and the milliseconds that they save.
+    def estimate_all(self, fixed: _FixedModel) -> float:
+        """Return the milliseconds after all fixes that need no request.
 
-        Sites that ``fix`` refuses because the prediction gets worse near them are left out. If no
-        accepted sites save time, the result is an empty list and 0.
+        The fixes of one step are applied already. Some others are accepted only after them.
+        """
+        savings = self._continue_from(fixed)
+        for step in STEPS:
+            if not step.costs_speed and savings._find_codes(step):
+                with contextlib.suppress(QdqtoolError):
+                    sites = savings._find_sites(step, set(step.codes))
+                    if 0 < len(sites) <= _MAX_SITES:
+                        further = savings._fix(step, sites, must_save=False)
+                        savings = savings._continue_from(further) if further else savings
+        return savings.total_ms
+
+    def _continue_from(self, fixed: _FixedModel) -> _FixSavings:
+        return replace(
+            self,
+            view=View(fixed.model),
+            prediction=fixed.prediction,
+            total_ms=self.total_ms - fixed.saved_ms,
+        )
+
+    def _find_sites(self, step: FixStep, codes: set[str]) -> list[FixSite]:
+        return step.find_possible_sites(self.view, self.target, self.prediction, codes)
+
+    def _fix(
+        self, step: FixStep, sites: list[FixSite], *, must_save: bool = True
+    ) -> _FixedModel | None:
+        """Return the model with the sites that ``fix`` accepts together.
+
+        Sites that ``fix`` refuses because the prediction gets worse near them are left out. None if
+        no site is accepted, or if ``must_save`` is set and the sites save no time.
         """
         model, before = self.view.model, self.prediction
         while sites:
             candidate, edited = apply_sites(model, sites)
             saved_ms = self._measure_gain(candidate)
-            if saved_ms <= 0:
+            if must_save and saved_ms <= 0:
                 break
             after = predict(candidate, self.target)
             worse = gains.find_worsening_changes(model, candidate, edited, before, after, step)
             if gains.find_objection(before, after, step) is None:
                 worse = find_needless_sites(model, self.target, worse, sites, after, step)
                 if not worse:
-                    return sites, saved_ms
+                    return _FixedModel(sites, saved_ms, candidate, after)
             sites = [site for i, site in enumerate(sites) if worse and i not in worse]
-        return [], 0.0
+        return None
 
     def _measure_gain(self, candidate: Model) -> float:
         """Return by how many milliseconds a changed model is faster."""
-        return self.time.total_ms - estimate_variant(self.time, candidate, self.target)
+        return self.total_ms - estimate_variant(self.time, candidate, self.target)
 
     def add_type_change(self, step: ModelStep) -> None:
         """Add the time that FP16 instead of FP32 saves for the layers without Q/DQ.

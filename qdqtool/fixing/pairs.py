@@ -25,7 +25,13 @@ from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import LayerKind, commuting_inputs, find_passage, operator_of
+from qdqtool.ir.operators import (
+    LayerKind,
+    commuting_inputs,
+    find_passage,
+    is_no_op_cast,
+    operator_of,
+)
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
@@ -262,9 +268,7 @@ def _find_quantizers_of_inputs(
 def _skip_equal_casts(model: Model, tensor: str) -> str:
     """Return the tensor before the Casts of a tensor that do not change its type."""
     node = model.producer(tensor)
-    while node is not None and node.op == "Cast":
-        if model.elem_type(node.input(0)) != model.elem_type(tensor):
-            break
+    while node is not None and is_no_op_cast(model, node):
         tensor = node.input(0)
         node = model.producer(tensor)
     return tensor

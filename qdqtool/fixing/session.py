@@ -370,7 +370,7 @@ class FixSession:
         attempts: list[FixAttempt],
         criteria: FixCriteria,
     ) -> Note | None:
-        fewer_errors = _count_error_findings(prediction) < _count_error_findings(self.prediction)
+        fewer_errors = count_error_findings(prediction) < count_error_findings(self.prediction)
         reason = self.judge.accept_if_close(self.model, candidate, criteria, fewer_errors)
         if reason is None:
             self.model, self.prediction = candidate, prediction
@@ -513,7 +513,8 @@ def _explain_untried(finding: Finding) -> str:
     return "the fix would not improve the prediction"
 
 
-def _count_error_findings(prediction: Prediction) -> int:
+def count_error_findings(prediction: Prediction) -> int:
+    """Return the number of findings that are errors."""
     return sum(f.severity == Severity.ERROR for f in prediction.findings)
 
 

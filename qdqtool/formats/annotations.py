@@ -164,7 +164,7 @@ def _markdown_section(review: ModelReview) -> list[str]:
     if review.prediction is None:
         problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in review.unmet]
         return [title, "", *problems, ""]
-    lines = [f"{title} on {review.target}", ""]
+    lines = [f"{title} on {review.prediction.target_title}", ""]
     for time in () if review.prediction.rejected else review.times:
         if not time.is_supported:
             lines += [f"{time.gpu.name}: no engine can be built ({time.obstacle}).", ""]

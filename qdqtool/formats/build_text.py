@@ -237,7 +237,8 @@ _METRICS = {
     "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
     "output-agreement": (
         "Output agreement",
-        "one minus the error of B's outputs, divided by the standard deviation of A's outputs",
+        "one minus the error of B's final outputs at all positions, divided by the standard "
+        "deviation of A's",
     ),
 }
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, split_fixable
+from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import (
     ROW_COLUMN,
     SEVERITY_STYLES,
@@ -164,11 +165,13 @@ def _list_refused_places(fixed: Fixed) -> set[tuple[str, str]]:
 def _add_manual_fixes(page: TextPage, fixed: Fixed) -> None:
     """Add advice for places without an automatic fix, if ``fix`` handles the code elsewhere."""
     refused = _list_refused_places(fixed)
+    float_type = find_float_type(fixed.after)
     fixes: dict[FindingCode, list[str]] = {}
     for f in fixed.after.findings:
         is_listed = f.automatic or (f.code, f.node) in refused or f.code not in ATTEMPTED_CODES
         if f.severity != Severity.INFO and not is_listed:
-            fixes.setdefault(f.code, []).append(f"{f.node}: {f.fix}".removeprefix(": "))
+            fix = name_floats(f.fix, f.code, float_type)
+            fixes.setdefault(f.code, []).append(f"{f.node}: {fix}".removeprefix(": "))
     for code, texts in fixes.items():
         first = "First: " if len(texts) > 1 else ""
         page.fill(f"{code} ({len(texts)}): no automatic fix. {first}{texts[0]}", 4, "  ")

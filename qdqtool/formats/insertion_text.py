@@ -266,6 +266,8 @@ def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLo
     part = "whole model"
     if not is_measured:
         part = f"{_format_title(insertion)} activations (weights in FP32)"
+    if losses.at_objects:
+        part += ", before decoding and at objects"
     page.add_row(
         "Output error",
         f"of the {part}: {error:.1%} of the outputs' standard deviation on "

@@ -17,6 +17,7 @@ from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model
 from qdqtool.formats.time_text import (
     add_slowest_layers,
     add_speed_verdict,
+    describe_fixed_time,
     describe_saving,
     format_ms,
 )
@@ -442,7 +443,7 @@ def _add_next_steps(
         flag = " with --fp16" if _can_use_fp16(times) else ""
         page.fill(f"Next: build the float model{flag}, because the GPU has no INT8.")
     else:
-        _add_remedies(page, prediction, options)
+        _add_remedies(page, prediction, times, options)
 
 
 def target_option(name: str) -> str:
@@ -450,7 +451,9 @@ def target_option(name: str) -> str:
     return "" if name == DEFAULT_TARGET else f" --target {name}"
 
 
-def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
+def _add_remedies(
+    page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
+) -> None:
     path = prediction.model.path or "MODEL.onnx"
     insert = f"--calib images/{options.target}{options.precision}{options.gpu}"
     if verdicts.has_no_qdq(prediction):
@@ -462,7 +465,9 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
             insert += f" --size {size[0]}x{size[1]}"
         page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")
         return
-    _add_fix_commands(page, prediction, path, f"{options.target}{options.gpu}{options.images}")
+    fix_options = f"{options.target}{options.gpu}{options.images}"
+    fixed_time = "" if prediction.rejected else describe_fixed_time(times)
+    _add_fix_commands(page, prediction, path, fix_options, fixed_time)
     if verdicts.has_model_errors(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
@@ -484,7 +489,9 @@ def _add_recipe(page: TextPage, prediction: Prediction, options: str) -> None:
     page.add_command("", f"qdqtool fix {_RECIPE_OUTPUT} -o {fixed}{options}")
 
 
-def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, options: str) -> None:
+def _add_fix_commands(
+    page: TextPage, prediction: Prediction, path: str, options: str, fixed_time: str
+) -> None:
     default, on_request = split_fixable(prediction.findings)
     fixed = path
     if default:
@@ -492,8 +499,9 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, options
         caution = ""
         if any(f.severity == Severity.WARNING for f in default) and "--calib" not in options:
             caution = "; with --calib images/, fix may refuse changes that cost accuracy"
-        page.fill(f"{_BY_FIX} {_count_fixable(default)}{caution}:")
         only = _select_codes(prediction.findings, default)
+        result = f" ({fixed_time})" if fixed_time and not only else ""
+        page.fill(f"{_BY_FIX} {_count_fixable(default)}{result}{caution}:")
         page.add_command(
             "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{options}"
         )

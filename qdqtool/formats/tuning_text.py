@@ -10,7 +10,6 @@ from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
-from qdqtool.trt.targets import target_named
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     for note in tuning.notes:
         page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     prediction = tuning.prediction
-    target = target_named(prediction.requested_target or prediction.target)
-    page.add_heading(f"Predicted for {target.title}: {verdict(prediction)}")
+    page.add_heading(f"Predicted for {prediction.target_title}: {verdict(prediction)}")
     nodes = prediction.conversion_nodes
     for name in page.iterate_rows(nodes, _MAX_CONVERSIONS, "    "):
         page.add_lines(f"  - Q/DQ layer at {name}")
@@ -70,8 +68,7 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
 def _describe_goal(tuning: Tuning) -> str:
     if not tuning.chosen.cost.int8:
         return _describe_float_model(tuning)
-    metric = _format_metric(tuning.chosen)
-    images = f"{metric} on {_count_held_out(tuning)}"
+    images = _describe_accuracy(tuning)
     if tuning.budget_ms is not None:
         if tuning.reached:
             return f"goal met: within {tuning.budget_ms:g} ms, {images}"
@@ -82,6 +79,20 @@ def _describe_goal(tuning: Tuning) -> str:
     if tuning.reached:
         return f"goal met: {images}, goal {_format_goal(tuning)}"
     return f"goal NOT met: the best candidate has {images}, goal {_format_goal(tuning)}"
+
+
+def _describe_accuracy(tuning: Tuning) -> str:
+    """Describe the metric of the written model on the held-out images."""
+    metric = _format_metric(tuning.chosen)
+    if _differs_from_search(tuning):
+        metric = f"{tuning.written_metric:.3f}"
+    return f"{metric} on {_count_held_out(tuning)}"
+
+
+def _differs_from_search(tuning: Tuning) -> bool:
+    """Return whether the metric of the written model is printed differently from the search's."""
+    written = tuning.written_metric
+    return written is not None and not _format_metric(tuning.chosen).startswith(f"{written:.3f}")
 
 
 def _count_held_out(tuning: Tuning) -> str:
@@ -169,6 +180,8 @@ def _format_metric(point: PlacementResult) -> str:
 
 def _list_result_facts(tuning: Tuning) -> list[str]:
     facts = [tuning.metric["sentence"]]
+    if _differs_from_search(tuning):
+        facts.append(f"with the ranges of the search, it was {_format_metric(tuning.chosen)}")
     if tuning.metric["float"] != 1.0:
         facts.append(f"the float model has {tuning.metric['float']:.4f}")
     images = tuning.images

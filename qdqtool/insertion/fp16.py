@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from calibration.arrays import CalibrationSource
 
 _MIN_RAISE = 1.01  # a scale is reported if rounding to FP16 raises it by a larger factor
+_MAX_RAISE = 2.0  # a larger factor loses a bit or more
 _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 
 
@@ -226,6 +227,21 @@ def update_recorded_scales(
                 by_tensor[quantized_tensor.tensor], scale=float(scale)
             )
     return list(by_tensor.values()), [_describe_raised_scales(raised)] if raised else []
+
+
+def warn_coarse_scales(notes: Sequence[Note]) -> list[Note]:
+    """Return a warning for the note on raised scales of a model whose file is float16."""
+    return [
+        Note(
+            f"'{note.values['tensor']}' and other tensors have values too small for INT8 in "
+            f"float16: their scales were raised by a factor of up to {note.values['factor']:.3g}. "
+            "Export the model in float32, and quantize that model",
+            code="scales-coarse",
+            **note.values,
+        )
+        for note in notes
+        if note.values["factor"] > _MAX_RAISE
+    ]
 
 
 def _describe_raised_scales(raised: Sequence[tuple[float, str]]) -> Note:

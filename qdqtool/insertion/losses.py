@@ -119,6 +119,8 @@ class ActivationLosses:
         samples: Number of calibration samples on which the error was measured.
         tried: Number of activations that were left float one at a time.
         trial_samples: Number of samples on which each of these activations was left float.
+        at_objects: Whether the error is that of the last convolutions at the positions of objects,
+            before decoding. If not, it is that of all outputs.
     """
 
     error: float
@@ -126,6 +128,7 @@ class ActivationLosses:
     samples: int
     tried: int
     trial_samples: int = 0
+    at_objects: bool = False
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -134,6 +137,7 @@ class ActivationLosses:
             "samples": self.samples,
             "tried": self.tried,
             "trial_samples": self.trial_samples,
+            "at_objects": self.at_objects,
             "tensors": [t.as_json() for t in self.tensors],
         }
 
@@ -228,11 +232,13 @@ def measure_losses(
         return None
     if samples is None:
         if error < SMALL_ERROR:
-            return ActivationLosses(error, [], len(total), 0)
+            return ActivationLosses(error, [], len(total), 0, at_objects=measurement.is_at_objects)
         trial = trial if len(trial) <= TRIAL_SAMPLES else [trial[0], trial[-1]]
         errors |= measurement.measure(names, trial)
     losses = _rank_losses(measurement, errors, candidates, trial)[:REPORTED]
-    return ActivationLosses(error, losses, len(total), len(candidates), len(trial))
+    return ActivationLosses(
+        error, losses, len(total), len(candidates), len(trial), measurement.is_at_objects
+    )
 
 
 def _rank_losses(
@@ -297,6 +303,7 @@ class _ErrorMeasurement:
 
     Attributes:
         references: Outputs with all activations float, by sample number.
+        is_at_objects: Whether only the positions of objects are compared.
     """
 
     def __init__(
@@ -316,6 +323,7 @@ class _ErrorMeasurement:
         self._dataset = dataset
         scores = find_class_outputs(model)  # these are among the outputs of the last convolutions
         self._focus = Focus(scores) if scores else None
+        self.is_at_objects = self._focus is not None
         shapes = {name: array.shape for name, array in first.items()}
         is_fixed = all(model.shape(name) == shape for name, shape in shapes.items())
         run_bytes = peak_activation_bytes(

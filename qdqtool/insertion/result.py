@@ -21,7 +21,7 @@ from qdqtool.ir.modelfile import save
 from qdqtool.reasons.finding import Finding
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.trt.result import Prediction
-from qdqtool.trt.targets import DEFAULT_TARGET, Target
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util.files import InputFiles, forbid_overwrite
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
@@ -106,8 +106,9 @@ class Insertion:
     )
 
     def __repr__(self) -> str:
+        target = self.requested_target or target_named(self.target)
         return (
-            f"<Insertion of {self.source or 'a model in memory'} for {self.target}: "
+            f"<Insertion of {self.source or 'a model in memory'} for {target.title}: "
             f"{format_count(len(self.quantized), 'tensor')} quantized, "
             f"{format_count(len(self.warnings), 'warning')}>"
         )
@@ -169,6 +170,7 @@ class Insertion:
             "model": self.source,
             "output": self.output,
             "target": self.target,
+            "requested_target": (self.requested_target or target_named(self.target)).display_name,
             "compute_capabilities": list(self.compute_capabilities),
             "quantized": [q.as_json() for q in self.quantized],
             "skipped": [s.as_json() for s in self.skipped],

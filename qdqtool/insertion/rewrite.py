@@ -131,8 +131,9 @@ class _PairWriter:
         self.editor.set_input(node, consumer.position, self._dq_outputs[key])
 
     def _insert_q(self, tensor: str, node: Node, base: str, scale: ActivationScale) -> None:
-        dtype = _float_type(self.model, tensor)
-        array = np.asarray(scale.scale, np.float32).astype(dtype)
+        array: npt.NDArray[Any] = np.asarray(scale.scale, np.float32)
+        if _float_type(self.model, tensor) is np.float16:
+            array = round_up_to_half(array)
         parameters = self._add_scale_and_zero_point(base, array)
         output = self._insert_node(node, base, qdq.Q, [tensor, *parameters])
         self._pairs[tensor] = [output, *parameters]

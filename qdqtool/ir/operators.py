@@ -658,6 +658,14 @@ def rearranges(node: Node | None) -> bool:
     return operator_of(node).kind in _REARRANGING
 
 
+def is_no_op_cast(model: Model, node: Node | None) -> bool:
+    """Return whether a node is a Cast to the type that its input already has."""
+    if node is None or node.op != "Cast":
+        return False
+    elem_type = model.elem_type(node.output)
+    return elem_type != 0 and elem_type == model.elem_type(node.input(0))
+
+
 def is_run_time(model: Model, tensor: str) -> bool:
     """Return whether a tensor is neither a constant nor only a moved or cast constant.
 

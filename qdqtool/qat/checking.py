@@ -64,6 +64,9 @@ class Check:
         pieces: Number of compared pieces. A piece is the part of the graph between quantizers.
         worst: Largest difference of a piece, in the units of `difference`.
         worst_at: Quantizer or output at the end of the piece with the largest difference.
+        fp8_difference: For an FP8 export, the largest error of an output of the FP8 model, in the
+            units of `difference`; None for INT8. The other values are those of the INT8 model from
+            which the FP8 model was made.
     """
 
     difference: float
@@ -71,9 +74,19 @@ class Check:
     pieces: int
     worst: float
     worst_at: str
+    fp8_difference: float | None = None
 
     def text(self) -> str:
         """Return the result as one line of text."""
+        text = self._describe_comparison()
+        if self.fp8_difference is None:
+            return text
+        return (
+            f"before the conversion to FP8: {text}; in the FP8 file, the outputs differ by "
+            f"{self.fp8_difference:.1e} of their standard deviation (its pieces are not compared)"
+        )
+
+    def _describe_comparison(self) -> str:
         line = (
             f"{self.pieces} pieces agree within {self.worst:.1e}; the outputs differ by "
             f"{self.difference:.1e} of their standard deviation, and rounding errors alone change "

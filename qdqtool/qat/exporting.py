@@ -199,6 +199,7 @@ def export(
     if precision == FP8.name:
         half = high_precision != "fp32"
         proto, difference = network_copy.convert_to_fp8(proto, os.fspath(path), half)
+        result = replace(result, fp8_difference=difference)
     if metadata:
         onnx.helper.set_model_props(proto, metadata)
     save(proto, path)

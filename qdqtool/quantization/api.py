@@ -757,11 +757,14 @@ class _Inserter:
             result.notes.extend(notes)
             if self._network.fp16:
                 fp16.convert_to_fp16(self._model, result.float32)
-        if self._network.fp16:
+        if self._network.fp16 or fp16.has_fp16(self._model):
             result.groups, notes = fp16.update_recorded_scales(
                 self._model, result.quantized, result.groups
             )
-            result.notes.extend(notes)
+            if self._network.fp16:
+                result.notes.extend(notes)
+            else:
+                result.warnings.extend(fp16.warn_coarse_scales(notes))
 
     def check_layer_norms(self) -> None:
         """Report decomposed layer normalizations; one warning describes the first of them."""

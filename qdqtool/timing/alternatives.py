@@ -32,17 +32,20 @@ def add_alternative_times(
     On a GPU without INT8, only the time without Q/DQ is added.
     For TensorRT 10, only a network with FP8 is strongly typed. If the model has FP8, the added
     times are therefore times of weakly typed builds, because the other networks have no FP8. If the
-    model is float, and GPU and target have FP8, a time with FP8 Q/DQ is added as well.
+    model is float or has FP8, and GPU and target have FP8, a time with FP8 Q/DQ is added as well.
     """
     float_model: Model | None = model
     resolved_float = resolved_model
     if not result.is_float:
         float_model = model_variants.fill_missing_weights(model_variants.float_variant(model))
         resolved_float = model_variants.float_variant(resolved_model)
-        if uses_fp8(model):
+        has_fp8 = uses_fp8(model)
+        if has_fp8:
             target = weakly_typed(target)
         is_fp16 = file_float_type(resolved_float) == Precision.FP16
-        if is_fp16 and float_model is not None:
+        # In a file with FP8 or for a strongly typed target, FP16 and its Casts are from `insert`.
+        # In another file they are from the export of the float network.
+        if is_fp16 and float_model is not None and (has_fp8 or target.strongly_typed):
             float_model = model_variants.fp32_variant(float_model)  # `insert` gets the FP32 network
             if not target.strongly_typed:  # the builder does not need the Casts of the file
                 batch = result.requested_batch or 1
@@ -54,7 +57,8 @@ def add_alternative_times(
             result.notes.append(Note(text, code="no-int8"))
     elif float_model is not None:
         result.best = _best_time(result, float_model, target)
-        if result.is_float and result.gpu.has_fp8 and target.has_fp8:
+        may_use_fp8 = result.is_float or uses_fp8(model)
+        if may_use_fp8 and result.gpu.has_fp8 and target.has_fp8:
             typed = strongly_typed(target)
             result.best_fp8 = _best_time(result, float_model, typed, Precision.FP8)
 

@@ -447,6 +447,7 @@ def _parse_row(row: dict[str, str]) -> Gpu:
 def find_gpu(name: str) -> Gpu:
     """Return the GPU with a name, in upper or lower case, with or without brand words.
 
+    The order of the words does not matter (``Orin AGX``).
     The name need not contain the memory size and form factor (``A100``). A memory size or form
     factor that the table lacks is ignored (``RTX 2060 6GB``).
 
@@ -489,7 +490,8 @@ def suggest_names(name: str) -> list[str]:
 def match_gpus(name: str) -> list[Gpu]:
     """Return the GPUs that share a name, such as ``Orin``; empty if the name is unknown."""
     normalized, table = normalize_name(name), _gpus_by_name()
-    for text in expand_name(normalized):
+    names = expand_name(normalized)
+    for text in [*names, *(_names_by_words().get(_sort_words(name), "") for name in names)]:
         if text in table:
             return list(table[text])
     if "laptop" in normalized.split()[1:]:
@@ -527,6 +529,16 @@ def _gpus_by_name() -> dict[str, tuple[Gpu, ...]]:
         for key in dict.fromkeys(map(normalize_name, gpu.aliases)):
             table[key] = (*table.get(key, ()), gpu)
     return table | {normalize_name(gpu.name): (gpu,) for gpu in all_gpus()}
+
+
+def _sort_words(name: str) -> tuple[str, ...]:
+    return tuple(sorted(name.split()))
+
+
+@functools.cache
+def _names_by_words() -> dict[tuple[str, ...], str]:
+    """Return the normalized names and aliases by their sorted words: ``Orin AGX`` is found too."""
+    return {_sort_words(name): name for name in _gpus_by_name()}
 
 
 def _find_longer_names(name: str, normalized: str) -> list[Gpu]:

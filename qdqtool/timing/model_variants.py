@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor, make_placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
+from qdqtool.ir.operators import is_no_op_cast
 from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
@@ -39,7 +40,9 @@ def has_qdq(model: Model) -> bool:
 def float_variant(model: Model) -> Model:
     """Return a copy of a model without Q and DQ, and without the data of large constants.
 
-    If all consumers of an input are DQs, the input is float in the copy.
+    Casts that do not change the type and Identities of constants are removed too, because exports
+    of float networks have neither. If all consumers of an input are DQs, the input is float in the
+    copy.
     """
     proto = strip_large_constants(model)
     for value in proto.graph.input:
@@ -53,6 +56,7 @@ def float_variant(model: Model) -> Model:
         stored=make_placeholder,
         constants=_dequantize_small_constants(View(model)),
     )
+    _bypass_nodes(variant, _has_no_effect)
     variant.sha256 = model.sha256
     return variant
 
@@ -169,30 +173,38 @@ def fp32_variant(model: Model) -> Model:
 
     variant = model.copy()
     widen_float16(variant)
-    editor = Editor(variant)
-    for node in variant.nodes:
-        types = {variant.elem_type(tensor) for tensor in (*node.inputs, node.output)}
-        if node.op == "Cast" and types == {TensorProto.FLOAT}:
-            _bypass_cast(editor, node)
-    editor.finish()
+    _bypass_nodes(variant, is_no_op_cast)
     variant.reindex()
     return _with_metadata(variant, model)
 
 
-def _bypass_cast(editor: Editor, cast: Node) -> None:
-    """Bypass a Cast. If it produces a network output, its producer does so instead if possible."""
-    model, source = editor.model, cast.input(0)
+def _has_no_effect(model: Model, node: Node) -> bool:
+    is_alias = node.op == "Identity" and model.is_constant(node.input(0))
+    return is_alias or is_no_op_cast(model, node)
+
+
+def _bypass_nodes(model: Model, is_bypassed: Callable[[Model, Node], bool]) -> None:
+    editor = Editor(model)
+    for node in model.nodes:
+        if is_bypassed(model, node):
+            _bypass(editor, node)
+    editor.finish()
+
+
+def _bypass(editor: Editor, node: Node) -> None:
+    """Bypass a node. If it produces a network output, its producer does so instead if possible."""
+    model, source = editor.model, node.input(0)
     producer = model.producer(source)
     if (
         producer is None
-        or not model.is_output(cast.output)
+        or not model.is_output(node.output)
         or model.is_output(source)
         or len(model.consumers(source)) > 1
     ):
-        editor.bypass(cast, source)
+        editor.bypass(node, source)
         return
-    editor.set_output(producer, producer.outputs.index(source), cast.output)
-    editor.remove(cast)
+    editor.set_output(producer, producer.outputs.index(source), node.output)
+    editor.remove(node)
 
 
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:

@@ -22,6 +22,7 @@ from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.util.files import write_text
 from qdqtool.util.json_text import json_text
+from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
 
 # Codes of findings about a GPU for which no engine can be built.
@@ -109,10 +110,12 @@ def predict_on_gpu(
 
 
 def _set_time(prediction: Prediction, time: TimeEstimate) -> None:
-    """Add a time to a prediction, or remove the savings if TensorRT rejects the model."""
+    """Add a time to a prediction, or a note without savings if TensorRT rejects the model."""
     if time.is_supported and prediction.rejected:
         for finding in prediction.findings:
             finding.saves_ms = None
+        text = f"no times for {time.gpu.name}: TensorRT builds no engine"
+        prediction.notes.append(Note(text, code="no-times", gpu=time.gpu.name))
     else:
         prediction.time = time.as_json()
 

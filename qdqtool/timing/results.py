@@ -22,7 +22,7 @@ UNKNOWN_SPREAD = 1.5
 # Assumed factor that widens the range if no GPU of the architecture was measured.
 UNMEASURED_SPREAD = 1.15
 _TOTALS = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
-_TIME_FIELDS = (*_TOTALS, "layers_ms", "float", "gain", "best", "best_fp8", "fastest")
+_TIME_FIELDS = (*_TOTALS, "layers_ms", "float", "gain", "best", "best_fp8", "fastest", "fixed_ms")
 
 
 @dataclass(slots=True)
@@ -193,6 +193,8 @@ class TimeEstimate:
         is_float: Whether the network has no Q/DQ.
         requested_batch: Batch size that the caller requested. None for the model's batch size.
         fixes: Savings of automatic fixes by kind, the largest first.
+        fixed_ms: Milliseconds after all fixes of ``fix`` without ``only``. None if no fix saves
+            time, and for fixes that change FP32 to FP16.
         workload: Work of all layers and kernels. Layers are in the prediction's order, unless the
             target does not name layers.
         layouts_ms: Part of the total that changes memory layouts, but no types.
@@ -225,6 +227,7 @@ class TimeEstimate:
     is_float: bool = False
     requested_batch: int | None = None
     fixes: list[FixTime] = field(default_factory=list)
+    fixed_ms: float | None = None
     workload: EngineWorkload | None = field(default=None, repr=False)
     layouts_ms: float = 0.0
     layouts: int = 0
@@ -345,6 +348,7 @@ class TimeEstimate:
             "best_fp8": _best_json(self.best_fp8, self.best_fp8_range),
             "fastest": None if self.fastest is None else str(self.fastest),
             "fixes": [fix.as_json() for fix in self.fixes],
+            "fixed_ms": None if self.fixed_ms is None else round_significant(self.fixed_ms),
             "slowest": [kernel.as_json() for kernel in self.kernels[:10]],
             "batch": self.batch,
             "calibration": self.calibration.as_json() if self.calibration else None,

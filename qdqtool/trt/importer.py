@@ -185,7 +185,20 @@ class Importer:
             # consumer when the optimizer moves or fuses a Q or DQ.
             self._shape_tensors.update(name for name in node.outputs if name)
             return
+        if self._is_removable_cast(node):
+            # ModelOpt writes Casts of FP32 to FP32 before Qs. In a build with 16 of them, the Casts
+            # take no time, and as many conversions remain as without Casts
+            # (unet-resnet50-orinnano-trt10162).
+            self.tensors[node.output] = self._find_input_tensor(node.input(0))
+            return
         _HANDLERS.get(operator.kind, Importer._import_other)(self, node)
+
+    def _is_removable_cast(self, node: Node) -> bool:
+        return (
+            operators.is_no_op_cast(self.model, node)
+            and not self.model.is_output(node.output)
+            and not self.model.is_constant(node.input(0))
+        )
 
     def _computes_on_shapes(self, node: Node) -> bool:
         return (

@@ -11,6 +11,7 @@ from qdqtool.errors import shorten_text
 from qdqtool.evidence import Evidence
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Reason, Severity
+from qdqtool.trt.targets import strongly_typed, target_named
 from qdqtool.trt.trace import Event
 from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
@@ -315,7 +316,7 @@ class Prediction(SavableResult):
         compute_capabilities: Compute capabilities for which the prediction holds, such as ``8.6``:
             those for which TensorRT-RTX builds, or that of the GPU. Empty if the prediction holds
             for every GPU.
-        notes: Notes about the images on which activations were checked.
+        notes: Notes about the images on which activations were checked, and on GPUs without times.
         requested_target: TensorRT version as the user named it, such as ``10.3``. `target` names
             the rules.
         times: Estimated times on several GPUs; None without a list of GPUs. Empty if TensorRT
@@ -358,7 +359,17 @@ class Prediction(SavableResult):
             format_count(len(self.findings), "finding"),
         ]
         model = self.model.path or "of a model in memory"
-        return f"<Prediction {model} for {self.target}: {', '.join(counts)}>"
+        return f"<Prediction {model} for {self.target_title}: {', '.join(counts)}>"
+
+    @property
+    def target_title(self) -> str:
+        """The target in words, with the version that the user named.
+
+        Example: ``TensorRT 10.3, strongly typed``.
+        """
+        target = target_named(self.requested_target or self.target)
+        is_typed = target_named(self.target).strongly_typed
+        return (strongly_typed(target) if is_typed else target).title
 
     @property
     def ok(self) -> bool:

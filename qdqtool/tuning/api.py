@@ -302,6 +302,8 @@ class _TuningRun:
             judged_on=options.search.judged_on,
             swept_on=options.search.swept_on,
         )
+        # Float model on both sets, and INT8 model on the selection samples.
+        self.first_runs = 2 * len(self.sets.chosen_on) + len(self.sets.judged_on)
         # The store is opened before any long work, because its file may belong to another tuning.
         self.store = MeasurementStore(options.search.state, self._compute_hashes())
         if network.smooth is not None:
@@ -323,6 +325,7 @@ class _TuningRun:
         )
         self.cluster = options.cluster
         self.ranges_report: Json = {}
+        self.written_metric: float | None = None  # with ranges from all images
         self.searched_images = 0  # number of images that gave the ranges of the search
         self.calibration_seconds = 0.0  # seconds for collecting ranges so far
         self.seconds_per_sample = 0.0  # seconds for collecting ranges from one sample
@@ -498,25 +501,27 @@ class _TuningRun:
         limit = self.options.search.time_limit
         return None if limit is None else self.started + fraction * limit
 
-    def create_timeout_error(self, title: str, seconds_per_run: float) -> QdqtoolError:
+    def create_timeout_error(self, search: PlacementSearch, seconds_per_run: float) -> QdqtoolError:
         """Return the error for a time limit that ends before the first result.
 
         Args:
-            title: Display name of the format of the Q/DQ pairs.
+            search: The search, which has no result.
             seconds_per_run: Seconds of one run on one sample; 0 if unknown.
         """
+        self.store.save(costs_alone=True)
+        predictions, continued = search.predictions, ""
+        other = time.monotonic() - self.started - self.calibration_seconds
+        if self.store.can_continue:
+            other -= predictions.seconds  # not repeated
+            continued = f". The same call then continues from {self.store.path}"
         seconds = estimate_shortest_limit(
-            time.monotonic() - self.started,
-            self.calibration_seconds,
-            seconds_per_run or self.seconds_per_sample,
+            other + predictions.remaining_seconds,
+            (self.seconds_per_sample, len(self.sets.calibration)),
+            (seconds_per_run or self.seconds_per_sample, self.first_runs),
         )
-        self.store.save()
-        continued = ""
-        if self.store.rows and self.store.path is not None:
-            continued = f", or repeat this call, which continues from {self.store.path}"
         return QdqtoolError(
-            f"`time_limit` ended before the model with every layer in {title} was measured; give "
-            f"about {seconds} s or more{continued}",
+            f"`time_limit` ended before the model with every layer in {search.format_title} was "
+            f"measured, so no model was written; give about {seconds} s or more{continued}",
             code="timeout",
             parameter="time_limit",
         )
@@ -593,6 +598,7 @@ class _TuningRun:
                 *summary.warn_unread_images(self.sets),
             ],
             source=self.source.path,
+            written_metric=self.written_metric,
             builder=lambda configuration: (
                 planner.build(planner.plan(configuration), weights)[0].proto
             ),
@@ -636,7 +642,7 @@ class _TuningRun:
             f"images; the metric on the held-out images is then {metric:.3f}"
         )
         self.notes.append(Note(text, code="ranges-from-all", images=images, metric=metric))
-        self.ranges_report = report
+        self.ranges_report, self.written_metric = report, metric
         return planner
 
     def _note_fp16_error(self, planner: Planner, placement: PlacementResult, model: Model) -> None:
@@ -683,7 +689,7 @@ def _run_search(search: PlacementSearch, run: _TuningRun, estimate: bool) -> Non
         search.measure([(search.start_name, search.start)])
     except OutOfTime:
         if not search.end_early():
-            raise run.create_timeout_error(search.format_title, seconds_per_run) from None
+            raise run.create_timeout_error(search, seconds_per_run) from None
     else:
         evaluator.deadline = run.compute_deadline(SEARCH_END)
         search.run()
@@ -700,7 +706,11 @@ def _prepare_search(search: PlacementSearch) -> None:
     deadline = evaluator.deadline
     if evaluator.store.placements:
         evaluator.deadline = None
-    search.select_choices()
+    try:
+        search.select_choices()
+    except KeyboardInterrupt:
+        evaluator.store.save(costs_alone=True)
+        raise
     evaluator.deadline = deadline
 
 

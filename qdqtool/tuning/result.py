@@ -236,6 +236,9 @@ class Tuning:
         source: Path of the float model; empty for a model in memory.
         output: Path of the saved model; empty before :meth:`save`.
         builder: Function that builds the Q/DQ model of a configuration.
+        written_metric: Metric of the written model on the held-out samples, if its ranges come from
+            more images than those of the search, including the held-out samples; None otherwise.
+            The metric of `chosen` was measured with the ranges of the search.
         read: Input files, which are never overwritten.
     """
 
@@ -270,6 +273,7 @@ class Tuning:
     builder: Callable[[Configuration], onnx.ModelProto] | None = field(
         default=None, repr=False, compare=False
     )
+    written_metric: float | None = None
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -328,6 +332,7 @@ class Tuning:
             "gpu": self.gpu,
             "goal": {"keep": self.keep, "budget_ms": self.budget_ms, "reached": self.reached},
             "metric": self.metric,
+            "written_metric": _round_number(self.written_metric),
             "cost": self.cost,
             "images": self.images,
             "sites": [s.as_json(self.base) for s in self.sites],

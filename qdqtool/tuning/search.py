@@ -72,6 +72,34 @@ class _MeasuredChain:
 
 
 @dataclass
+class PredictionProgress:
+    """Progress of predicting the costs of all choices.
+
+    Attributes:
+        choices: Number of choices.
+        values: Predicted costs so far: of the model with every layer in INT8, of each choice, and
+            of choices that cost no time, together with those before.
+        new: Number of costs that were not known from an earlier run.
+        seconds: Seconds for these costs.
+    """
+
+    choices: int = 0
+    values: list[float] = field(default_factory=list)
+    new: int = 0
+    seconds: float = 0.0
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Estimated seconds for the other costs, from the costs so far."""
+        base, *singles = self.values[: 1 + self.choices] or [0.0]
+        free = sum(value <= base for value in singles) / max(len(singles), 1)
+        # Joining a choice that costs no time takes two costs, of which one is known.
+        joined = max(len(self.values) - 1 - self.choices, 0) / 2
+        remaining = self.choices - len(singles) + max(free * self.choices - joined, 0)
+        return remaining * self.seconds / max(self.new, 1)
+
+
+@dataclass
 class PlacementSearch:
     """Search for the best placement of one network.
 
@@ -92,6 +120,7 @@ class PlacementSearch:
         pool: Measured placements by the key of their recipe.
         stopped: Reason why the search ended early, else empty.
         notes: Notes for the result.
+        predictions: Progress of the predictions in `select_choices`.
     """
 
     planner: Planner
@@ -108,6 +137,7 @@ class PlacementSearch:
     pool: dict[str, PlacementResult] = field(default_factory=dict)
     stopped: str = ""
     notes: list[Note] = field(default_factory=list)
+    predictions: PredictionProgress = field(default_factory=PredictionProgress)
 
     @property
     def format_title(self) -> str:
@@ -124,9 +154,9 @@ class PlacementSearch:
     def select_choices(self) -> None:
         """Find the sites, predict the cost of every choice, and select the choices to measure."""
         self.sites = find_sites(self.planner)
-        self.start, self.decisions = select_candidates(
-            list_candidates(self.sites), self._predict_cost
-        )
+        candidates = list_candidates(self.sites)
+        self.predictions = PredictionProgress(len(candidates))
+        self.start, self.decisions = select_candidates(candidates, self._predict_cost)
 
     def end_early(self) -> bool:
         """End the search before the start configuration is measured; use results of earlier runs.
@@ -174,7 +204,12 @@ class PlacementSearch:
         """
         if self.evaluator.is_late:
             raise OutOfTime
-        return self.planner.cost(configuration)
+        known, started = len(self.planner.costs_by_recipe), time.monotonic()
+        cost = self.planner.cost(configuration)
+        self.predictions.values.append(cost.value)
+        self.predictions.new += len(self.planner.costs_by_recipe) - known
+        self.predictions.seconds += time.monotonic() - started
+        return cost
 
     def list_measured_decisions(self) -> list[CandidateDecision]:
         """Return the choices without a reason to skip them."""

@@ -76,6 +76,7 @@ class MeasurementStore:
         self.costs: dict[str, dict[str, PlacementCost]] = {}
         self._saved = time.monotonic()
         self._changed = False
+        self._saved_costs = 0
         if self.path is not None:
             check_output(self.path)
             if self.path.exists():
@@ -122,14 +123,25 @@ class MeasurementStore:
         Args:
             conditions: Hash of the GPU and of the types of the float layers.
         """
-        if conditions not in self.costs:
-            self.costs[conditions] = {}
-            self._changed = bool(self.rows)
-        return self.costs[conditions]
+        return self.costs.setdefault(conditions, {})
 
-    def save(self) -> None:
-        """Write the file if there are new measurements."""
-        if self.path is None or not self._changed:
+    @property
+    def can_continue(self) -> bool:
+        """Whether the file has measurements or costs, from which a later run continues."""
+        return self.path is not None and bool(self.rows or self._count_costs())
+
+    def _count_costs(self) -> int:
+        return sum(map(len, self.costs.values()))
+
+    def save(self, *, costs_alone: bool = False) -> None:
+        """Write the file if there are new measurements or costs.
+
+        Args:
+            costs_alone: Whether to write the file also if there are costs but no measurements.
+        """
+        count = self._count_costs()
+        has_new_costs = count > self._saved_costs and (costs_alone or bool(self.rows))
+        if self.path is None or not (self._changed or has_new_costs):
             return
         rows: Json = {}
         for candidate, measurements in sorted(self.rows.items()):
@@ -159,6 +171,7 @@ class MeasurementStore:
             file.write(gzip.compress(text.encode(), 1, mtime=0))
         self._saved = time.monotonic()
         self._changed = False
+        self._saved_costs = count
 
     def _read(self, path: Path) -> None:
         state = _read_state(path)
@@ -178,6 +191,7 @@ class MeasurementStore:
             self.calibrated_on = int(state.get("calibrated_on", 0))
             for conditions, costs in state.get("costs", {}).items():
                 self.costs[conditions] = {key: _parse_cost(row) for key, row in costs.items()}
+            self._saved_costs = self._count_costs()
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _state_error(path, f"is damaged; {_REMEDY}", "file-damaged") from None
 

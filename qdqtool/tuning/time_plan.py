@@ -25,6 +25,7 @@ _JUDGING_TIME = 0.1  # maximum fraction of a time limit for evaluating one place
 _RANGES_TIME = 1 / 3  # maximum fraction of a time limit for collecting the ranges of the search
 # Runs before there is a result: the float model on two smallest sets, the INT8 model on one.
 _FEWEST_RUNS = 3 * _FEWEST_SAMPLES
+_STEPS = 20  # number of steps that solve the equation of the shortest time limit
 _MARGIN = 1.2  # factor of a suggested time limit, because the times of two runs differ
 
 
@@ -86,19 +87,30 @@ def count_calibration_samples(limit: float, spent: float, seconds_per_sample: fl
     return max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_sample, 1e-9)))
 
 
-def estimate_shortest_limit(spent: float, calibration: float, seconds_per_run: float) -> int:
+def estimate_shortest_limit(
+    other_seconds: float,
+    ranges: tuple[float, int],
+    runs: tuple[float, int],
+) -> int:
     """Return a time limit in seconds that is long enough for a result, rounded up to 10 s.
 
     Args:
-        spent: Seconds since the start of the tuning that ended without a result.
-        calibration: The part of them in which ranges were collected.
-        seconds_per_run: Seconds of one run on one sample, or an upper bound.
+        other_seconds: Seconds for all but collecting ranges and running placements.
+        ranges: Seconds of collecting ranges from one sample, and the number of all samples.
+        runs: Seconds of one run on one sample (or an upper bound), and the number of runs before
+            the first result if all samples are used.
     """
-    runs = _FEWEST_RUNS * seconds_per_run
-    # If the limit is longer, more samples fit: up to half of the limit is for ranges and for the
-    # first runs.
-    needed = max(spent + runs, 2 * (spent - calibration + runs))
-    return 10 * max(1, math.ceil(needed * _MARGIN / 10))
+    (per_sample, all_samples), (per_run, all_runs) = ranges, runs
+    # Parts of the limit: the float model runs on both sets, the INT8 model on selection samples.
+    share = 2 * _SIMPLE_TIME / _SIMPLE_PLACEMENTS + _JUDGING_TIME
+    limit = other_seconds
+    # With a longer limit, more samples are used, up to all of them. Each step at least halves the
+    # distance to the solution, because at most half of the limit is for samples.
+    for _ in range(_STEPS):
+        samples = min(count_calibration_samples(limit, 0.0, per_sample), all_samples)
+        run_seconds = min(max(share * limit, _FEWEST_RUNS * per_run), all_runs * per_run)
+        limit = other_seconds + (TIMED_SAMPLES + samples) * per_sample + run_seconds
+    return 10 * max(1, math.ceil(limit * _MARGIN / 10))
 
 
 def fit_samples_to_time(search: PlacementSearch, limit: float, seconds_per_run: float) -> None:

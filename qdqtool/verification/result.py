@@ -22,6 +22,7 @@ from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
+from qdqtool.util.text import format_count
 from qdqtool.verification.convolutions import find_built_nodes
 from qdqtool.verification.local_build import ConvolutionPair, pair_convolutions
 from qdqtool.version import TOOL_VERSION
@@ -60,9 +61,17 @@ class Verification(SavableResult):
     read: InputFiles | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        c = self.convolutions
+        c, count = self.convolutions, len(self.mismatches)
         agree = f"{c.agree} of {c.total} convolutions agree"
-        return f"<Verification: {agree}, {len(self.mismatches)} mismatches>"
+        mismatches = "1 mismatch" if count == 1 else f"{count} mismatches"
+        missing = "" if self.complete else f", incomplete: {', '.join(self._list_missing())}"
+        return f"<Verification: {agree}, {mismatches}{missing}>"
+
+    def _list_missing(self) -> list[str]:
+        """Return the parts of the build that are missing, as texts."""
+        unknown = self.convolutions.unknown
+        types = [f"types of {format_count(unknown, 'convolution')}"] if unknown else []
+        return [*self.build.missing, *types] or ["not stated"]
 
     @property
     def ok(self) -> bool:

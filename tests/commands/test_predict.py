@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqtool.prediction import predict
 from tests.commands.conftest import Cli
 from tests.findings.lint.test_bfloat16 import quantized as bfloat16_model
 from tests.findings.test_causes import residual
@@ -123,7 +124,9 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
     prediction = cli.json("predict", model, "--gpu", "T4")
     assert prediction["rejected"] and "time" not in prediction
-    assert cli.json("predict", model, "--gpu", "T4", "--gpu", "L4")["times"] == []
+    assert ["no times for Tesla T4" in note for note in prediction["notes"]] == [True]
+    prediction = cli.json("predict", model, "--gpu", "T4", "--gpu", "L4")
+    assert prediction["times"] == [] and len(prediction["notes"]) == 2
     cli("predict", model, "--gpu", "T4", "--require-gain", "0.1", code=1)
     assert "rejects" in cli.err
 
@@ -152,6 +155,9 @@ def test_predict_names_the_requested_version(
     assert len(rules) == borrows
     assert all(re.search(r"\bTensorRT \d", row) and target in row for row in rules)
     assert cli.json("predict", model, "--target", target)["requested_target"] == target
+    markdown = cli("predict", model, "--target", target, "--format", "markdown")
+    assert markdown.splitlines()[0].endswith(f" on {title}")
+    assert f" for {title}: " in repr(predict(model, target))
 
 
 def test_predict_promises_no_fix_of_notes(cli: Cli, model: str) -> None:

@@ -54,8 +54,7 @@ def test_compare_counts_convolutions_after_computed_constants() -> None:
     assert names == [c.name for c in prediction.convolutions] == ["a", "b"]
     result = compare(network_after_constants(None), quantized)
     assert (result.a.int8, result.b.int8) == (0, 2) == (0, prediction.summary()["int8"])
-    assert names_of(result, ChangeKind.GAINED_INT8) == {"a", "b"}
-    assert not result.unknown
+    assert names_of(result, ChangeKind.GAINED_INT8) == {"a", "b"} and not result.unknown
 
 
 def product_of_activations(scale: float | None) -> onnx.ModelProto:

@@ -311,6 +311,13 @@ def test_fix_of_a_head_only_on_request(g):
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 
 
+def test_fix_that_a_float16_scale_prevents_is_tried_in_float32():
+    g = Graph(opset=19, half=True)
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
+    fixed = qdqtool.fix(g.model(g.conv(x, "c1", 16, weights="float")), "trt8.5")
+    assert [c.code for c in fixed.applied] == ["SCALE-FP16", "W-NO-DQ"]
+
+
 # Findings with a fix ------------------------------------------------------------------------------
 
 

@@ -110,6 +110,7 @@ def test_savings_of_fixes_match_estimates() -> None:
     assert skips.nodes == [change.node for change in fixed.applied] and len(skips.nodes) == 4
     assert [(c.node, c.why_not.code) for c in fixed.refused] == [("Add_244", "more-conversions")]
     assert skips.saves_ms == pytest.approx(time.total_ms - fixed.time.total_ms)
+    assert time.fixed_ms == pytest.approx(fixed.time.total_ms)
     assert time.as_json()["fixes"] == [skips.as_json()]
     # The conversion at the pooling after the stem is saved too.
     savings = {(f.code, f.node): f.saves_ms for f in prediction.findings}

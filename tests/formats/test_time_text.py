@@ -3,7 +3,7 @@ import re
 import pytest
 
 from qdqtool.formats.output import TextPage
-from qdqtool.formats.time_text import add_speed_verdict, describe_fastest
+from qdqtool.formats.time_text import add_speed_verdict, describe_fastest, format_ms
 from qdqtool.ir.precision import Precision
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
@@ -45,8 +45,7 @@ def test_fastest_type_rates_the_written_model(
         is_float=True,
     )
     text = describe_fastest(formats, TimeEstimate(GPU, written, float_time=base))
-    assert re.search(pattern, text)
-    assert not ("is the fastest" in text and "not certain" in text)
+    assert re.search(pattern, text) and not ("is the fastest" in text and "not certain" in text)
 
 
 def test_range_of_each_engine_ends_at_the_same_clock() -> None:
@@ -69,3 +68,12 @@ def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
     text = "\n".join(page.lines)
     assert "  About as fast as FP16 (" in text and text.count("  about as fast (") == 2
     assert text.count("gains more from FP8") == 3
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(1.505057, "1.51 ms"), (1.5046, "1.50 ms"), (0.99996, "1.00 ms"), (0.04567, "0.0457 ms")],
+)
+def test_time_is_rounded_once(ms: float, text: str) -> None:
+    """Rounding to 4 digits first would give 1.505, and then 1.50."""
+    assert format_ms(ms) == text

@@ -1,6 +1,9 @@
 import pytest
 
+from qdqtool.comparison.api import compare
 from qdqtool.findings.codes import CODES
+from qdqtool.formats.build_text import render_comparison
+from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import Style
 from qdqtool.formats.verdicts import (
     describe_confidence,
@@ -15,6 +18,8 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing.results import SpeedGain
+from tests.comparison.networks import network
+from tests.findings.test_causes import residual
 from tests.insertion.nets import detector
 from tests.trt.builder import Graph
 
@@ -86,14 +91,11 @@ def test_verdict_of_a_good_model_is_green(g: Graph) -> None:
     ],
 )
 def test_verdict_counts_float_outputs(outputs: tuple[int, ...], expected: str, g: Graph) -> None:
-    """Convolutions side by side; the result of some has Q/DQ and a consumer in INT8."""
+    """Convolutions side by side; the result of some has Q/DQ."""
     x = g.input(1, 16, 8, 8)
-    ends = [g.conv(x, f"c{i}", 16) for i in range(len(outputs))]
-    ends = [
-        g.pair(e, f"p{i}") if n else e for i, (e, n) in enumerate(zip(ends, outputs, strict=True))
-    ]
-    text = verdict(predict(g.model(*ends)))
-    assert text.partition(";")[0] == expected
+    convs = [g.conv(x, f"c{i}", 16) for i in range(len(outputs))]
+    ends = [g.pair(c, f"{c}.pair") if n else c for c, n in zip(convs, outputs, strict=True)]
+    assert verdict(predict(g.model(*ends))).partition(";")[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -171,3 +173,35 @@ def test_confidence_states_products_that_it_does_not_count(attention: bool, g: G
     prediction = predict(g.model(y), "trt10")
     assert prediction.summary()["matrix_products"] == len(prediction.convolutions) + attention
     assert ("1 product of two activations" in describe_confidence(prediction)) == attention
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "expected"),
+    [
+        ("c writes float (8x8): a reads it as float.", "", "c writes FP16 (8x8): a reads it as FP16."),
+        ("Keep the consumers of it float (`exclude`).", "", "Keep the consumers of it in FP16 (`exclude`)."),
+        ("It has quantized and float consumers", "", "It has quantized and FP16 consumers"),
+        ("It is left float.", "", "It is left in FP16."),
+        ("leaving a/Mul.out float costs no more", "", "leaving a/Mul.out in FP16 costs no more"),
+        ("/float/Conv runs in float: float is a name", "", "/float/Conv runs in FP16: float is a name"),
+        ("Quantize it again from the float model.", "", "Quantize it again from the float model."),
+        ("Use it in float models, or as float weights", "", "Use it in float models, or as float weights"),
+        ("Store the bias as float", "BIAS-DQ", "Store the bias as float"),
+    ],
+)  # fmt: skip
+def test_float_type_in_messages(text: str, code: str, expected: str) -> None:
+    assert [name_floats(text, code, t) for t in (Precision.FP16, None)] == [expected, text]
+
+
+def test_float_type_is_unknown_if_layers_have_several_types() -> None:
+    prediction = predict(residual("float"))
+    prediction.convolutions[0].output = Precision.FP16  # the builder chooses the other types
+    assert find_float_type(prediction) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "float_type"), [(None, "FP16"), ("T4", "FP16"), ("GTX 1080", "FP32")]
+)
+def test_float_type_of_a_comparison(gpu: str | None, float_type: str) -> None:
+    result = compare(network(), network(residual=False), gpu=gpu, target="8.6")
+    assert f"4 convolutions now with {float_type} output" in str(render_comparison(result))

@@ -311,6 +311,7 @@ def test_json_of_losses_groups_and_prediction() -> None:
         "samples": 1,
         "tried": 2,
         "trial_samples": 0,
+        "at_objects": False,
         "tensors": [],
     }
     assert data["prediction"] == result.prediction.summary()

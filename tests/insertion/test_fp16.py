@@ -23,6 +23,7 @@ from tests.insertion.nets import (
     two_layers,
     value_of,
 )
+from tests.notes import note_codes
 
 
 def small_net(opset: int = 19) -> ModelProto:
@@ -242,6 +243,20 @@ def test_half_yolov8_decodes_boxes_in_float32() -> None:
     # Rounding to FP16 moves values across INT8 steps: the error differs from the error of INT8
     # with FP32, but is not larger.
     assert np.abs(half_out - float_out).mean() < 1.25 * np.abs(single_out - float_out).mean()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-6])
+def test_scales_of_small_half_values_are_raised(net: Net, factor: float) -> None:
+    """Quantized values below 127 times the smallest FP16 number would have a scale of 0."""
+    small = net.op("Mul", "small", net.conv("a", "x"), net.const("k", factor))
+    model = store_as_half(net.output(net.conv("b", small)).model())
+    result = insert(model, half_images(), target="trt10", method="max", head="none")
+    index = Model(result.model)
+    for entry in result.activations:
+        scale = index.constant(index.node(entry.node).input(1))
+        assert scale is not None and scale.dtype == np.float16 and scale == entry.scale > 0
+    assert "SCALE-NONPOS" not in {f.code for f in predict(result.model).findings}
+    assert ("scales-coarse" in note_codes(result.warnings)) is (factor < 1)
 
 
 def test_high_precision_fp16_is_refused_for_tensorrt_8() -> None:

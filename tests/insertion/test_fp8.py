@@ -231,6 +231,8 @@ def test_version_without_fp8_convolutions_is_a_warning(
     result = insert_fp8(relu_net().model(), target=target, gpu=gpu)
     assert ("fp8-version" in note_codes(result.warnings)) == is_warned
     assert ("FP8-VERSION" in {f.code for f in result.prediction.findings}) == is_warned
+    assert f" for TensorRT {target}, strongly typed: " in repr(result)
+    assert result.as_json()["requested_target"].removesuffix("-strongly-typed") == target
 
 
 # Conversion of INT8 pairs

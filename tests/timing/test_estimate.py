@@ -16,6 +16,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed_verdict
 from qdqtool.formats.verdicts import speed_verdict
+from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.input_types import convert_inputs_to_integers
 from qdqtool.insertion.number_formats import MIN_GAIN
 from qdqtool.ir.graph import Model
@@ -102,6 +103,23 @@ def test_times_of_quantized_and_float_model_agree() -> None:
     assert plain.best.int8 == 3 and plain.gain is None
     assert plain.best.gain == pytest.approx(plain.total_ms / plain.best.total_ms)
     assert plain.best.total_ms == pytest.approx(quantized.total_ms, rel=0.05)
+
+
+def test_nodes_without_effect_do_not_change_times() -> None:
+    """ModelOpt writes Casts of FP32 to FP32, and PyTorch writes Identities of constants."""
+    plain, proto = convolution_chain(batch=32), convolution_chain(batch=32)
+    added = []
+    for q in [node for node in proto.graph.node if node.op_type == "QuantizeLinear"]:
+        op, to = ("Identity", {}) if q.input[0].startswith("w") else ("Cast", {"to": 1})
+        added.append(onnx.helper.make_node(op, [q.input[0]], [f"{q.name}_{op}"], **to))
+        q.input[0] = added[-1].output[0]
+    proto.graph.node.extend(added)
+    assert {node.op_type for node in added} == {"Identity", "Cast"}
+    (expected, of_plain), (prediction, time) = estimate_model(plain), estimate_model(proto)
+    assert prediction.summary() == expected.summary()
+    assert time.total_ms == of_plain.total_ms
+    assert time.float_time == of_plain.float_time
+    assert time.best == of_plain.best
 
 
 GPUS = ("RTX 2060", "Jetson Nano", "RTX 5090", "GTX 1080 Ti")
@@ -595,6 +613,18 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
     else:  # TensorRT 11 computes in the types of the file: a network this small is faster in FP32
         assert target == "trt11" and of_float.float_time.precision == Precision.FP32
     assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
+    assert of_fp8.best_fp8.total_ms == pytest.approx(of_float.best_fp8.total_ms, rel=1e-9)
+
+
+def test_int8_model_of_a_half_export_is_compared_with_times_of_the_export() -> None:
+    """The Casts of the export cost time in both files."""
+    export = load(detector())
+    assert convert_to_fp16(export)
+    written = model_variants.quantized_variant(export, strongly_typed(target_named("trt10")))
+    options = TimingOptions(gpu="Jetson Orin NX 16GB")
+    of_float, of_int8 = (predict_on_gpu(m, "trt10", options)[1] for m in (export, written))
+    assert of_int8.float_time.total_ms == pytest.approx(of_float.total_ms, rel=1e-9)
+    assert of_int8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
 
 
 def test_float_model_of_fp8_file_has_no_node_for_the_cast_of_the_output() -> None:

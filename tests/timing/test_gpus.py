@@ -40,6 +40,7 @@ from tests.trt.builder import Graph
         ("Jetson Orin Nano", "Jetson Orin Nano 8GB"),
         ("orin-nx", "Jetson Orin NX 16GB"),
         ("AGX Orin", "Jetson AGX Orin 64GB"),
+        ("Orin AGX", "Jetson AGX Orin 64GB"),
         ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
         ("A100-SXM4-40GB", "A100 40GB"),
         ("T4", "Tesla T4"),

@@ -87,6 +87,18 @@ def test_fix_saves_at_most_what_is_estimated(options: dict[str, Any]) -> None:
     assert bound_ms > 0.98 * (partial_ms - best_ms) > 0
 
 
+def test_time_after_all_fixes_includes_fixes_accepted_only_after_others() -> None:
+    """SKIP-FLOAT alone is refused, because a conversion for the Concat would be added."""
+    model = quantized_detector(unify=False, residual="none")
+    time = qdqtool.predict(model, gpu="T4").time
+    (saving,) = time["fixes"]
+    assert saving["codes"] == ["CONCAT-SCALE"]
+    assert time["total_ms"] - time["fixed_ms"] > 1.1 * saving["saves_ms"]
+    fixed = qdqtool.fix(model, gpu="T4")
+    assert {change.code for change in fixed.applied} == {"CONCAT-SCALE", "SKIP-FLOAT"}
+    assert time["fixed_ms"] == pytest.approx(fixed.time.total_ms, rel=1e-3)
+
+
 @pytest.mark.parametrize("gpu", slow_after(1, ["T4", "Orin Nano 8GB", "RTX 4090"]))
 def test_float_head_saves_at_most_what_is_estimated(gpu: str) -> None:
     """The convolutions before the last ones then write INT8 too."""

@@ -67,7 +67,10 @@ def test_result_has_ranges_from_all_images(tuned: Tuning) -> None:
     ]
     (note,) = (n for n in tuned.notes if n.code == "ranges-from-all")
     assert note.values["images"] == len(DATA)
-    assert note.values["metric"] == pytest.approx(agreement(tuned.model, JUDGED), abs=1e-6)
+    metric = agreement(tuned.model, JUDGED)
+    assert note.values["metric"] == tuned.written_metric == pytest.approx(metric, abs=1e-6)
+    other = replace(tuned, written_metric=0.5)
+    assert render_tuning(other, 500).lines[0].startswith("goal met: 0.500 on ")
 
 
 def test_ranges_from_all_images_that_miss_the_goal_are_not_used(

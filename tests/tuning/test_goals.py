@@ -45,7 +45,7 @@ def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
     assert tuning.chosen.chosen_on == best < 1.0 and tuning.chosen.cost.int8 > 0
     everything_int8 = replace(tuning, chosen=replace(tuning.chosen, sites=[], changed={}))
     lines = render_tuning(everything_int8, 500).lines
-    assert "Every layer is INT8, except those that --head leaves float" in lines
+    assert "Every layer is INT8, except those that --head keeps in FP16" in lines
 
 
 def test_tune_front_is_better_than_the_worst_by_sensitivity() -> None:

@@ -12,8 +12,8 @@ from qdqtool.tuning import api
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.image_sets import open_sets
 from qdqtool.tuning.measure import MeasurementTask, TaskResult, TuningJob, map_on_threads
-from qdqtool.tuning.planner import Configuration
-from qdqtool.tuning.recipe import FLOAT_RECIPE
+from qdqtool.tuning.planner import Configuration, PlacementCost, Planner
+from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import fit_samples_to_time
@@ -136,15 +136,37 @@ def test_ranges_come_from_as_many_images_as_there_is_time_for(
     assert codes <= set(note_codes(tuning.notes))
 
 
+@pytest.mark.parametrize(("sample", "prediction"), [(30.0, 0.0), (1.0, 9.0)])
 def test_error_names_a_time_limit_that_is_long_enough(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sample: float,
+    prediction: float,
 ) -> None:
-    collect_slowly(clock, monkeypatch, seconds=30.0)
+    """The limit hardly depends on when the run ended. The next run predicts no cost again."""
+    collect_slowly(clock, monkeypatch, sample)
+    predicted: list[str] = []
+
+    def predict_cost(self: Planner, recipe: Recipe) -> PlacementCost:
+        clock.now += prediction
+        predicted.append(recipe.key)
+        return PlacementCost(99, len(recipe.weights), 0)
+
+    monkeypatch.setattr(Planner, "predict_cost", predict_cost)
     options: dict[str, Any] = {"keep": 0.9, "method": "mse"}
-    with pytest.raises(QdqtoolError, match=r"about \d+ s or more") as raised:
-        qdqtool.tune(branchy(), TUNED_ON, time_limit=100.0, **options)
-    clock.now, limit = 0.0, float(re.findall(r"about (\d+) s", str(raised.value))[0])
-    assert qdqtool.tune(branchy(), TUNED_ON, time_limit=limit, **options).reached
+    limits, state = [], tmp_path / "t.tuning"
+    for short, path in ((50.0, None), (90.0, None), (50.0, state)):
+        predicted.clear()
+        clock.now = 0.0
+        with pytest.raises(QdqtoolError, match=r"about \d+ s or more") as raised:
+            qdqtool.tune(branchy(), TUNED_ON, time_limit=short, state=path, **options)
+        limits.append(float(re.findall(r"about (\d+) s", str(raised.value))[0]))
+        assert ("continues from" in str(raised.value)) is (path is not None and bool(predicted))
+    assert limits[1] == pytest.approx(limits[0], rel=0.2) and limits[2] <= limits[0]
+    clock.now = 0.0
+    assert qdqtool.tune(branchy(), TUNED_ON, time_limit=limits[2], state=state, **options).reached
+    assert len(predicted) == len(set(predicted))
 
 
 @pytest.mark.slow

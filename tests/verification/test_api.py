@@ -106,6 +106,8 @@ def test_verify_finds_a_changed_output(lines: list[str], conv: str) -> None:
     assert exit_code(result) == 1
     assert conv in {m.name for m in result.mismatches if m.kind == "convolution"}
     assert result.mismatches[0].line == index + 1
+    count = len(result.mismatches)
+    assert repr(result).endswith(f", {count} mismatch{'es' if count > 1 else ''}>")
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,9 @@ def test_choose_target_rejects_unknown_targets(
 def test_verify_log_without_engine_layers(lines: list[str]) -> None:
     result = verify(MODEL, build_of(lines[: index_of(lines, "Engine Layer Information")]))
     assert (result.convolutions.agree, result.conversions.built, exit_code(result)) == (21, 1, 2)
+    counts, missing = "21 of 21 convolutions agree, 0 mismatches", result.build.missing
+    assert repr(result) == f"<Verification: {counts}, incomplete: {', '.join(missing)}>"
+    assert str(Gap(Section.LISTING)) in missing
 
 
 def test_verify_log_that_is_cut_in_the_passes(lines: list[str]) -> None:
