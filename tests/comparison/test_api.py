@@ -468,7 +468,9 @@ def test_range_of_conversions_of_a_transformer_is_shown() -> None:
     assert expected is not None and expected[0] < expected[1]
     comparison = qdqtool.compare(model, quantized)
     assert comparison.b.as_json()["conversions_range"] == list(expected)
-    assert f"{expected[0]} to {expected[1]} Q/DQ layers" in str(render_comparison(comparison))
+    low, high = expected
+    assert f"{low} to {high} Q/DQ layers" in str(render_comparison(comparison))
+    assert f"Q/DQ layers: 0 in A, {low} to {high} in B" in summarize_comparison(comparison)
 
 
 def times_of(*models: onnx.ModelProto, size: tuple[int, int] | None = None) -> list[float | None]:
