@@ -309,7 +309,7 @@ def test_insert_names_the_part_that_causes_the_output_error(
     folder: Path, cli: Cli, precision: str
 ) -> None:
     text = cli("insert", "m.onnx", "--calib", "images", "--precision", precision, "-o", "q.onnx")
-    assert f"of the {precision.upper()} activations (weights in FP32): " in text
+    assert f"of the {precision.upper()} activations (weights in FP32), before decoding" in text
     assert "measured by 'qdqtool compare --calib'" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 
