@@ -268,11 +268,20 @@ def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLo
         part = f"{_format_title(insertion)} activations (weights in FP32)"
     if losses.at_objects:
         part += ", before decoding and at objects"
+    uncovered = ""
+    if losses.uncovered:
+        shown = (
+            *losses.uncovered[:_MAX_NAMES],
+            *(["..."] if losses.uncovered[_MAX_NAMES:] else []),
+        )
+        uncovered = (
+            f" Not included: {format_count(len(losses.uncovered), 'output')} ({', '.join(shown)})."
+        )
     page.add_row(
         "Output error",
         f"of the {part}: {error:.1%} of the outputs' standard deviation on "
         f"{format_count(samples, 'image')} ({rating}). It compares raw values, not detections or "
-        "labels: these are measured by 'qdqtool compare --calib'.",
+        f"labels: these are measured by 'qdqtool compare --calib'.{uncovered}",
     )
     if page.everything and is_measured:
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")

@@ -121,6 +121,8 @@ class ActivationLosses:
         trial_samples: Number of samples on which each of these activations was left float.
         at_objects: Whether the error is that of the last convolutions at the positions of objects,
             before decoding. If not, it is that of all outputs.
+        uncovered: Outputs of the network that the error does not include, such as the prototypes of
+            masks.
     """
 
     error: float
@@ -129,6 +131,7 @@ class ActivationLosses:
     tried: int
     trial_samples: int = 0
     at_objects: bool = False
+    uncovered: tuple[str, ...] = ()
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -138,6 +141,7 @@ class ActivationLosses:
             "tried": self.tried,
             "trial_samples": self.trial_samples,
             "at_objects": self.at_objects,
+            "uncovered": list(self.uncovered),
             "tensors": [t.as_json() for t in self.tensors],
         }
 
@@ -230,15 +234,30 @@ def measure_losses(
     error = float(np.mean(list(total.values())))
     if error <= 0.0:
         return None
+    result = ActivationLosses(
+        error,
+        [],
+        len(total),
+        0,
+        at_objects=measurement.is_at_objects,
+        uncovered=_find_uncovered_outputs(model),
+    )
     if samples is None:
         if error < SMALL_ERROR:
-            return ActivationLosses(error, [], len(total), 0, at_objects=measurement.is_at_objects)
+            return result
         trial = trial if len(trial) <= TRIAL_SAMPLES else [trial[0], trial[-1]]
         errors |= measurement.measure(names, trial)
     losses = _rank_losses(measurement, errors, candidates, trial)[:REPORTED]
-    return ActivationLosses(
-        error, losses, len(total), len(candidates), len(trial), measurement.is_at_objects
-    )
+    return replace(result, tensors=losses, tried=len(candidates), trial_samples=len(trial))
+
+
+def _find_uncovered_outputs(model: Model) -> tuple[str, ...]:
+    """Return the outputs of the network that do not depend on the compared tensors."""
+    covered = set(find_last_convolution_outputs(model))
+    for node in model.ordered:
+        if not covered.isdisjoint((*node.inputs, *node.captured)):
+            covered.update(node.outputs)
+    return tuple(output for output in model.outputs if output not in covered)
 
 
 def _rank_losses(

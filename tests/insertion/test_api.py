@@ -312,6 +312,7 @@ def test_json_of_losses_groups_and_prediction() -> None:
         "tried": 2,
         "trial_samples": 0,
         "at_objects": False,
+        "uncovered": [],
         "tensors": [],
     }
     assert data["prediction"] == result.prediction.summary()

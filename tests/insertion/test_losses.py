@@ -457,6 +457,14 @@ def test_text_names_the_warnings_of_the_prediction(yolov8: Insertion) -> None:
     assert notes and not any(code in text for code in notes)
 
 
+def test_losses_name_outputs_that_the_error_does_not_include(net: Net) -> None:
+    """The Relu after the last convolution of one branch is no head, like prototypes of masks."""
+    ends = net.conv("a", "x"), net.op("Relu", "protos", net.conv("b", "x"))
+    result = qdqtool.insert(net.output(*ends).model(), images(2), losses=1, head="none")
+    assert result.losses is not None and result.losses.uncovered == ("protos.out",)
+    assert "Not included: 1 output (protos.out)" in str(render(result, 200))
+
+
 def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
     text = str(render(yolov8, 80))
     assert "1 image" in " ".join(text.split()) and yolov8.losses.at_objects
