@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qdqtool.timing.results import BestTime, SpeedGain, TimeEstimate
 
 _MAX_LAYERS = 10
-_MAX_TYPES = 3  # maximum number of columns of times in a table of GPUs: float, INT8 and FP8
+_MAX_TYPES = 3  # maximum number of columns of times in a table of GPUs
 # For a model with Q/DQ, the time with the Q/DQ of `insert` in the same format is listed only if it
 # differs from the time of the model by more than this fraction.
 _MIN_DIFFERENCE = 0.02
@@ -47,17 +47,25 @@ def add_speed_verdict(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         result = speed_verdict(times[0])
         page.fill(result.text, 4, "  ", result.style)
         _add_time_table(page, times[0])
-    for time in times:
-        if len(times) > 1 and not time.is_supported:
-            continue
-        name = f" ({time.gpu.name})" if len(times) > 1 else ""
-        for remark in _list_remarks(page, time):
+    supported = [time for time in times if time.is_supported]
+    _add_remarks(page, supported if len(times) > 1 else times, name_gpus=len(times) > 1)
+    if any(label.startswith("FP8") for time in supported for label in list_times(time)):
+        page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
+
+
+def _add_remarks(page: TextPage, times: Sequence[TimeEstimate], *, name_gpus: bool) -> None:
+    """Add the remarks on each GPU; a remark on all of several GPUs is printed once."""
+    lists = [_list_remarks(page, time) for time in times]
+    common = set.intersection(*map(set, lists)) if len(lists) > 1 else set()
+    for k, (time, remarks) in enumerate(zip(times, lists, strict=True)):
+        for remark in remarks:
+            is_common = remark in common
+            if is_common and k:
+                continue
+            name = f" ({time.gpu.name})" if name_gpus and not is_common else ""
             is_warning = getattr(remark, "code", "") in _WARNING_NOTES
             word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
             page.fill(f"{word}{name}: {as_options(remark)}", 4, "  ", style)
-    supported = [time for time in times if time.is_supported]
-    if any(label.startswith("FP8") for time in supported for label in list_times(time)):
-        page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
 
 
 def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
@@ -165,7 +173,7 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
 def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     labels = _list_columns(times)
     column = max(len(time.gpu.name) for time in times) + 2
-    heads = "".join(f"{label.split()[0]:>11}" for label in labels)
+    heads = "".join(f"{_make_column_head(label, labels):>11}" for label in labels)
     page.add_lines(f"  {'':<{column}}{heads}  speed (80 % range)")
     for time in times:
         ratio, style = _format_speed(time)
@@ -174,9 +182,18 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
 
 
 def _list_columns(times: Sequence[TimeEstimate]) -> list[str]:
+    """Return the labels of the columns: float, INT8 (the model, then ``insert``), FP8."""
     built = [time for time in times if time.is_supported] or times
-    labels = list(dict.fromkeys(label for time in built for label in list_times(time)))
-    return labels[: _MAX_TYPES if any(time.is_float for time in times) else 2]
+    labels = dict.fromkeys(label for time in built for label in list_times(time))
+    float_types = ("FP16", "BF16") if labels.keys() & {"FP16", "BF16"} else ("FP32",)
+    order = [*float_types, "INT8", "FP8", "FP32"]
+    return sorted(labels, key=lambda label: (order.index(label.split()[0]), label))[:_MAX_TYPES]
+
+
+def _make_column_head(label: str, labels: Sequence[str]) -> str:
+    """Return the type of a column, or ``insert`` if the model has the same type."""
+    precision = label.split()[0]
+    return "by insert" if label != precision and precision in labels else precision
 
 
 def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:

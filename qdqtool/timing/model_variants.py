@@ -15,7 +15,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor, make_placeholder
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
+from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes, side_axes
 from qdqtool.ir.operators import is_no_op_cast
 from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
@@ -212,20 +212,33 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
 
     Dynamic dimensions are set by :func:`complete_shapes`.
     """
-    shapes = complete_shapes(model, batch)
-    notes = [
-        Note(
-            f"input '{name}': the shape {'x'.join(map(str, shape))} was assumed",
-            code="input-taken",
-            shape=list(shape),
-        )
-        for name, shape in shapes.items()
-    ]
+    shapes, notes = complete_shapes(model, batch), note_assumed_shapes(model, batch)
     if not shapes:
         return model, notes
     proto = strip_large_constants(model)
     set_input_shapes(proto, shapes)
     return Model(proto, model.path, sha256=model.sha256), notes
+
+
+def note_assumed_shapes(
+    model: Model, batch: int = 1, *, is_batch_given: bool = False, is_size_given: bool = False
+) -> list[Note]:
+    """Return a note for each input with dynamic dimensions that the user did not give."""
+    notes = []
+    for name, shape in complete_shapes(model, batch).items():
+        axes = list(range(len(shape)))
+        sides = axes[side_axes(shape)] if len(shape) == 4 else []
+        given = [*(axes[:1] if is_batch_given else []), *(sides if is_size_given else [])]
+        declared = model.shape(name) or ()
+        assumed = [n for n in axes if n not in given and declared[n] != shape[n]]
+        text = f"the shape {'x'.join(map(str, shape))} was assumed"
+        if given and assumed == [0]:
+            text = f"the batch size {shape[0]} was assumed"
+        elif given and assumed:
+            text = f"the size {'x'.join(str(shape[n]) for n in assumed)} was assumed"
+        if assumed:
+            notes.append(Note(f"input '{name}': {text}", code="input-taken", shape=list(shape)))
+    return notes
 
 
 # Shapes that depend on computed values --------------------------------------------------------

@@ -15,6 +15,7 @@ from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.model_variants import note_assumed_shapes
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.results import TimeEstimate
 from qdqtool.trt.outcome import apply_assumptions
@@ -95,6 +96,7 @@ def predict_on_gpu(
                 batch=options.batch,
                 calibrate=options.calibrate,
             )
+            _set_shape_notes(time, model, options)
             if extend is not None:
                 extend(model, prediction, time, assumed_target)
         if options.save_calibration and time.calibration is not None:
@@ -107,6 +109,17 @@ def predict_on_gpu(
         time.obstacle = _find_unsupported_code(findings)
         _set_time(prediction, time)
     return prediction, time
+
+
+def _set_shape_notes(time: TimeEstimate, model: Model, options: TimingOptions) -> None:
+    """Replace the notes on assumed shapes by notes on the dimensions that the user did not give."""
+    assumed = note_assumed_shapes(
+        model,
+        options.batch or 1,
+        is_batch_given=options.batch is not None,
+        is_size_given=options.size is not None,
+    )
+    time.notes = [*assumed, *(note for note in time.notes if note.code != "input-taken")]
 
 
 def _set_time(prediction: Prediction, time: TimeEstimate) -> None:

@@ -67,7 +67,19 @@ def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
     add_speed_verdict(page, [time, time])
     text = "\n".join(page.lines)
     assert "  About as fast as FP16 (" in text and text.count("  about as fast (") == 2
-    assert text.count("gains more from FP8") == 3
+    assert text.count("gains more from FP8") == 2  # once for both GPUs
+
+
+@pytest.mark.parametrize(
+    ("quantized", "heads"),
+    [(Precision.INT8, "FP16 INT8 by insert speed"), (Precision.FP8, "FP16 INT8 FP8 speed")],
+)
+def test_columns_for_several_gpus_have_one_order(quantized: Precision, heads: str) -> None:
+    base, best = FloatTime(Precision.FP16, 9.8), best_time(5.0, 9.8)
+    time = TimeEstimate(GPU, 10.0, float_time=base, best=best, quantized=quantized)
+    page = TextPage(200)
+    add_speed_verdict(page, [time, time])
+    assert " ".join(page.lines[0].split()).startswith(heads)
 
 
 @pytest.mark.parametrize(

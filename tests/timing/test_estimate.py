@@ -218,6 +218,24 @@ def test_batch_option_is_the_batch_of_the_model() -> None:
     assert shapes == [[32, 64, 56, 56]]
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "the shape 1x3x640x640 was assumed"),
+        ({"batch": 2}, "the size 640x640 was assumed"),
+        ({"size": (320, 640)}, "the batch size 1 was assumed"),
+        ({"size": (320, 640), "batch": 2}, ""),
+    ],
+)
+def test_dimensions_of_the_user_are_not_assumed(
+    g: Graph, options: dict[str, Any], text: str
+) -> None:
+    proto = g.model(g.conv(g.input("n", 3, "h", "w"), "c", 16))
+    _, time = predict_on_gpu(proto, "trt10", TimingOptions("L4", **options))
+    notes = [note for note in time.notes if note.code == "input-taken"]
+    assert notes == ([f"input 'x': {text}"] if text else [])
+
+
 def test_fixes_save_less_than_the_total_time() -> None:
     for prediction, time in (
         on_a100("qat"),
