@@ -498,7 +498,10 @@ def _add_fix_commands(
         fixed = fixed_model_path(path)
         caution = ""
         if any(f.severity == Severity.WARNING for f in default) and "--calib" not in options:
-            caution = "; with --calib images/, fix may refuse changes that cost accuracy"
+            caution = (
+                "; fix may refuse changes that cost accuracy (on random inputs, or better on "
+                "--calib images/)"
+            )
         only = _select_codes(prediction.findings, default)
         result = f" ({fixed_time})" if fixed_time and not only else ""
         page.fill(f"{_BY_FIX} {_count_fixable(default)}{result}{caution}:")
