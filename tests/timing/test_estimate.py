@@ -214,8 +214,6 @@ def test_batch_option_is_the_batch_of_the_model() -> None:
     assert scaled.total_ms == pytest.approx(expected.total_ms, rel=1e-6)
     _, dynamic = estimate_model(convolution_chain(dynamic=True), batch=32)
     assert dynamic.total_ms == pytest.approx(expected.total_ms, rel=1e-6)
-    shapes = [n.values["shape"] for n in dynamic.notes if n.code == "input-taken"]
-    assert shapes == [[32, 64, 56, 56]]
 
 
 @pytest.mark.parametrize(

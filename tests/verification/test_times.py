@@ -239,18 +239,16 @@ def test_verify_notes_begin_with_the_version() -> None:
 @pytest.mark.parametrize(
     ("build", "expected"),
     [
-        (timed(1.0, device="Orin"), ["no-estimate"]),
+        (timed(1.0, device="Orin"), [("no-estimate", 1.0)]),
         (timed(1.0, device="Orin", gpu={"SMs": "16", "Compute Capability": "8.7"}), []),
         (Build(device="Orin"), []),
+        (Build(profile_rows=[row("a", 0.25)]), [("no-estimate", 0.25)]),
     ],
-    ids=["ambiguous GPU", "GPU", "no time"],
+    ids=["ambiguous GPU", "GPU", "no time", "profile"],
 )
-def test_explain_missing_estimate(build: Build, expected: list[str]) -> None:
-    assert note_codes(explain_missing_estimate(build)) == expected
-
-
-def test_explain_missing_estimate_names_the_measured_time() -> None:
-    assert explain_missing_estimate(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
+def test_explain_missing_estimate(build: Build, expected: list[tuple[str, float]]) -> None:
+    notes = explain_missing_estimate(build)
+    assert [(note.code, note.values["ms"]) for note in notes] == expected
 
 
 @pytest.mark.parametrize(
