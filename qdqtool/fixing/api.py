@@ -604,7 +604,7 @@ class _FixSavings:
         The fixes of one step are applied already. Some others are accepted only after them.
         """
         savings = self._continue_from(fixed)
-        for step in STEPS:
+        for step in (*STEPS, *STEPS):  # later steps may make earlier ones possible
             if not step.costs_speed and savings._find_codes(step):
                 with contextlib.suppress(QdqtoolError):
                     sites = savings._find_sites(step, set(step.codes))
