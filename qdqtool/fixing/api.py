@@ -538,6 +538,11 @@ class _FixedModel(NamedTuple):
     model: Model
     prediction: Prediction
 
+    def to_time(self) -> FixTime:
+        """Return the codes and nodes of the fixes with the milliseconds that they save."""
+        nodes = list(dict.fromkeys(site.node for site in self.sites))
+        return FixTime(sorted({site.code for site in self.sites}), nodes, self.saved_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class _FixSavings:
@@ -591,9 +596,7 @@ class _FixSavings:
         fixed = self._fix(step, sites)
         accepted = [] if fixed is None else fixed.sites
         if fixed is not None:
-            nodes = list(dict.fromkeys(site.node for site in accepted))
-            codes = sorted({s.code for s in accepted})
-            self.time.fixes.append(FixTime(codes, nodes, fixed.saved_ms))
+            self.time.fixes.append(fixed.to_time())
             _limit_savings(self.prediction, accepted, fixed.saved_ms)
         _remove_savings(self.prediction, sites, accepted)
         return fixed
@@ -611,7 +614,15 @@ class _FixSavings:
                     if 0 < len(sites) <= _MAX_SITES:
                         further = savings._fix(step, sites, must_save=False)
                         savings = savings._continue_from(further) if further else savings
+                        self._add_further(further)
         return savings.total_ms
+
+    def _add_further(self, fixed: _FixedModel | None) -> None:
+        """Add the time that fixes save after others, unless they save time alone."""
+        if fixed is not None and fixed.saved_ms > 0:
+            alone = {code for fix in self.time.fixes for code in fix.codes}
+            if alone.isdisjoint(site.code for site in fixed.sites):
+                self.time.further_fixes.append(fixed.to_time())
 
     def _continue_from(self, fixed: _FixedModel) -> _FixSavings:
         return replace(

@@ -269,6 +269,9 @@ def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) 
     simulated = max((fix.saves_ms for fix in time.fixes if code in fix.codes), default=0.0)
     if simulated > minimum:
         return f"{format_ms(simulated)} by qdqtool fix ({basis})"
+    further = max((fix.saves_ms for fix in time.further_fixes if code in fix.codes), default=0.0)
+    if further > minimum:
+        return f"{format_ms(further)} by qdqtool fix after the other fixes ({basis})"
     largest = max(findings, key=lambda finding: finding.saves_ms or 0.0)
     if (largest.saves_ms or 0.0) <= minimum:
         return ""

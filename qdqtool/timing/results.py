@@ -193,6 +193,7 @@ class TimeEstimate:
         is_float: Whether the network has no Q/DQ.
         requested_batch: Batch size that the caller requested. None for the model's batch size.
         fixes: Savings of automatic fixes by kind, the largest first.
+        further_fixes: Savings of automatic fixes that save time only after those in `fixes`.
         fixed_ms: Milliseconds after all fixes of ``fix`` without ``only``. None if no fix saves
             time, and for fixes that change FP32 to FP16.
         workload: Work of all layers and kernels. Layers are in the prediction's order, unless the
@@ -227,6 +228,7 @@ class TimeEstimate:
     is_float: bool = False
     requested_batch: int | None = None
     fixes: list[FixTime] = field(default_factory=list)
+    further_fixes: list[FixTime] = field(default_factory=list)
     fixed_ms: float | None = None
     workload: EngineWorkload | None = field(default=None, repr=False)
     layouts_ms: float = 0.0
@@ -329,7 +331,7 @@ class TimeEstimate:
         fields = self._to_json()
         if not self.is_supported:
             fields |= dict.fromkeys(_TIME_FIELDS)
-            fields |= {name: [] for name in ("fixes", "slowest")}
+            fields |= {name: [] for name in ("fixes", "further_fixes", "slowest")}
             if self.obstacle == "GPU-NO-INT8" and self.float_time is not None:
                 fields["float"] = self.float_time.as_json()
         return fields | {"supported": self.is_supported}
@@ -348,6 +350,7 @@ class TimeEstimate:
             "best_fp8": _best_json(self.best_fp8, self.best_fp8_range),
             "fastest": None if self.fastest is None else str(self.fastest),
             "fixes": [fix.as_json() for fix in self.fixes],
+            "further_fixes": [fix.as_json() for fix in self.further_fixes],
             "fixed_ms": None if self.fixed_ms is None else round_significant(self.fixed_ms),
             "slowest": [kernel.as_json() for kernel in self.kernels[:10]],
             "batch": self.batch,
