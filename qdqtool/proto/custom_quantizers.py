@@ -16,7 +16,8 @@ from qdqtool.proto.subgraphs import STANDARD
 
 DOMAIN = "trt"
 _PREFIX = "TRT_FP8"
-_NAMES = tuple(_PREFIX + name for name in ("QuantizeLinear", "DequantizeLinear"))
+_Q = "QuantizeLinear"
+_NAMES = (_PREFIX + _Q, _PREFIX + "DequantizeLinear")
 _FIRST_OPSET = 19  # first opset with FP8 in QuantizeLinear
 _OPSET_OF_CHANGE = 18
 # Prefixes of operators whose inputs or attributes changed with opset 18.
@@ -40,11 +41,14 @@ def _constant_shapes(graph: onnx.GraphProto) -> dict[str, Sequence[int]]:
 def replace_custom_quantizers(model: onnx.ModelProto) -> None:
     """Replace the custom FP8 operators of a model by Q and DQ with FP8 zero points, in place.
 
+    The recorded types of Q outputs become FP8, because ModelOpt records them as UINT8.
+
     An opset below 19 becomes 19, so that shapes can be inferred. An opset below 18 remains if the
     model has operators whose inputs or attributes changed with opset 18.
     """
     shapes = _constant_shapes(model.graph)
     zero_points: dict[tuple[int, ...], str] = {}
+    quantized: set[str] = set()
     for node in model.graph.node:
         if node.op_type in _NAMES and node.domain == DOMAIN and len(node.input) == 2:
             shape = tuple(shapes.get(node.input[1], ()))
@@ -52,6 +56,11 @@ def replace_custom_quantizers(model: onnx.ModelProto) -> None:
                 zero_points[shape] = _add_zero_point(model.graph, shape, len(zero_points))
             node.op_type, node.domain = node.op_type.removeprefix(_PREFIX), ""
             node.input.append(zero_points[shape])
+            if node.op_type == _Q:
+                quantized.update(node.output)
+    for value in (*model.graph.value_info, *model.graph.output):
+        if value.name in quantized:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT8E4M3FN
     _raise_opset(model)
 
 

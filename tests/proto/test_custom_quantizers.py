@@ -51,6 +51,12 @@ def test_opset_remains_if_an_operator_has_another_form_later(proto: onnx.ModelPr
     assert load(proto).opset == 17
 
 
+def test_recorded_types_of_quantized_tensors_become_fp8(proto: onnx.ModelProto) -> None:
+    tensor, uint8 = proto.graph.node[0].output[0], onnx.TensorProto.UINT8  # as ModelOpt writes it
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info(tensor, uint8, [1, 8, 16, 16]))
+    onnx.checker.check_model(load(proto).proto, full_check=True)
+
+
 def test_operators_of_other_domains_are_not_replaced(proto: onnx.ModelProto) -> None:
     for node in proto.graph.node:
         node.domain = "other" if node.domain == "trt" else node.domain
