@@ -38,7 +38,7 @@ from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, is_sum_of_computed
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import QuantizerInsideActivation
-from qdqtool.reasons.heads import ConcatAfterHead
+from qdqtool.reasons.heads import ResultAfterHead
 from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import ScaleDead
 from qdqtool.reasons.text import differ_by_over_two_bits, format_number, list_names
@@ -367,7 +367,7 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
     visited: set[int] = set()
     dfl = find_dfl(view.model) if reasons else set()
     parts = [r for r in select_reasons(ScaleDead, reasons) if not r.whole]
-    joined = select_reasons(ConcatAfterHead, reasons)
+    joined = select_reasons(ResultAfterHead, reasons)
     for start in find_reason_nodes(view, [*joined, *parts]):
         if start.index in visited or _has_weighted_consumer(view, start):
             continue

@@ -20,7 +20,7 @@ from qdqtool.reasons.fusions import (
     QuantizerAfterPad,
     QuantizerInsideActivation,
 )
-from qdqtool.reasons.heads import ConcatAfterHead, QuantizedHead
+from qdqtool.reasons.heads import QuantizedHead, ResultAfterHead
 from qdqtool.reasons.operators import LocalFunctions
 from qdqtool.reasons.outputs import OutputDifferentScales, OutputMixedConsumers
 from qdqtool.reasons.quantizers import (
@@ -156,7 +156,7 @@ STEPS = (
         requires="float weights with a Q and a DQ whose values are not rounded",
     ),
     FixStep(
-        (ConcatAfterHead,),
+        (ResultAfterHead,),
         _EXACT,
         costs_speed=True,
         find=pairs.find_pairs_after_head,

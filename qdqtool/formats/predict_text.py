@@ -363,11 +363,11 @@ def _add_finding_title(
     products: set[str],
     float_type: Precision | None,
 ) -> None:
-    from qdqtool.reasons.heads import describe_destroyed_scores
+    from qdqtool.reasons.heads import describe_destroyed_results
 
     head = same[0]
     title = name_floats(title_of(head.code), head.code, float_type)
-    title = ": ".join(filter(None, (title, describe_destroyed_scores(same))))
+    title = ": ".join(filter(None, (title, describe_destroyed_results(same))))
     extent = _describe_extent(same, products)
     page.fill(
         f"{head.severity.word} {head.code}{mark}  {title}{f' ({extent})' if extent else ''}",

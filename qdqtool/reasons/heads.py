@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, Severity, fixable_rule
 from qdqtool.reasons.text import format_node, format_number
 
+# Minimum score of a reported object; the default of Ultralytics.
+CONFIDENCE = 0.25
+# Minimum steps that are errors. The agreement of a trained YOLOv8s falls by 0.14 if logits have a
+# step of 1.0 (0.03 with 0.5), and by 0.13 if boxes in cells of 8 to 32 pixels have a step of 0.25,
+# which is 2 to 8 pixels (0.03 with 0.9 to 3.6 pixels).
+COARSE_LOGITS = 1.0
+COARSE_PIXELS = 2.0
 
-def describe_lost_scores(r: ConcatAfterHead) -> str:
-    """Describe which scores of a detector become 0 because of the scale of a Concat."""
-    if r.zero_limit >= 1:
-        return "all scores become 0, and the detector finds nothing"
-    return f"scores up to {format_number(r.zero_limit)} become 0"
 
-
-def describe_destroyed_scores(findings: Sequence[Finding]) -> str:
-    """Describe the scores that a wrong Concat scale destroys; empty if all scores are kept."""
+def describe_destroyed_results(findings: Sequence[Finding]) -> str:
+    """Describe which scores or boxes a wrong scale destroys; empty if all are kept."""
     for finding in findings:
         r = finding.causes[0].reason
-        if finding.severity == Severity.ERROR and isinstance(r, ConcatAfterHead) and r.scores:
-            return f"{describe_lost_scores(r)} (the scale is {format_number(r.scale or 0.0)})"
+        if finding.severity == Severity.ERROR and isinstance(r, ResultAfterHead):
+            return f"{r.describe_loss()} (the scale is {format_number(r.scale or 0.0)})"
     return ""
 
 
@@ -30,44 +32,85 @@ _HEADS = {
 }
 
 
-class ConcatAfterHead(Reason):
-    """One scale for all inputs of a Concat after the head of a detector.
+class ResultAfterHead(Reason):
+    """One scale for boxes, scores or logits after the head of a detector.
 
     Attributes:
-        concat: The Concat.
+        concat: The Concat that joins them; empty if the quantized tensor has only boxes.
         scale: The scale; None if it is unknown or differs between channels.
         scores: Input of the Concat with scores of at most 1 (from a Sigmoid or Softmax); empty if
             no such input is known.
         own: Scale of the scores before the Concat; None if the scores are not quantized there.
         raw: Whether the Concat joins unchanged results of the last convolutions (logits).
+        pixels: Pixels (at least) per unit of the boxes; None if the unit is unknown.
     """
 
     rules = (fixable_rule("HEAD-CONCAT"),)
 
-    concat: str
+    concat: str = ""
     scale: float | None = None
     scores: str = ""
     own: float | None = None
     raw: bool = False
+    pixels: float | None = None
 
     @property
     def zero_limit(self) -> float:
         """Largest score that the scale rounds to 0; 0 if scale or scores are unknown."""
         return 0.0 if self.scale is None or not self.scores else self.scale / 2
 
+    @property
+    def step(self) -> float:
+        """The scale; 0 if it is unknown or not positive."""
+        return self.scale if self.scale is not None and self.scale > 0 else 0.0
+
+    @property
+    def box_step(self) -> float:
+        """Smallest step of a box in pixels; 0 if scale or unit are unknown."""
+        return self.step * (self.pixels or 0.0)
+
+    @property
+    def score_step(self) -> float:
+        """Largest change of a score between adjacent logits; 0 if there are no logits."""
+        return math.tanh(self.step / 4) if self.raw else 0.0
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the scale destroys boxes or scores of objects that a detector would report."""
+        has_coarse_logits = self.raw and self.step >= COARSE_LOGITS
+        loses_scores = self.zero_limit >= CONFIDENCE or has_coarse_logits
+        return loses_scores or self.box_step >= COARSE_PIXELS
+
+    def describe_loss(self) -> str:
+        """Describe which scores become 0, or the step of boxes or scores; empty if unknown."""
+        if self.zero_limit >= 1:
+            return "all scores become 0, and the detector finds nothing"
+        if self.scores:
+            return f"scores up to {format_number(self.zero_limit)} become 0"
+        if self.box_step:
+            return f"one step of a box is {format_number(self.box_step)} pixels or more"
+        if self.score_step:
+            return f"one step of a logit changes a score by up to {self.score_step:.2g}"
+        return ""
+
     def message(self, finding: Finding, cause: Cause) -> str:
         scale = "" if self.scale is None else f", {format_number(self.scale)},"
-        text = (
-            f"{self.node} after the head quantizes the result of "
-            f"{format_node(self.concat, 'Concat')}, so one scale{scale} applies to all inputs of "
-            "the Concat"
-        )
-        if not self.scores:
+        text = f"{self.node} after the head quantizes decoded boxes"
+        if self.concat:
+            text = (
+                f"{self.node} after the head quantizes the result of "
+                f"{format_node(self.concat, 'Concat')}, so one scale{scale} applies to all inputs "
+                "of the Concat"
+            )
+        loss = self.describe_loss()
+        if not loss:
             return f"{text}."
+        if not self.scores:
+            return f"{text}: {loss}."
         limit = f"the scores '{self.scores}' are at most 1"
         if self.own is not None:
             limit += f", and have scale {format_number(self.own)} before the Concat"
-        return f"{text}: {describe_lost_scores(self)} ({limit})."
+        return f"{text}: {loss} ({limit})."
 
 
 class QuantizedHead(Reason):

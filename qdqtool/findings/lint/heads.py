@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from qdqtool.findings.lint.box_units import find_box_units
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds, find_concat_parts
@@ -16,7 +17,7 @@ from qdqtool.patterns.view import View, is_sum_of_computed
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import QuantizedResidualStream
-from qdqtool.reasons.heads import ConcatAfterHead, QuantizedHead
+from qdqtool.reasons.heads import QuantizedHead, ResultAfterHead
 
 
 def find_last_convolutions(view: View) -> list[Node]:
@@ -102,7 +103,7 @@ _MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add findings on quantized convolutions and Concats of a detector's head."""
+    """Add findings on quantized convolutions and results of a detector's head."""
 
     def add(conv: Node, branch: str) -> None:
         if conv.index in view.fully_quantized_nodes:
@@ -121,49 +122,43 @@ def run(view: View, report: FindingReport) -> None:
             add(conv, "class")
         else:
             add(conv, "box" if head.dfl else "head")
-    _check_concats(view, report)
+    _check_results(view, report)
 
 
-# Minimum score of a reported object; the default of Ultralytics.
-CONFIDENCE = 0.25
-# Minimum scale of logits that is too coarse: with 2.0, one step raises a score from 0.5 to 0.88.
-COARSE_LOGITS = 2.0
-
-
-def _check_concats(view: View, report: FindingReport) -> None:
+def _check_results(view: View, report: FindingReport) -> None:
+    units, faults = find_box_units(view), list[ResultAfterHead]()
     for q in view.activation_qs:
         has_steps = view.params(q).precision != Precision.FP8
-        is_last = has_steps and q.index not in view.feeds_weighted
-        concat = _find_head_concat(view, q) if is_last else None
-        if concat is not None:
-            fault = _build_concat_fault(view, q, concat)
-            report.add(fault, fatal=_is_fatal(fault))
+        if not has_steps or q.index in view.feeds_weighted:
+            continue
+        concat, unit = _find_head_concat(view, q), units.get(q.input(0))
+        if concat is not None or unit is not None:
+            faults.append(_build_fault(view, q, concat, unit))
+    for fault in sorted(faults, key=lambda f: -f.zero_limit):  # lost scores first
+        report.add(fault, fatal=fault.is_fatal)
 
 
-def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
-    scale, bounds = _read_single_scale(view, q), find_bounds(view.model)
-    parts = find_concat_parts(view.model, q.input(0))
+def _build_fault(view: View, q: Node, concat: Node | None, unit: float | None) -> ResultAfterHead:
+    fault = ResultAfterHead(MODEL_CHECK, q.name, scale=_read_single_scale(view, q), pixels=unit)
+    if concat is None:
+        return fault
+    bounds, parts = find_bounds(view.model), find_concat_parts(view.model, q.input(0))
+    fault.concat = concat.name
     scores = [t for t in parts if t in bounds and 0.0 <= bounds[t].low < bounds[t].high <= 1.0]
     if not scores or len(scores) == len(parts):
-        raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
-        return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, raw=raw)
+        fault.raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
+        return fault
     of_scores = (
         _read_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c)
     )
-    first = next((value for value in of_scores if value is not None), None)
-    return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, scores[0], own=first)
+    fault.scores = scores[0]
+    fault.own = next((value for value in of_scores if value is not None), None)
+    return fault
 
 
 def _read_single_scale(view: View, q: Node) -> float | None:
     scale = view.params(q).scale
     return float(scale[0]) if scale is not None and scale.size == 1 else None
-
-
-def _is_fatal(fault: ConcatAfterHead) -> bool:
-    """Return whether a Concat's scale destroys scores of objects that a detector would report."""
-    if fault.scores:
-        return fault.zero_limit >= CONFIDENCE
-    return fault.raw and fault.scale is not None and fault.scale >= COARSE_LOGITS
 
 
 def _find_head_concat(view: View, q: Node) -> Node | None:

@@ -329,11 +329,6 @@ def test_quantized_convolutions_of_a_head_are_reported() -> None:
     assert "HEAD-QUANT" not in codes_of(simple())  # a detector has several last convolutions
 
 
-def test_one_scale_for_boxes_and_scores_is_reported() -> None:
-    assert finding(head(join=True), "HEAD-CONCAT").node == "behind.Q"
-    assert "HEAD-CONCAT" not in codes_of(head())
-
-
 def test_boxes_are_told_from_scores_by_their_dfl(g: Graph) -> None:
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     score, box = (g.conv(stem, name, 16, k=1) for name in ("score", "box"))

@@ -84,10 +84,57 @@ def test_head_concat_severity_follows_the_scale(
     assert findings(g, "behind.DQ:0", "SCALE-DEAD") == []  # reported once
 
 
-@pytest.mark.parametrize(("scale", "severity"), [(5.2, Severity.ERROR), (0.2, Severity.WARNING)])
-def test_head_concat_of_logits(g: Graph, scale: float, severity: Severity) -> None:
+@pytest.mark.parametrize(
+    ("scale", "severity", "change"),
+    [
+        (5.2, Severity.ERROR, 0.8617),
+        (1.0, Severity.ERROR, 0.2449),
+        (0.99, Severity.WARNING, 0.2426),
+    ],
+)
+def test_head_concat_of_logits(g: Graph, scale: float, severity: Severity, change: float) -> None:
+    """Between logits of half a step below and above 0, the Sigmoid changes by `change`."""
     (found,) = findings(g, head(g, scale, sigmoid=False), "HEAD-CONCAT")
     assert found.severity == severity
+    assert found.causes[0].reason.score_step == pytest.approx(change, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("unit", "scale", "stride", "end", "expected"),
+    [
+        ("cells", 0.25, (8, 16), "", [(Severity.ERROR, 2.0)]),
+        ("cells", 0.24, (8, 16), "", [(Severity.WARNING, 1.92)]),
+        ("pixels", 2.0, (8, 16), "Neg", [(Severity.ERROR, 2.0)]),
+        ("pixels", 1.9, (8, 16), "Neg", [(Severity.WARNING, 1.9)]),
+        ("pixels", 5.0, (2, 4), "", []),
+        ("pixels", 5.0, (8, 16), "Sigmoid", []),
+    ],
+)
+@pytest.mark.parametrize("stored", [False, True])
+def test_head_concat_of_boxes(
+    g: Graph,
+    unit: str,
+    scale: float,
+    stride: tuple[int, int],
+    end: str,
+    expected: list[tuple[Severity, float]],
+    stored: bool,
+) -> None:
+    """A cell has at least the smallest stride in pixels. A factor of logits is not a stride."""
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    box, score = (g.conv(stem, name, 16, k=1) for name in ("box", "score"))
+    strides = np.resize(stride, (1, 1, 8, 8))
+    factor = g.const("stride", strides.astype(np.float32))
+    if stored:
+        factor = g.dq(g.const("levels", (strides * 5).astype(np.int8)), "stride.DQ", 0.2)
+    boxes = g.op("Mul", [g.pair(box, "q", scale) if unit == "cells" else box, factor], "decode")
+    boxes = g.pair(boxes, "q", scale) if unit == "pixels" else boxes
+    boxes = g.op(end, boxes, "end") if end else boxes
+    found = findings(g, g.concat([boxes, score], "all"), "HEAD-CONCAT")
+    assert [f.node for f in found] == ["q.Q"] * len(expected)
+    assert [(f.severity, f.causes[0].reason.box_step) for f in found] == [
+        (severity, pytest.approx(step)) for severity, step in expected
+    ]
 
 
 def per_tensor(g: Graph, spread: float, rounded: bool = False, stored: bool = False) -> str:
