@@ -634,7 +634,7 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
 
 def test_int8_model_of_a_half_export_is_compared_with_times_of_the_export() -> None:
     """The Casts of the export cost time in both files."""
-    export = load(detector())
+    export = load(detector()).copy()
     assert convert_to_fp16(export)
     written = model_variants.quantized_variant(export, strongly_typed(target_named("trt10")))
     options = TimingOptions(gpu="Jetson Orin NX 16GB")
