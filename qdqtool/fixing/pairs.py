@@ -454,12 +454,14 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
     if len(scales) != len(quantizers) or len(set(scales)) < 2:
         return None
     smallest, largest = min(scales), max(scales)
+    is_fp8 = view.params(quantizers[0]).precision == Precision.FP8
 
     def apply(editor: Editor) -> None:
         for q in quantizers:
             for node in (q, *_consuming_dqs(view, q)):
                 shape = view.params(node).scale_shape or ()
-                editor.set_quantizer(node, np.full(shape, largest), np.zeros(shape, np.int8))
+                zero_point = None if is_fp8 else np.zeros(shape, np.int8)
+                editor.set_quantizer(node, np.full(shape, largest), zero_point)
 
     lost = math.log2(largest / smallest) if smallest > 0 else math.inf
     bits = f", at most {lost:.1f} bits lost" if smallest > 0 else ""
@@ -475,10 +477,12 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
 
 def _find_scale_obstacle(view: View, quantizers: list[Node], scales: list[float]) -> str:
     """Return why quantizers cannot have the largest of their scales; empty if they can."""
-    other = next((q for q in quantizers if not _is_symmetric_int8(view, q)), None)
+    precision = view.params(quantizers[0]).precision
+    precision = precision if precision == Precision.FP8 else Precision.INT8
+    other = next((q for q in quantizers if not _is_symmetric(view, q, precision)), None)
     if other is not None:
         return Note(
-            "a common scale needs quantizers to INT8 with zero point 0",
+            "a common scale needs quantizers to one type (INT8 or FP8) with zero point 0",
             code="not-symmetric-int8",
             quantizer=other.name,
         )
@@ -504,5 +508,5 @@ def _is_asymmetric(view: View, q: Node) -> bool:
     return zero is None or bool(np.any(zero != 0))
 
 
-def _is_symmetric_int8(view: View, q: Node) -> bool:
-    return view.params(q).precision == Precision.INT8 and not _is_asymmetric(view, q)
+def _is_symmetric(view: View, q: Node, precision: Precision) -> bool:
+    return view.params(q).precision == precision and not _is_asymmetric(view, q)

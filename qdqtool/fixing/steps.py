@@ -211,7 +211,7 @@ STEPS = (
         ),
         _SHARED,
         find=pairs.find_different_scales,
-        requires="symmetric INT8 quantizers with different, constant scales for the whole tensor",
+        requires="symmetric INT8 or FP8 quantizers with different, constant scales per tensor",
     ),
     FixStep(
         (WeightScales,),

@@ -231,14 +231,19 @@ class Editor:
                 value.type.tensor_type.elem_type = elem_type
 
     def set_quantizer(
-        self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]
+        self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any] | None
     ) -> None:
-        """Give a Q or DQ new parameters; the scale keeps its type."""
+        """Give a Q or DQ new parameters; the scale keeps its type.
+
+        If `zero_point` is None, zero point and integer type remain.
+        """
         proto = self.edit_proto(node)
         self._retyped.update(node.outputs)  # The type of the quantized tensor may change.
         elem_type = self.model.elem_type(node.input(1)) or TensorProto.FLOAT
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
         self.set_input(node, 1, self.add_constant(f"{node.name}/scale", scale.astype(dtype)))
+        if zero_point is None:
+            return
         self.set_input(node, 2, self.add_constant(f"{node.name}/zero_point", zero_point))
         _remove_named(proto.attribute, lambda name: name == "output_dtype")
 

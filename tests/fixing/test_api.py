@@ -27,6 +27,7 @@ from tests.insertion import nets
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.test_cases import model_of
+from tools.fuzz.fp8 import convert_to_fp8
 from tools.growth.families import FAMILIES
 
 
@@ -93,10 +94,12 @@ def test_fix_removes_the_second_pair_of_an_add():
     [
         (concat((0.0213, 0.0213, 0.048), 0.048), "CONCAT-SCALE", 0.048),
         (split(0.02, 0.05), "SPLIT-SCALE", 0.05),
+        (convert_to_fp8(split(0.02, 0.05)), "SPLIT-SCALE", 0.0141741065),
     ],
 )
 def test_fix_unifies_scales(proto, code, largest):
-    fixed = qdqtool.fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt10")
+    onnx.checker.check_model(fixed.proto, full_check=True)
     assert {c.code for c in fixed.applied} == {code}
     assert fixed.after.summary()["conversions"] == 1
     tensors = [t for t in fixed.proto.graph.initializer if t.name.endswith("/scale")]
