@@ -48,19 +48,3 @@ def test_build_refused_model_exits_with_1_and_keeps_the_log(tmp_path: Path, cli:
     table = cli.json("build", path, "-o", tmp_path / "out", code=1)
     assert table["status"] == "refused" and table["message"]
     assert "shiftIsAllZeros" in (tmp_path / "out" / "build.log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "cause"),
-    [
-        (["--sm", "x"], "wrong-format sm"),
-        (["--sm", "86", "--builder", "trtexec"], "option-conflict sm"),
-        (["--shapes", "images"], "wrong-format shapes"),
-        (["--shapes", "a:1x2,1x2"], "wrong-format shapes"),
-        (["--builder", "tvm"], "BadParameter builder"),
-    ],
-)
-def test_build_wrong_option_is_refused(
-    arguments: list[str], cause: str, tmp_path: Path, cli: Cli
-) -> None:
-    cli.refuse("build", saved(two_convolutions(), tmp_path), *arguments, cause=cause)

@@ -49,22 +49,6 @@ def test_demo_report_has_histograms_and_times(folder: Path) -> None:
     assert '<section id="histograms">' in page and "RTX 3060" in page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cause"),
-    [
-        (["--size", "100"], "out-of-range size"),
-        (["--size", "992"], "out-of-range size"),
-        (["--images", str(2**63)], "BadParameter images"),
-        (["--target", "trt1"], "unknown-choice target"),
-    ],
-)
-def test_demo_wrong_option_is_refused(
-    tmp_path: Path, cli: Cli, arguments: list[str], cause: str
-) -> None:
-    cli.refuse("demo", "-o", tmp_path / "d", *arguments, cause=cause)
-    assert not (tmp_path / "d").exists()
-
-
 @pytest.mark.slow
 def test_demo_default_is_verified_without_a_compiler(tmp_path: Path, cli: Cli) -> None:
     with without_package("tensorrt_rtx"):

@@ -45,26 +45,10 @@ def test_explain_error_message(cli: Cli, message: str, entry: str) -> None:
     assert "qdqtool predict" in cli("explain", message)  # which reports it before a build
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cause", "value"),
-    [
-        (["SKIPFLOAT"], "unknown-choice what", "SKIP-FLOAT"),
-        (["what ails thee"], "unknown-choice what", "'what ails thee'"),
-        ([], "missing-argument what", "--list"),
-    ],
-)
-def test_explain_unknown_text_is_refused(
-    cli: Cli, arguments: list[str], cause: str, value: str
-) -> None:
-    assert value in cli.refuse("explain", *arguments, cause=cause)
-
-
 def test_predict_for_builder(tmp_path: Path, cli: Cli) -> None:
     model = tmp_path / "m.onnx"
     onnx.save(residual("own"), model)
     assert cli.json("predict", model, "--for", "onnxruntime")["for"]["way"] == "onnxruntime"
-    assert "DeepStream" in cli("predict", model, "--for", "deepstream")
-    cli.refuse("predict", model, "--for", "make")
 
 
 def test_explain_log_line_names_builds_rule_and_test(cli: Cli) -> None:

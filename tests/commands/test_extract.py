@@ -13,7 +13,6 @@ from tests.extraction.networks import SECRET, residual, secretive
 @pytest.fixture
 def folder(current_folder: Path) -> Path:
     onnx.save(residual(), current_folder / "m.onnx")
-    (current_folder / "empty.json").write_text("{}")
     return current_folder
 
 
@@ -87,29 +86,3 @@ def test_extract_size_above_2_gb(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("onnx.ModelProto.SerializeToString", fail)
     monkeypatch.setattr("qdqtool.ir.modelfile.save", lambda *_, **__: None)
     assert "2 GB" in cli("extract", "m.onnx", "--node", "b1.c1", "-o", "s.onnx")
-
-
-FINDING = ["--finding", "SKIP-FLOAT"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        ([*FINDING, "-o", "m.onnx"], "-o m.onnx"),
-        ([*FINDING, "-o", "s.onnx", "--report", "m.onnx"], "--report m.onnx"),
-        ([*FINDING, "-o", "s.onnx", "--report", "s.onnx"], "--report s.onnx"),
-        ([*FINDING, "-o", "none/s.onnx"], "-o none/s.onnx"),
-        ([*FINDING, "-o", "."], "-o ."),
-        ([*FINDING, "-o", "s.onnx", "--verification", "m.onnx"], "--report"),
-        ([*FINDING, "-o", "s.onnx", "--report", "r", "--verification", "m.onnx"], "m.onnx"),
-        ([*FINDING, "-o", "s.onnx", "--report", "r", "--verification", "empty.json"], "empty.json"),
-        (["--node", "b1.c1"], "--output"),
-    ],
-    ids=" ".join,
-)
-def test_extract_wrong_input_leaves_nothing(
-    folder: Path, cli: Cli, arguments: list[str], value: str
-) -> None:
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert value in cli.refuse("extract", "m.onnx", *arguments)
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before

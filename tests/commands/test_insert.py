@@ -32,10 +32,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(files: Path, current_folder: Path) -> Path:
     for path in files.iterdir():
         (current_folder / path.name).symlink_to(path)
-    (current_folder / "empty").mkdir()
-    (current_folder / "broken").mkdir()
-    (current_folder / "broken" / "a.png").write_bytes(b"not a png")
-    (current_folder / "text.onnx").write_bytes(b"hello, this is not a model at all")
     return current_folder
 
 
@@ -58,14 +54,6 @@ def test_insert_names_borrowed_rules(folder: Path, cli: Cli) -> None:
     text = " ".join(cli(*arguments, "--target", "10.3").split())
     assert "Rules those of trt10: TensorRT 10.3 has no rules of its own" in text
     assert "rules of its own" not in " ".join(cli(*arguments).split())
-
-
-def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:
-    answer = cli.json("insert", "m.onnx", "--calib", "images")
-    assert answer["prediction"]["int8"] == 27 and len(answer["skipped"]) == 4
-    calibration = answer["calibration"]
-    assert (calibration["methods"], calibration["images"]) == ({"focus": 24}, 6)
-    assert ["images (6)" in warning for warning in calibration["warnings"]] == [True]
 
 
 def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
@@ -164,51 +152,6 @@ def test_insert_options_reach_the_library(folder: Path, cli: Cli) -> None:
     assert types >= {onnx.TensorProto.INT8, onnx.TensorProto.FLOAT16}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cause"),
-    [
-        ("small.onnx", "missing-argument calib"),
-        ("small.onnx --calib images --calib-table T", "option-conflict calib_table"),
-        ("small.onnx --calib-table T --cluster local:2", "option-without-effect cluster"),
-        ("small.onnx --calib images --mixed-cpus", "option-without-effect mixed_cpus"),
-        ("small.onnx --calib images --method-for max", "BadParameter method_for"),
-        ("small.onnx --calib images --size big", "BadParameter size"),
-        ("small.onnx --calib images --mean 1,2", "BadParameter mean"),
-        ("small.onnx --calib images --max-images 0", "BadParameter max_images"),
-    ],
-)
-def test_insert_wrong_option_is_refused(folder: Path, cli: Cli, arguments: str, cause: str) -> None:
-    cli.refuse("insert", *arguments.split(), cause=cause)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        ("small.onnx --calib nowhere", "nowhere"),
-        ("small.onnx --calib empty", "empty"),
-        ("small.onnx --calib broken", "a.png"),
-        ("small.onnx --calib images -o no/where/q.onnx", "-o no/where/q.onnx"),
-        ("small.onnx --calib images -o empty", "-o empty"),
-        ("small.onnx --calib images --std 0", "std"),
-        ("small.onnx --calib images --percentile 0.99", "percentile 0.99"),
-        ("small.onnx --calib images --gpu Orin", "'Orin'"),
-        ("small.onnx --calib-table small.onnx", "small.onnx"),
-        ("text.onnx --calib images", "text.onnx"),
-        (r"m.onnx --calib images --method-for ^images$=max --exclude /model\.0/", "^images$=max"),
-        ("m.onnx --calib images -o r.onnx --write-table r.onnx", "--write-table r.onnx"),
-        ("m.onnx --calib images -o r.onnx --calib-cache r.onnx", "--calib-cache r.onnx"),
-        ("m.onnx --calib images -o r.onnx --calib-cache m.onnx", "--calib-cache m.onnx"),
-    ],
-)
-def test_insert_wrong_input_leaves_nothing(
-    folder: Path, cli: Cli, arguments: str, value: str
-) -> None:
-    names, before = sorted(folder.iterdir()), (folder / "small.onnx").read_bytes()
-    assert value in cli.refuse("insert", *arguments.split())
-    assert sorted(folder.iterdir()) == names
-    assert (folder / "small.onnx").read_bytes() == before
-
-
 def test_insert_interrupted_exits_with_130_and_leaves_nothing(
     folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,15 +206,6 @@ def test_insert_gpu_decides_what_runs_in_int8(
     assert answer["time"]["float"]["precision"] == precision
     gain = answer["time"]["gain"]
     assert gain is None or gain["low"] <= gain["value"] <= gain["high"]
-
-
-def test_insert_refuses_a_gpu_that_the_target_does_not_support(folder: Path, cli: Cli) -> None:
-    cli.refuse("insert", "small.onnx", "--calib", "images.npz", "--gpu", "GTX 1080")
-    assert not Path("small_qdq.onnx").exists()
-
-
-def test_insert_gpu_without_int8_has_no_gain(folder: Path, cli: Cli) -> None:
-    assert insert_small(cli, "--gpu", "Jetson Nano", "--target", "8.5")["time"]["gain"] is None
 
 
 @pytest.fixture

@@ -80,20 +80,6 @@ def test_log_pass_lists_its_lines(log: str, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "choices"),
-    [
-        ("NoSuchPass", "unknown-choice", {"QDQToCopy", "ConstWeightsFusion"}),
-        ("Const", "ambiguous", {"ConstWeightsFusion", "ConstQDQInitializersFusion"}),
-    ],
-)
-def test_log_wrong_pass_is_refused(
-    log: str, cli: Cli, name: str, code: str, choices: set[str]
-) -> None:
-    line = cli.refuse("log", log, "--pass", name, cause=f"{code} pass_name")
-    assert name in line and choices <= set(re.findall(r"\w+", line))
-
-
-@pytest.mark.parametrize(
     ("version", "expected", "unexpected"),
     [
         (

@@ -36,13 +36,6 @@ def test_predict_output_file_has_the_text(model: str, cli: Cli) -> None:
     assert Path("answer.txt").read_text().splitlines()[0] == text.splitlines()[0]
 
 
-def test_predict_require_names_float_convolutions(model: str, cli: Cli, g: Graph) -> None:
-    x = g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")
-    onnx.save(g.model(x), "float.onnx")
-    cli("predict", "float.onnx", "--require", ".", code=1)
-    assert "--require '.'" in cli.err and "(c)" in cli.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "value"),
     [
@@ -59,26 +52,6 @@ def test_predict_exit_code(
 ) -> None:
     cli("predict", model, *arguments, code=code)
     assert value in cli.err and cli.err.count("\n") == bool(value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "cause", "value"),
-    [
-        (["--require", "c1", "--require", "nothing"], "no-match required", "'nothing'"),
-        (["--require", "["], "BadParameter --require", "'['"),
-        (["--fail-on", "SKIP-FLAOT"], "BadParameter --fail-on", "SKIP-FLOAT"),
-        (["--clock", "1000"], "option-without-effect gpu", "--clock"),
-        (["--require-gain", "1.1"], "option-without-effect require_gain", "--gpu"),
-        (["--gpu", "T4", "--require-gain", "nan"], "BadParameter --require-gain", ""),
-        (["--assume", "silu-add"], "wrong-format assume", "name=value"),
-        (["--assume", "x=a", "--assume", "x=b"], "option-conflict assume", "x"),
-        (["other.onnx", "--format", "json"], "option-conflict model", "--format json"),
-    ],
-)
-def test_predict_wrong_option_is_refused(
-    model: str, cli: Cli, arguments: list[str], cause: str, value: str
-) -> None:
-    assert value in cli.refuse("predict", model, *arguments, cause=cause)
 
 
 def test_predict_gpu_of_another_target_is_refused_without_notes(model: str, cli: Cli) -> None:

@@ -83,32 +83,3 @@ def test_report_cache_of_another_model_is_refused(
 def test_report_default_name(cli: Cli, network: NetworkFiles, current_folder: Path) -> None:
     cli("report", network.model)
     assert [p.name for p in current_folder.iterdir()] == ["model_qdq_report.html"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        (["{float}", "--float", "{float}"], "--float"),
-        (["--clock", "1000"], "--clock"),
-        (["--gpu", "T4", "--size", "4096"], "--size 4096x4096 has no effect"),
-        (["--calib-cache", "{model}"], "model_qdq.onnx"),
-        (["--tuning", "{model}"], "model_qdq.onnx"),
-        (["garbage.log"], "garbage.log"),
-        (["-o", "{model}"], "-o {model}"),
-        (["-o", "no/such/folder/r.html"], "no/such/folder"),
-        (["--assume", "silu"], "--assume silu"),
-    ],
-    ids=" ".join,
-)
-def test_report_wrong_input_leaves_nothing(
-    network: NetworkFiles,
-    current_folder: Path,
-    cli: Cli,
-    arguments: list[str],
-    value: str,
-) -> None:
-    Path("garbage.log").write_text("hello\n" * 20)
-    names = {"model": network.model, "float": network.float}
-    line = cli.refuse("report", network.model, *(a.format(**names) for a in arguments))
-    assert value.format(**names) in line
-    assert [p.name for p in current_folder.iterdir()] == ["garbage.log"]

@@ -23,22 +23,6 @@ def test_verify_build_older_than_any_target_needs_a_target(folder: Path, cli: Cl
     cli("verify", "m.onnx", "old.log", "--target", "trt8.5")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cause"),
-    [
-        (["--from-log", "build.log", "--gpu", "T4"], "option-without-effect gpu"),
-        (["--from-log"], "option-conflict from_log"),
-        (["--from-log", "build.log", "--builder", "trtexec"], "option-conflict from_log"),
-        (["m.onnx", "build.log", "--builder", "trtexec"], "option-conflict builder"),
-        (["m.onnx"], "missing-argument files"),
-    ],
-)
-def test_verify_wrong_options_are_refused(
-    folder: Path, cli: Cli, arguments: list[str], cause: str
-) -> None:
-    cli.refuse("verify", *arguments, cause=cause)
-
-
 def test_verify_counts_optimizer_lines(folder: Path, cli: Cli) -> None:
     count = len(predict(residual(), "trt8.5").trace)
     assert count > 20

@@ -134,6 +134,8 @@ ERRORS: dict[str, tuple[str, ...]] = {
         "insert float.onnx --calib images -o empty",
         "insert float.onnx --calib images -o float.onnx",
         "insert float.onnx --calib images -o q.onnx --write-table q.onnx",
+        "insert float.onnx --calib images -o q.onnx --calib-cache q.onnx",
+        "insert float.onnx --calib images -o q.onnx --calib-cache float.onnx",
         "insert float.onnx --calib images --method-for max",
         "insert float.onnx --calib images --method-for ^none$=max -o q.onnx",
         "insert float.onnx --calib images --exclude none -o q.onnx",
@@ -146,6 +148,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
         "insert float.onnx --calib images --calib-table table.cache",
         "insert float.onnx --calib-table float.onnx",
         "insert float.onnx --calib images --gpu Orin",
+        "insert float.onnx --calib images --gpu 'GTX 1080'",
         "insert float.onnx --calib images --mixed-cpus",
         "insert quantized.onnx --calib images",
         "insert garbage.onnx --calib images",
@@ -201,8 +204,14 @@ ERRORS: dict[str, tuple[str, ...]] = {
         "predict residual.onnx --gpu T4 --save-calibration x.json",
         "predict residual.onnx --gpu T4 --calibrate 1ms --save-calibration residual.onnx",
         "predict residual.onnx --gpu T4 --sm 8.6",
+        "predict residual.onnx --gpu T4 --gpu 'RTX 3060' --clock 900",
         "predict residual.onnx --gpu T4 --power x",
+        "predict residual.onnx --gpu 'Orin Nano 8GB' --power 999W",
+        "predict residual.onnx --gpu 'Orin Nano 8GB' --power 2W",
+        "predict residual.onnx --sm 7.7",
+        "predict residual.onnx --target 12",
         "predict residual.onnx --sm banana",
+        "predict residual.onnx --sm 'GTX 1666'",
         "predict residual.onnx --sm 10.3 --target rtx1.7",
         "predict residual.onnx --for make",
         "predict residual.onnx --assume silu-add",
@@ -229,13 +238,16 @@ ERRORS: dict[str, tuple[str, ...]] = {
         "compare float.onnx model.pt",
         "compare float.onnx quantized.onnx --with-a whole.onnx",
         "compare float.onnx quantized.onnx --target trt5",
+        "compare float.onnx quantized.onnx --gpu 'GTX 1080'",
         "compare float.onnx quantized.onnx --fail-on weather",
+        "compare float.onnx quantized.onnx --min-agreement 0.9",
         "compare float.onnx quantized.onnx -o float.onnx",
         "compare float.onnx agrees.log --report page.html",
     ),
     "report": (
         "report quantized.onnx float.onnx --float float.onnx",
         "report quantized.onnx --clock 1000",
+        "report quantized.onnx --gpu T4 --size 4096",
         "report quantized.onnx --calib-cache quantized.onnx",
         "report quantized.onnx --tuning quantized.onnx",
         "report whole.onnx garbage.log",
@@ -360,9 +372,19 @@ def answer(line: str) -> str:
     return text + (f"exit code: {result.code}\n" if result.code else "")
 
 
+def list_files() -> dict[Path, int]:
+    """Return the time of the last change of each file, except for measurements of `tune`."""
+    files = (p for p in Path(folder().name).rglob("*") if p.is_file() and ".tuning" not in p.name)
+    return {p: p.stat().st_mtime_ns for p in files}
+
+
 def command_cases(name: str) -> Cases:
-    lines = (f"{name} --help", *ANSWERS[name], *ERRORS[name])
-    return {f"$ qdqtool {line.removesuffix(' #')}": answer(line) for line in lines}
+    lines = (f"{name} --help", *ANSWERS[name])
+    answers = {f"$ qdqtool {line.removesuffix(' #')}": answer(line) for line in lines}
+    files = list_files()
+    errors = {f"$ qdqtool {line}": answer(line) for line in ERRORS[name]}
+    assert list_files() == files, "files that a command wrote before it failed"
+    return answers | errors
 
 
 def networks_with_findings() -> Iterator[tuple[str, list[Finding]]]:

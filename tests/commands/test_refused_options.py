@@ -74,10 +74,57 @@ EXTRACT = "extract q.onnx -o e.onnx --node c"
         ("verify q.onnx --builder trtexec --gpu L4", "gpu"),
         ("explain --list ZP-NONZERO", "what"),
         ("explain --list --for python", "way"),
+        (f"{INSERT} --mixed-cpus", "mixed_cpus"),
+        (f"{TABLE} --cluster local:2", "cluster"),
+        (f"{TUNE} --mixed-cpus", "mixed_cpus"),
+        (f"{TUNE} --budget-ms 3", "gpu"),
+        ("predict q.onnx --clock 1000", "gpu"),
+        ("predict q.onnx --require-gain 1.1", "require_gain"),
+        ("verify --from-log build.log --gpu T4", "gpu"),
     ],
 )
 def test_option_without_effect_is_refused(cli: Cli, line: str, parameter: str) -> None:
     cli.refuse(*line.split(), cause=f"option-without-effect {parameter}")
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("insert float.onnx", "missing-argument calib"),
+        (f"{INSERT} --calib-table T", "option-conflict calib_table"),
+        (f"{INSERT} --method-for max", "BadParameter method_for"),
+        (f"{INSERT} --size big", "BadParameter size"),
+        (f"{INSERT} --mean 1,2", "BadParameter mean"),
+        (f"{INSERT} --max-images 0", "BadParameter max_images"),
+        (f"{TUNE} --time-limit soon", "BadParameter time_limit"),
+        (f"{TUNE} --state s", "option-conflict state"),
+        ("predict q.onnx --require c --require nothing", "no-match required"),
+        ("predict q.onnx --require [", "BadParameter --require"),
+        ("predict q.onnx --fail-on SKIP-FLAOT", "BadParameter --fail-on"),
+        ("predict q.onnx --gpu T4 --require-gain nan", "BadParameter --require-gain"),
+        ("predict q.onnx --assume silu-add", "wrong-format assume"),
+        ("predict q.onnx --assume x=a --assume x=b", "option-conflict assume"),
+        ("predict q.onnx other.onnx --format json", "option-conflict model"),
+        ("build float.onnx --sm x", "wrong-format sm"),
+        ("build float.onnx --sm 86 --builder trtexec", "option-conflict sm"),
+        ("build float.onnx --shapes images", "wrong-format shapes"),
+        ("build float.onnx --shapes a:1x2,1x2", "wrong-format shapes"),
+        ("build float.onnx --builder tvm", "BadParameter builder"),
+        ("verify --from-log", "option-conflict from_log"),
+        ("verify --from-log build.log --builder trtexec", "option-conflict from_log"),
+        ("verify q.onnx build.log --builder trtexec", "option-conflict builder"),
+        ("verify q.onnx", "missing-argument files"),
+        ("explain SKIPFLOAT", "unknown-choice what"),
+        ("explain what ails thee", "unknown-choice what"),
+        ("explain", "missing-argument what"),
+        ("demo -o d --size 100", "out-of-range size"),
+        ("demo -o d --size 992", "out-of-range size"),
+        (f"demo -o d --images {2**63}", "BadParameter images"),
+        ("demo -o d --target trt1", "unknown-choice target"),
+    ],
+)
+def test_wrong_option_is_refused(cli: Cli, line: str, cause: str) -> None:
+    cli.refuse(*line.split(), cause=cause)
 
 
 @pytest.mark.parametrize(
