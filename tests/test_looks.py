@@ -195,11 +195,6 @@ def test_terminal_lines_are_wrapped_and_colored(arguments: str, columns: int, se
     assert any("\x1b[" in line for line in lines) or "qdqtool: " in plain[0]
 
 
-@pytest.mark.parametrize("arguments", ["predict qdq.onnx", "compare qdq.onnx"])
-def test_terminal_without_color(arguments: str, seeds: Path) -> None:
-    assert "\x1b" not in run_in_terminal(arguments, 80, seeds, NO_COLOR="1")
-
-
 @pytest.mark.parametrize(
     ("variables", "has_color"),
     [

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.buildlog import samples
 from tests.buildlog.test_engine import CONV, FP16, FP32, INT8, layer, tensor
 from tests.commands.conftest import Cli
 
@@ -60,13 +59,6 @@ def test_engine_json_without_profile(engine: Path, cli: Cli) -> None:
     assert rows(data, "name", "ms") == [("q0", None), ("conv", None)]
     assert data["layers"][0]["bytes"] == 2 * 64 * 56 * 56 * 5
     assert data["totals"]["kind"]["conversion"]["layers"] == 1
-
-
-def test_engine_reads_a_log_with_times(engine: Path, cli: Cli) -> None:
-    (engine / "build.log").write_text(samples.trtexec_log())
-    data = cli.json("engine", "build.log")
-    assert (data["build"]["tensorrt"], data["build"]["device"]) == ("8.5.2", "Orin")
-    assert (len(data["layers"]), data["total_ms"]) == (3, 0.0625)
 
 
 def test_engine_dot(engine: Path, cli: Cli) -> None:

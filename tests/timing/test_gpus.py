@@ -10,7 +10,6 @@ import pytest
 
 import qdqtool
 from qdqtool.buildlog.types import Build, BuiltLayer
-from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Evidence
 from qdqtool.ir.modelfile import load
@@ -233,15 +232,6 @@ def test_laptop_variant_has_a_lower_clock() -> None:
     assert note_codes(gpu.notes) == ["laptop"]
 
 
-def test_predict_command_names_the_nearest_gpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    onnx.save(network(), tmp_path / "m.onnx")
-    assert run(["predict", str(tmp_path / "m.onnx"), "--sm", "GTX 1666"]) == 2
-    output = capsys.readouterr()
-    assert output.out == "" and len(output.err.splitlines()) == 1 and "GTX 1660" in output.err
-
-
 def test_parse_description() -> None:
     gpu, listed = (
         gpus.choose_gpu("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3"),
@@ -295,13 +285,6 @@ def test_power_mode_with_fewer_sms() -> None:
     assert (slow.sms, slow.clock) == (fast.sms / 2, 612)
     assert guessed.sms == fast.sms and slow.clock < guessed.clock < fast.clock
     assert [n.code for n in (*slow.notes, *guessed.notes)] == ["power-mode", "clock-guessed"]
-
-
-def test_choose_gpu_clock_and_power() -> None:
-    assert gpus.choose_gpu("orin nx", clock=600).clock == 600
-    low, high = (gpus.choose_gpu("orin nx", power=power) for power in ("10W", "MAXN"))
-    assert low.clock < high.clock == 918
-    assert "clock-guessed" in note_codes(low.notes)
 
 
 def test_gpus_that_do_not_sustain_their_clock() -> None:
