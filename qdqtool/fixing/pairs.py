@@ -41,7 +41,12 @@ from qdqtool.reasons.fusions import QuantizerInsideActivation
 from qdqtool.reasons.heads import ResultAfterHead
 from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import ScaleDead
-from qdqtool.reasons.text import differ_by_over_two_bits, format_number, list_names
+from qdqtool.reasons.text import (
+    differ_by_over_two_bits,
+    format_number,
+    is_common_scale_too_coarse,
+    list_names,
+)
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 
@@ -57,8 +62,8 @@ def find_pairs_inside_activations(
 ) -> list[FixSite]:
     """Return sites that move a pair from before an activation to after it, or remove it.
 
-    A pair is removed if another pair follows the activation, or if the pair is between the Sigmoid
-    and the Mul of an activation.
+    A pair is removed if pairs that can share a scale follow the activation, or if the pair is
+    between the Sigmoid and the Mul of an activation.
     """
     sites: list[FixSite] = []
     inside = {r.node: r for r in select_reasons(QuantizerInsideActivation, reasons)}
@@ -86,8 +91,7 @@ def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | N
     others = _find_pairs_before_product(view, q, activation)
     consumers += _consumers_of_pairs(view, others)
     last = next((n for n in consumers if operator_of(n).operation == "PROD"), activation)
-    following = view.model.consumers(last.output)
-    if view.model.is_output(last.output) or all(qdq.is_q(n) for n in following):
+    if view.model.is_output(last.output) or _have_common_scale(view, last.output):
         description = f"{q.name} and its DequantizeLinear removed"
         return FixSite(q.name, description, _make_pair_removal(view, q, *others))
     scale = _scale_within_bounds(view, q, last.output)
@@ -95,6 +99,13 @@ def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | N
     if scale is not None:
         description += f", with scale {format_number(float(scale))} for its range"
     return FixSite(q.name, description, _make_pair_move(view, q, last, scale, others))
+
+
+def _have_common_scale(view: View, tensor: str) -> bool:
+    """Return whether only Qs read a tensor, and their scales are equal or may become equal."""
+    consumers = view.model.consumers(tensor)
+    scales = [view.params(n).summary for n in consumers if qdq.is_q(n)]
+    return len(scales) == len(consumers) and not is_common_scale_too_coarse(scales)
 
 
 def _consumers_of_pairs(view: View, quantizers: Sequence[Node]) -> list[Node]:

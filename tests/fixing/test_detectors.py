@@ -218,6 +218,17 @@ def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
     assert value_of(fixed.proto, q.input[1]) == pytest.approx(1 / 127, rel=1e-6)
 
 
+def test_pair_moves_behind_activation_whose_consumers_need_two_scales(g: Graph) -> None:
+    """Without the pair, the convolution would write float. A Relu and a rounding commute."""
+    x = g.relu(g.pair(g.conv(g.input(1, 16, 8, 8), "c", 16), "inner", 0.02), "r")
+    g.channels[x] = 16
+    ends = [g.conv(x, name, 16, scale=scale) for name, scale in (("a", 0.02), ("b", 0.11))]
+    fixed = fix(proto := g.model(*ends), "trt8.5")
+    assert codes(fixed) == ["ACT-INNER-Q"]
+    outputs = [run(p, image(1, 16, 8, 8)) for p in (proto, fixed.proto)]
+    assert all(np.array_equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
 def per_tensor_weights(weights: np.ndarray, scale: float) -> onnx.ModelProto:
     g = Graph()
     w = g.pair(g.const("w", weights), "wq", np.float32(scale))
