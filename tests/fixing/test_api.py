@@ -83,12 +83,6 @@ def test_fix_applies_residual_fixes():
     onnx.checker.check_model(fixed.proto, full_check=True)
 
 
-def test_fix_removes_the_second_pair_of_an_add():
-    fixed = qdqtool.fix(residual("own", conv_side=True), "trt8.5")
-    assert [c.code for c in fixed.applied] == ["ADD-BOTH"] and "ADD-BOTH" not in codes(fixed.after)
-    assert {n.name for n in fixed.proto.graph.node} & {"side.Q", "side.DQ", "res.Q"} == {"res.Q"}
-
-
 @pytest.mark.parametrize(
     ("proto", "code", "largest"),
     [

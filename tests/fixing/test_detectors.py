@@ -85,16 +85,6 @@ def test_relu_of_a_removed_quantizer_is_kept_if_it_clips(factor: str, relus: lis
     assert [n.values["count"] for n in fixed.notes if n.code == "relus-added"] == relus
 
 
-@pytest.mark.parametrize(
-    "order", [("CONCAT-SCALE", "HEAD-CONCAT"), ("HEAD-CONCAT", "CONCAT-SCALE")]
-)
-def test_fix_keeps_scores_in_any_order(order: tuple[str, str]) -> None:
-    proto = head()
-    for code in order:
-        proto = fix(proto, only=[code]).proto
-    assert run(proto, image(1, 16, 8, 8))[0][:, 8:].any()
-
-
 def test_fix_removes_the_pairs_of_a_head_that_keeps_its_scores() -> None:
     """Boxes and scores that share a scale lose accuracy, even if the scores do not become 0."""
     fixed = fix(head(scale=0.01, factor="box:0"))

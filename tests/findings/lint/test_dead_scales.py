@@ -54,9 +54,13 @@ def test_scale_dead_of_parts(g: Graph, count: int) -> None:
     assert [p.tensor for p in r.parts] == gates[:8] and not r.whole and not found.automatic
 
 
-def head(g: Graph, scale: float, sigmoid: bool = True, own: float | None = None) -> str:
+def branches(g: Graph) -> list[str]:
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
-    box, score = (g.conv(stem, name, 16, k=1) for name in ("box", "score"))
+    return [g.conv(stem, name, 16, k=1) for name in ("box", "score")]
+
+
+def head(g: Graph, scale: float, sigmoid: bool = True, own: float | None = None) -> str:
+    box, score = branches(g)
     score = g.op("Sigmoid", score, "probability") if sigmoid else score
     score = score if own is None else g.pair(score, "own", own)
     return g.pair(g.concat([box, score], "all"), "behind", scale)
@@ -121,15 +125,13 @@ def test_head_concat_of_boxes(
     stored: bool,
 ) -> None:
     """A cell has at least the smallest stride in pixels. A factor of logits is not a stride."""
-    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
-    box, score = (g.conv(stem, name, 16, k=1) for name in ("box", "score"))
+    box, score = branches(g)
     strides = np.resize(stride, (1, 1, 8, 8))
-    factor = g.const("stride", strides.astype(np.float32))
-    if stored:
-        factor = g.dq(g.const("levels", (strides * 5).astype(np.int8)), "stride.DQ", 0.2)
+    levels = g.const("levels", (strides * 5).astype(np.int8))
+    factor = g.dq(levels, "DQ", 0.2) if stored else g.const("stride", np.float32(strides))
     boxes = g.op("Mul", [g.pair(box, "q", scale) if unit == "cells" else box, factor], "decode")
     boxes = g.pair(boxes, "q", scale) if unit == "pixels" else boxes
-    boxes = g.op(end, boxes, "end") if end else boxes
+    boxes = g.op(end or "Identity", boxes, "end")
     found = findings(g, g.concat([boxes, score], "all"), "HEAD-CONCAT")
     assert [f.node for f in found] == ["q.Q"] * len(expected)
     assert [(f.severity, f.causes[0].reason.box_step) for f in found] == [
