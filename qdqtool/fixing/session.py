@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from qdqtool.errors import ModelError
 from qdqtool.findings.rules import (
     ON_REQUEST_CODES,
+    PROMISED_CODES,
     attempted_reasons,
     needs_request,
 )
@@ -133,6 +134,9 @@ def find_needless_sites(
 ) -> dict[int, Note]:
     """Return the sites without which the prediction of all sites would be better, with reasons.
 
+    The suspects are examined, and the sites for findings that promise no fix (ADD-ACT) if the
+    prediction would be better without all of these sites.
+
     Args:
         model: Model without the fixes.
         target: TensorRT version.
@@ -141,12 +145,26 @@ def find_needless_sites(
         prediction: Prediction with all sites.
         step: Step of the sites.
     """
-    needless = {}
-    for number, reason in itertools.islice(suspects.items(), _MIN_TRIES):
-        others = [site for i, site in enumerate(sites) if i != number]
+
+    def find_cost(numbers: Collection[int]) -> Note | None:
+        """Return what the sites of these indices make worse; None if the others are no better."""
+        others = [site for i, site in enumerate(sites) if i not in numbers]
         candidate, _ = apply_sites(model, others)
-        if gains.find_objection(prediction, predict(candidate, target), step) is None:
-            needless[number] = reason
+        without = predict(candidate, target)
+        if gains.find_objection(prediction, without, step) is not None:
+            return None
+        return gains.find_objection(without, prediction, step) or gains.NO_GAIN
+
+    attempts = {
+        i for i, site in enumerate(sites) if site.code not in PROMISED_CODES and i not in suspects
+    }
+    if not 0 < len(attempts) < len(sites) or find_cost(attempts) is None:
+        attempts = set()
+    needless = {}
+    for number in itertools.islice((*suspects, *sorted(attempts)), _MIN_TRIES):
+        reason = find_cost([number])
+        if reason is not None:
+            needless[number] = suspects.get(number, reason)
     return needless
 
 

@@ -138,6 +138,19 @@ def test_refused_fix_promises_no_saving(g: Graph) -> None:
     assert not time.fixes and not fix(model, TARGET).applied
 
 
+def test_fix_of_a_note_is_refused_if_it_adds_a_conversion(g: Graph) -> None:
+    """Near the second sum of this C2f, SKIP-FLOAT at the first sum saves what ADD-ACT costs."""
+    x = g.conv(g.input(1, 3, 32, 32), "cv1", 32)
+    parts, y = [g.slice(x, "first", 0, 16)], g.slice(x, "second", 16, 32)
+    for n in range(2):
+        inner = g.silu(g.conv(y, f"a{n}", 16), f"as{n}")
+        parts.append(g.op("Cast", y, f"cast{n}", to=1))
+        y = g.add(parts[-1], g.silu(g.conv(inner, f"b{n}", 16), f"bs{n}"), f"sum{n}")
+    fixed = fix(g.model(g.conv(g.concat([*parts, y], "cat"), "cv2", 16)))
+    assert [(c.code, c.node) for c in fixed.applied] == [("SKIP-FLOAT", "sum0")]
+    assert [(c.code, c.why_not.code) for c in fixed.refused] == [("ADD-ACT", "more-conversions")]
+
+
 def test_savings_name_each_place_once() -> None:
     (silus,) = estimate_savings(Model(chain_of_silus(2, (0.05, 0.05))), "RTX 3060")[1].fixes
     assert silus.nodes == ["inner0.Q", "inner1.Q"]
