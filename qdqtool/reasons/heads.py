@@ -94,14 +94,10 @@ class ResultAfterHead(Reason):
         return ""
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        scale = "" if self.scale is None else f", {format_number(self.scale)},"
-        text = f"{self.node} after the head quantizes decoded boxes"
-        if self.concat:
-            text = (
-                f"{self.node} after the head quantizes the result of "
-                f"{format_node(self.concat, 'Concat')}, so one scale{scale} applies to all inputs "
-                "of the Concat"
-            )
+        source = format_node(self.concat, "Concat") if self.concat else ""
+        values = f"values that come from {source}" if source else "decoded boxes"
+        scale = "" if self.scale is None else f" with one scale, {format_number(self.scale)}"
+        text = f"{self.node} after the head quantizes {values}{scale}"
         loss = self.describe_loss()
         if not loss:
             return f"{text}."
