@@ -271,14 +271,6 @@ def test_cache_is_saved_whenever_five_seconds_have_passed(
     assert totals == [6], "with tensors of a finished pass, at the end alone"
 
 
-def test_interrupted_pass_is_saved(cache: Path, watch_progress: WatchProgress) -> None:
-    watch_progress(stop_after(2))
-    with pytest.raises(KeyboardInterrupt):
-        run(cache, names=("c1",), progress=True)
-    begun = load_progress(cache)
-    assert begun.total is None and len(begun.done) >= 2
-
-
 def test_interrupted_pass_leaves_a_finished_cache(
     cache: Path, watch_progress: WatchProgress
 ) -> None:

@@ -21,13 +21,6 @@ def test_explain_list(cli: Cli) -> None:
     assert {c["code"] for c in cli.json("explain", "--list")} == set(CODES)
 
 
-def test_explain_code_shows_the_evidence_of_each_target(cli: Cli) -> None:
-    holds = cli.json("explain", "SKIP-FLOAT")["holds"]
-    evidence = {target: entry["evidence"] for entry in holds for target in entry["targets"]}
-    seen = dict.fromkeys(("trt8.0", "trt8.4", "trt8.5", "trt8.6"), "seen")
-    assert evidence == seen | {"trt10": "assumed", "trt11": "assumed"}
-
-
 @pytest.mark.parametrize(
     ("message", "entry"),
     [

@@ -35,21 +35,6 @@ def verification(name: str) -> str:
     )
 
 
-def test_extract_finding_writes_a_smaller_model_that_shows_it(folder: Path, cli: Cli) -> None:
-    text = cli("extract", "m.onnx", "--finding", "SKIP-FLOAT", "-o", "s.onnx")
-    nodes, all_nodes = (len(onnx.load(name).graph.node) for name in ("s.onnx", "m.onnx"))
-    assert nodes < all_nodes and f"{nodes} of {all_nodes}" in text and "b1.sum" in text
-    cli("predict", "s.onnx", "--fail-on", "SKIP-FLOAT", code=1)
-
-
-def test_extract_node_json(folder: Path, cli: Cli) -> None:
-    answer = cli.json("extract", "m.onnx", "--node", "b1.c1", "-o", "s.onnx")
-    assert answer["schema"] == "qdqtool/extraction/1"
-    assert answer["nodes"] < answer["nodes_of_whole"] == len(onnx.load("m.onnx").graph.node)
-    assert [c["name"] for c in answer["convolutions"]] == ["b1.c1"]
-    assert answer["inputs"] == [v.name for v in onnx.load("s.onnx").graph.input]
-
-
 def test_extract_report_has_command_finding_and_mismatch(folder: Path, cli: Cli) -> None:
     (folder / "v.json").write_text(verification("b1.c1"))
     arguments = ["--report", "r.md", "--verification", "v.json"]

@@ -20,16 +20,6 @@ def model(current_folder: Path) -> str:
     return "m.onnx"
 
 
-def test_predict_json(model: str, cli: Cli) -> None:
-    data = cli.json("predict", model, "--fail-on", "SKIP-FLOAT", code=1)
-    assert data["schema"] == "qdqtool/prediction/1" and data["target"] == "trt10"
-    summary = data["summary"]
-    assert (summary["int8"], summary["int8_to_int8"], summary["conversions"]) == (4, 1, 3)
-    (finding,) = (f for f in data["findings"] if f["code"] == "SKIP-FLOAT")
-    assert finding["node"] == "sum" and "c2" in finding["convolutions"]
-    assert "SKIP-FLOAT at sum" in cli.err and cli.err.count("\n") == 1
-
-
 def test_predict_output_file_has_the_text(model: str, cli: Cli) -> None:
     text = cli("predict", model)
     assert cli("predict", model, "-o", "answer.txt") == ""

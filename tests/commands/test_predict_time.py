@@ -1,15 +1,10 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from qdqtool.ir.modelfile import load
-from qdqtool.prediction import predict
-from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import find_gpu
-from qdqtool.trt.targets import target_named
 from tests.commands.conftest import Cli
 from tests.timing.models import convolution_chain, save_model
 from tests.trt.builder import Graph
@@ -55,18 +50,6 @@ def test_predict_gpu_markdown_has_the_times(model: str, cli: Cli) -> None:
     times = re.findall(r"^  (?:INT8|FP16) +([\d.]+ ms)", cli(*arguments), re.MULTILINE)
     markdown = cli(*arguments, "--format", "markdown")
     assert len(times) >= 2 and all(time in markdown for time in times)
-
-
-def test_predict_gpu_of_float_model_says_what_int8_would_gain(tmp_path: Path, cli: Cli) -> None:
-    path = save_model(tmp_path, convolution_chain(quantized=False, batch=16))
-    time = cli.json("predict", path, "--gpu", "A100")["time"]
-    assert time["gain"] is None and time["best"]["gain"] > 1
-    assert time["best"]["gain_low"] < time["best"]["gain"] < time["best"]["gain_high"]
-    text = cli("predict", path, "--gpu", "A100")
-    assert re.findall(r"^  (.*?)  +[\d.]+ ms", text, re.MULTILINE) == [
-        "FP16",
-        "INT8 by qdqtool insert (defaults)",
-    ]
 
 
 def test_predict_gpu_of_float_model_counts_each_format(tmp_path: Path, cli: Cli) -> None:
@@ -180,34 +163,6 @@ def test_gpus_lists_all_or_one(cli: Cli) -> None:
     (gpu,) = cli.json("gpus", "orin-nx-8gb")["gpus"]
     assert gpu["name"] == "Jetson Orin NX 8GB" and gpu["source"]
     assert cli.json("gpus", "orin-nx")["gpus"][0]["name"] == "Jetson Orin NX 16GB"
-
-
-def write_profile(path: str, folder: Path, factor: float) -> tuple[str, str, str]:
-    index = load(path)
-    target = target_named("trt8.4")
-    prediction = predict(index, target)
-    times = estimate_time(index, prediction, find_gpu("A100 80GB PCIe"), target).layers
-    keys = ("timeMs", "averageMs", "medianMs")
-    names = [layer.name for layer in prediction.layers]
-    rows: list[dict[str, Any]] = [
-        {"name": name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}
-        for name, t in zip(names, times, strict=True)
-    ]
-    listing, profile = folder / "layers.json", folder / "profile.json"
-    layers = [{"Name": name, "LayerType": "CaskConvolution"} for name in names]
-    listing.write_text(json.dumps({"Layers": layers}))
-    profile.write_text(json.dumps([{"count": 1}, *rows]))
-    return path, str(listing), str(profile)
-
-
-@pytest.mark.parametrize(("factor", "within"), [(1.0, True), (3.0, False)])
-def test_verify_gpu_compares_times(
-    model: str, tmp_path: Path, cli: Cli, factor: float, within: bool
-) -> None:
-    files = write_profile(model, tmp_path, factor)
-    times = cli.json("verify", *files, "--gpu", "A100 80GB PCIe", code=1)["times"]
-    assert times["within"] is within is not bool(times["slow"])
-    assert (times["layers"]["median_error"] < 0.01) is within
 
 
 def test_engine_gpu_compares_layers_with_measured_ones(tmp_path: Path, cli: Cli) -> None:

@@ -60,12 +60,6 @@ def test_report_compares_with_a_build(
     assert cli.err == "" and "verification" in sections(page)
 
 
-def test_report_json(network: NetworkFiles, cli: Cli, page: Path) -> None:
-    answer = cli.json("report", network.model, network.float, "-o", page)
-    assert answer["schema"] == "qdqtool/report/1" and answer["before"] == str(network.float)
-    assert answer["summary"]["int8"] == 3 and answer["bytes"] == page.stat().st_size
-
-
 def test_report_prints_the_verdict_on_a_float_model_once(
     network: NetworkFiles, cli: Cli, page: Path
 ) -> None:

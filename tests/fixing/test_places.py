@@ -18,6 +18,7 @@ from qdqtool.reasons.outputs import OutputMixedConsumers
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 from tests.findings.lint.test_api import shared_model
+from tests.findings.lint.test_quantizers import with_weights
 from tests.findings.test_producers import predictions, views
 from tests.fixing.steps import find_sites
 from tests.slow import slow_after
@@ -53,13 +54,6 @@ def detector() -> onnx.ModelProto:
     return g.model(g.pair(g.concat([box, score], "all"), "behind", 5.0))
 
 
-def extreme_weights() -> onnx.ModelProto:
-    g = Graph()
-    weights = np.random.default_rng(0).normal(0, 0.3, (8, 8, 1, 1)).astype(np.float32)
-    w = g.pair(g.const("w", weights), "wq", np.full(8, 1e-30), axis=0)
-    return g.model(g.op("Conv", [g.pair(g.input(1, 8, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
-
-
 def duplicate(proto: onnx.ModelProto) -> onnx.ModelProto:
     first, second = (onnx.compose.add_prefix(proto, prefix) for prefix in ("1.", "2."))
     for field in ("node", "initializer", "input", "output", "value_info"):
@@ -69,7 +63,7 @@ def duplicate(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @functools.cache
 def others() -> list[View]:
-    small = shared_model(), faults(), extreme_weights(), detector()
+    small = shared_model(), faults(), with_weights(np.full(4, 1e-30)), detector()
     return [View(Model(proto)) for proto in (*small, *map(network, range(12)))]
 
 

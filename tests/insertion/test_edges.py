@@ -267,22 +267,11 @@ def test_pair_that_includes_the_pixel_factor_is_no_finding(factor: float | None)
     assert "PAIR-SCALE" in {f.code for f in qdqtool.predict(changed).findings}
 
 
-def test_uint8_input_of_fp16_model_has_no_pair_finding() -> None:
-    """Two Casts precede the first Q: one to FP32 and one to FP16."""
-    changed = qdqtool.insert(
-        detector(), DATA, method="max", target="rtx1.7", losses=0, input_type="uint8"
-    ).model
-    model = Model(changed)
-    quantizer = next(
-        n for n in model.ordered if n.op == "QuantizeLinear" and not model.is_constant(n.input(0))
-    )
-    cast = model.producer(quantizer.input(0))
-    assert [cast.op, model.producer(cast.input(0)).op] == ["Cast", "Cast"]
-    assert "PAIR-SCALE" not in {f.code for f in qdqtool.predict(changed).findings}
-
-
 def test_uint8_input_of_fp16_model_keeps_its_scale() -> None:
-    """The scale of the first Q includes 1/255, but the recorded scale is that of float values."""
+    """The scale of the first Q includes 1/255, but the recorded scale is that of float values.
+
+    Two Casts precede the Q: one to FP32 and one to FP16.
+    """
     plain, changed = (
         qdqtool.insert(
             detector(), DATA, method="max", target="rtx1.7", losses=0, input_type=input_type
@@ -291,6 +280,13 @@ def test_uint8_input_of_fp16_model_keeps_its_scale() -> None:
     )
     assert "scales-raised" not in note_codes(changed.notes)
     assert changed.quantized == plain.quantized
+    model = Model(changed.model)
+    quantizer = next(
+        n for n in model.ordered if n.op == "QuantizeLinear" and not model.is_constant(n.input(0))
+    )
+    cast = model.producer(quantizer.input(0))
+    assert [cast.op, model.producer(cast.input(0)).op] == ["Cast", "Cast"]
+    assert "PAIR-SCALE" not in {f.code for f in qdqtool.predict(changed.model).findings}
 
 
 # Codes of the notes, by the input type and by whether a mean is subtracted.

@@ -397,8 +397,14 @@ def test_can_be_quantized(
                 "add": (placement_reasons.FloatNode, placement_reasons.SkipCause.ACCURACY),
             },
         ),
+        (
+            PlacementRules(exclude=["c", "c1"]),
+            dict.fromkeys(
+                ("c0", "c1", "c2", "c3"), (placement_reasons.ExcludedNode, "exclude", "c")
+            ),
+        ),
     ],
-    ids=["exclude", "exclude_op", "floats"],
+    ids=["exclude", "exclude_op", "floats", "first pattern that matches"],
 )
 def test_excluded_nodes_are_left_float(
     rules: PlacementRules, expected: dict[str, tuple[object, ...]]
@@ -406,12 +412,6 @@ def test_excluded_nodes_are_left_float(
     result = place_net(residual_net(), rules)
     assert reasons(result) == expected
     assert not any(node in expected for _, node, _ in inputs(result))
-
-
-def test_exclusion_names_first_pattern_that_matches() -> None:
-    result = place_net(residual_net(), PlacementRules(exclude=["c", "c1"]))
-    assert set(reasons(result).values()) == {(placement_reasons.ExcludedNode, "exclude", "c")}
-    assert len(result.skipped) == 4 and not result.inputs
 
 
 def transposed_net(group: int = 1) -> Net:

@@ -119,10 +119,6 @@ def test_decomposed_layer_norms(square: str) -> None:
     assert (first.scale, first.bias) == ("b0.ln1.gamma", "b0.ln1.beta")
 
 
-def test_layer_normalization_operators_are_not_decomposed_layer_norms() -> None:
-    assert find_decomposed_layer_norms(Model(vit())) == []
-
-
 @pytest.mark.parametrize("root", ["variance", "standard deviation", "squares"])
 @pytest.mark.parametrize("inverse", [True, False])
 def test_layer_norm_with_gain_before_division_is_not_fused(root: str, inverse: bool) -> None:

@@ -122,17 +122,13 @@ def test_plan_of_module_that_runs_twice() -> None:
     assert shared.convolutions == ["first", "both", "last"]
 
 
-def test_plan_ties_inputs_of_concat() -> None:
+@pytest.mark.parametrize("unify", [True, False])
+def test_plan_ties_inputs_of_concat_unless_unify_is_off(unify: bool) -> None:
     """``down`` and the Concat both consume the network's input."""
-    tied = plan(nets.UpAndDown(), ONE)
+    tied = plan(nets.UpAndDown(), ONE, unify=unify)
     group = {a.site.module: a.group for a in tied.activations}
-    assert group["down"] == group["last"] != group["up"]
-    assert tied.tied == [["down", "last"]]
-
-
-def test_plan_without_unify_ties_nothing() -> None:
-    loose = plan(nets.UpAndDown(), ONE, unify=False)
-    assert len({a.group for a in loose.activations}) == 3 and loose.tied == []
+    assert (group["down"] == group["last"]) is unify and group["last"] != group["up"]
+    assert tied.tied == [["down", "last"]] * unify
 
 
 def test_error_of_torch_export_is_one_line() -> None:

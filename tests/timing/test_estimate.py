@@ -576,18 +576,6 @@ def test_note_about_a_gpu_whose_int8_is_no_faster(name: str, effect: str, has_fp
     assert (effects, "--precision fp8" in text) == ([effect] if effect else [], has_fp8)
 
 
-def test_fix_of_numbers_saves_no_time(g: Graph) -> None:
-    """A scale for each channel changes the results of a layer, not the layer."""
-    weights = np.random.default_rng(0).normal(0, 1, (64, 64, 3, 3)).astype(np.float32)
-    inputs = [g.pair(g.input(1, 64, 56, 56), "in", 0.1), g.pair(g.const("w", weights), "w", 1e-4)]
-    tensor = g.relu(g.op("Conv", inputs, "c0", kernel_shape=[3, 3], pads=[1] * 4), "r")
-    g.channels[tensor] = 64
-    prediction, _ = estimate_model(g.model(g.conv(tensor, "c1", 64, scale=None)))
-    savings = {f.code: f.saves_ms for f in prediction.findings}
-    assert savings["W-PER-TENSOR"] is None
-    assert any(saving for saving in savings.values())
-
-
 @pytest.mark.parametrize(
     "name", ["RTX 4060", "RTX 4090", "L4", "L40S", "RTX 5060", "RTX 5090", "GB10"]
 )

@@ -423,12 +423,6 @@ def test_tune_refuses_options(
         qdqtool.tune(branchy(), DATA, **options)
 
 
-def test_tune_refuses_quantized_model() -> None:
-    model = qdqtool.insert(branchy(), DATA, predict=False).model
-    with pytest.raises(QdqtoolError, match="Q/DQ"):
-        qdqtool.tune(model, DATA)
-
-
 def top1(reference: Any, outputs: Any, image: str) -> float:
     (expected,), (actual,) = reference.values(), outputs.values()
     return float((expected.argmax(axis=1) == actual.argmax(axis=1)).mean())

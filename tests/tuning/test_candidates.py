@@ -4,9 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-import qdqtool
 from calibration.session import partial_model
-from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.tuning import sites
 from qdqtool.tuning.partition import NetworkPartition
@@ -21,8 +19,7 @@ from qdqtool.tuning.sites import (
     ChoiceGain,
     TuningSite,
 )
-from tests.errors import has
-from tests.insertion.nets import Net, images, run
+from tests.insertion.nets import images, run
 from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
 
 SITES = {
@@ -214,17 +211,3 @@ def test_partition_parts_compute_what_the_whole_computes(
     assert {(p.tensor, r) for d in recipes for p in d.pairs for r in p.consumers} == {
         (p.tensor, r) for p in recipe.pairs for r in p.consumers
     }
-
-
-def test_tune_without_int8_candidates_is_an_error(net: Net) -> None:
-    """No convolution gains by INT8.
-
-    The first convolution has no neighbor, so its pair is a conversion. The second has computed
-    weights.
-    """
-    first = net.conv("c1", "x")
-    net.output(net.op("Conv", "c2", first, net.op("Relu", "r", first)))
-    lines: list[str] = []
-    with pytest.raises(QdqtoolError, check=has("no-candidates")):
-        qdqtool.tune(net.model(), images(4), say=lines.append)
-    assert len(lines) == 2  # a warning about few images, and the planned measurements

@@ -47,6 +47,7 @@ from qdqtool.verification.log_comparison import (
 from tests.buildlog.samples import build_of
 from tests.errors import has
 from tests.notes import note, note_codes
+from tests.test_agreement_of_findings import forked
 from tests.trt.builder import Graph
 from tests.trt.evidence import model as published, prediction
 from tests.verification.synthetic import log_of
@@ -552,20 +553,12 @@ def test_missing_layer_is_found_from_the_inputs_of_the_model(complete: bool) -> 
     assert (facts.complete, list(facts.missing)) == (False, [str(hole)] * complete)
 
 
-def forked(scales: tuple[float, float]) -> onnx.ModelProto:
-    """Return a convolution whose output two others quantize.
-
-    It is INT8 if their scales are equal.
-    """
-    g = Graph()
-    x = g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=0.05)
-    return g.model(*(g.conv(x, f"c{i + 1}", 8, 1, scale=s) for i, s in enumerate(scales)))
-
-
 def test_verify_from_log_result_that_depends_on_scales_is_unknown() -> None:
-    result = verify_from_log(build_of(log_with_parse_section(forked((0.1, 0.1)))))
+    result = verify_from_log(build_of(log_with_parse_section(forked("nothing", (0.1, 0.1)))))
     assert result.convolutions == ConvolutionCounts(3, 2, 1, ("c0",))
     assert not [m for m in result.mismatches if m.kind == "convolution"]
-    few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
+    few, many = (
+        predict(forked("nothing", s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2))
+    )
     assert note("conversions-between", few=few, many=many) in result.notes
     assert result.conversions.predicted is None

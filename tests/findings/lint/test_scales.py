@@ -16,6 +16,7 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import check_activations
 from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
 from qdqtool.reasons.weights import WeightScales, WeightScalesCause
+from tests.comparison.networks import quantize
 from tests.insertion.nets import detector, set_value, value_of
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
@@ -482,26 +483,16 @@ def test_layer_is_reported_amid_drift_of_training(placed: onnx.ModelProto, seed:
 
 @pytest.mark.parametrize("per_channel", slow_after(1, [True, False]))
 def test_scales_of_onnxruntime_are_not_reported(per_channel: bool, tmp_path: Path) -> None:
-    quantization = pytest.importorskip("onnxruntime.quantization")
     onnx.save(detector(), tmp_path / "float.onnx")
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            self.left = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            return self.left.pop() if self.left else None
-
-    quantization.quantize_static(
+    path = quantize(
         tmp_path / "float.onnx",
-        tmp_path / "q.onnx",
-        Reader(),
+        "QDQ",
+        "QInt8",
+        [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}],
         per_channel=per_channel,
-        weight_type=quantization.QuantType.QInt8,
-        activation_type=quantization.QuantType.QInt8,
         extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
     )
-    assert weight_scales_of(onnx.load(tmp_path / "q.onnx")) is None
+    assert weight_scales_of(onnx.load(path)) is None
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5, 127 / 128])
