@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
@@ -67,7 +67,8 @@ def render(
         if note.code not in (*_LOSSES, *_LISTED_ERRORS):
             page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     places = fixed.fixed_places()
-    _add_changes(page, "Applied", fixed.applied, places)
+    remaining = {f.code for f in fixed.after.findings} - places.keys()
+    _add_changes(page, "Applied", fixed.applied, places, remaining=remaining)
     _add_other_removed_findings(page, fixed, places)
     fixes = [] if fixed.time is None else fixed.time.fixes
     savings = {code: fix.saves_ms for fix in fixes for code in fix.codes}
@@ -137,8 +138,11 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
     counts = fixed.after.findings_by_code()
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
-    if serious or losses:
-        listed = [f"{code} ({counts[code]}{_note_reason(fixed, code)})" for code in serious]
+    refused = {(change.code, change.node) for change in fixed.refused}
+    minor = Counter(f.code for f in fixed.after.findings if (f.code, f.node) in refused)
+    listed = [f"{code} ({counts[code]}{_note_reason(fixed, code)})" for code in serious]
+    listed += [f"{code} ({minor[code]}, reason above)" for code in minor if code not in serious]
+    if listed or losses:
         listed += [format_count(note.values["count"], "rounded constant") for note in losses]
         page.add_heading(f"Left: {', '.join(listed)}")
     for note in losses:
@@ -250,6 +254,7 @@ def _add_changes(
     changes: list[FixAttempt],
     places: Counter[str] | None = None,
     savings: Mapping[str, float] | None = None,
+    remaining: Collection[str] = (),
 ) -> None:
     def code_and_reason(change: FixAttempt) -> tuple[str, str]:
         return change.code, change.why_not
@@ -267,6 +272,7 @@ def _add_changes(
         saving = "" if saved_ms is None else f", {together}would save up to {format_ms(saved_ms)}"
         listed.add(code)
         reason = f": {as_options(why_not)}" if why_not else ""
-        page.fill(f"{code} ({count}){saving}{reason}", 4, "  ")
+        label = f"{format_count(count, 'change')}, finding remains" if code in remaining else count
+        page.fill(f"{code} ({label}){saving}{reason}", 4, "  ")
         for change in same[:_MAX_FIXES]:
             page.fill(change.what, 6, f"    {'first: ' if len(same) > 1 else ''}")

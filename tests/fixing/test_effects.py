@@ -9,6 +9,7 @@ from qdqtool.fixing import weights
 from qdqtool.fixing.api import add_fix_savings, fix
 from qdqtool.fixing.gains import NO_GAIN, find_objection, find_worsening_changes
 from qdqtool.fixing.site import FixCriteria
+from qdqtool.formats.fix_text import render
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import read_params
@@ -146,9 +147,13 @@ def test_fix_of_a_note_is_refused_if_it_adds_a_conversion(g: Graph) -> None:
         inner = g.silu(g.conv(y, f"a{n}", 16), f"as{n}")
         parts.append(g.op("Cast", y, f"cast{n}", to=1))
         y = g.add(parts[-1], g.silu(g.conv(inner, f"b{n}", 16), f"bs{n}"), f"sum{n}")
-    fixed = fix(g.model(g.conv(g.concat([*parts, y], "cat"), "cv2", 16)))
+    model = g.model(g.conv(g.concat([*parts, y], "cat"), "cv2", 16))
+    text = str(render(fix(model, only=["ADD-ACT"]), "f.onnx", 80))
+    assert "Applied\n  ADD-ACT (2 changes, finding remains)" in text
+    fixed = fix(model)
     assert [(c.code, c.node) for c in fixed.applied] == [("SKIP-FLOAT", "sum0")]
     assert [(c.code, c.why_not.code) for c in fixed.refused] == [("ADD-ACT", "more-conversions")]
+    assert "Left: ADD-ACT (1, reason above)" in str(render(fixed, "f.onnx", 80))
 
 
 def test_savings_name_each_place_once() -> None:
