@@ -108,9 +108,15 @@ def _concat_of(g: Graph, part: str) -> list[str]:
     return [g.op("Softmax", g.concat([part, g.op("Neg", image, "n")], "cat"), "end")]
 
 
+def _cast_twice(g: Graph, tensor: str) -> str:
+    """Add Casts to float16 and back."""
+    half = g.op("Cast", tensor, "half", to=onnx.TensorProto.FLOAT16)
+    return g.op("Cast", half, "cast", to=onnx.TensorProto.FLOAT)
+
+
 GRAPHS: dict[str, Build] = {
     "ActivationToPointwiseConversion/other": lambda g: g.op("Tanh", _image(g), "t"),
-    "Cast/q-past-cast": lambda g: g.conv(g.op("Cast", g.op("Neg", _image(g), "n"), "k", to=1), "c"),
+    "Cast/q-past-cast": lambda g: g.conv(_cast_twice(g, g.op("Neg", _image(g), "n")), "c"),
     "ConcatRemoval/deconvolution-copied": lambda g: _concat_of(g, _transposed(g, "float", None)),
     "ConcatRemoval/stomping": lambda g: _concat_of(g, g.input(1, 4, 8, 8, name="y")),
     "ConstCastFold/cast": lambda g: [
@@ -118,7 +124,7 @@ GRAPHS: dict[str, Build] = {
             "Conv",
             [
                 g.pair(_image(g), "in"),
-                g.op("Cast", g.pair(g.const("w", np.ones((8, 4, 3, 3))), "w.q"), "cast", to=1),
+                _cast_twice(g, g.pair(g.const("w", np.ones((8, 4, 3, 3))), "w.q")),
             ],
             "c",
             kernel_shape=[3, 3],
