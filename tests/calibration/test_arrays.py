@@ -77,11 +77,6 @@ def test_npy_is_converted_and_spread(tmp_path: Path) -> None:
     assert (np.concatenate([s["images"] for s in samples]) == STACK[[0, 3, 6]]).all()
 
 
-def test_array_of_the_name_of_the_input_is_chosen(tmp_path: Path) -> None:
-    data = open_data(npz(tmp_path, x=ROWS, other=ROWS + 1), [PAIR])
-    assert [s["x"][0, 0] for s in data] == ROWS[:, 0].tolist()
-
-
 def test_values_beyond_the_input_type_become_infinite(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -404,8 +399,3 @@ def test_list_of_image_paths(tmp_path: Path) -> None:
     paths = [tmp_path / "b.png", str(tmp_path / "a.png")]
     first, second = (sample["images"] for sample in open_data(paths, [SPEC]))
     assert (first == 1).all() and (second == 0).all()
-
-
-def test_sample_that_is_no_dictionary_is_rejected() -> None:
-    with pytest.raises(DataError, match="is a list", check=has("wrong-type", parameter="data")):
-        list(open_data([[1, 2]], [SPEC]))

@@ -54,13 +54,6 @@ def decode_bytes(data: bytes) -> np.ndarray:
 # Preprocessing
 
 
-@pytest.mark.parametrize("resize", ["letterbox", "stretch"])
-def test_image_of_the_right_size_is_not_resized(resize: Any) -> None:
-    picture = noise(12, 20)
-    prepared = prepare_image(picture, 12, 20, Preprocess(resize, scale=1.0))
-    assert (prepared[0] == picture.transpose(2, 0, 1)).all()
-
-
 def test_stretch_fills_the_whole_input() -> None:
     prepared = prepare_image(noise(12, 20), 24, 20, Preprocess("stretch", scale=1.0))
     assert prepared.shape == (1, 3, 24, 20) and (prepared[0, :, 0] != 114).any()

@@ -20,7 +20,7 @@ from calibration.methods import (
     reduce_bias,
     squared_error,
 )
-from calibration.statistics import MIN_TOP, TensorStatistics, merge_all, rounding_errors
+from calibration.statistics import MIN_TOP, TensorStatistics, rounding_errors
 
 Floats32 = np.ndarray
 Floats = np.ndarray
@@ -284,13 +284,6 @@ def test_any_tensor_gets_a_usable_range(values: Floats32, method: str) -> None:
     amax = amax_of(stats, method)
     assert 0 < amax <= max(stats.absmax, 1.0) < math.inf
     assert squared_error(stats, amax) >= 0
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_merged_statistics_give_the_range_of_all_values(method: str) -> None:
-    parts = [SAMPLES["relu"], SAMPLES["silu"] * np.float32(3)]
-    merged = merge_all(TensorStatistics.of(p) for p in parts)
-    assert amax_of(merged, method) == amax_of(TensorStatistics.of(np.concatenate(parts)), method)
 
 
 @pytest.mark.parametrize("method", METHODS)

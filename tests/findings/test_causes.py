@@ -139,13 +139,6 @@ def test_dq_shared_by_matrix_products_is_reported(g: Graph, own: bool) -> None:
     assert all("p.DQ" in names(f) for f in blocked.values())
 
 
-def test_input_conversion_is_reported(g: Graph) -> None:
-    prediction, findings = outcome(g.model(g.conv(g.input(1, 3, 16, 16), "c", 16)))
-    finding = findings["INPUT-CONVERSION"]
-    assert (finding.values, cause(finding).tensor) == (3 * 16 * 16, "x")
-    assert prediction.conversions == 1
-
-
 @pytest.mark.parametrize(
     "model",
     [

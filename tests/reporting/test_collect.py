@@ -518,13 +518,6 @@ def test_tuning_without_gpu_shows_costs(tmp_path: Path) -> None:
     assert (tuning.axis, tuning.keep, tuning.budget) == ("predicted milliseconds", None, None)
 
 
-def test_tuning_counts_points_without_metric(tmp_path: Path) -> None:
-    (other,) = result()["others"]
-    tuning = read(tmp_path, result(others=[other, {**other, "int8": 1, "metric": None}]))
-    assert [p.metric for p in tuning.points if not p.on_front] == [0.95]
-    assert tuning.notes[0].startswith("1 choice not drawn")
-
-
 def test_tuning_that_a_time_limit_ended_is_read(tmp_path: Path) -> None:
     """Placements of the front that were not measured in time have null values."""
     front = result()["front"]
