@@ -454,6 +454,8 @@ def test_open_data_uses_512_images_by_default() -> None:
         pytest.param(VALUE, [A, B], {}, has("missing-input", "'a'", node="b"), id="second input"),
         pytest.param(3.5, [SPEC], {}, has("wrong-type", "float", parameter="data"), id="type"),
         pytest.param([[1, 2]], [SPEC], {}, has("wrong-type", "list", parameter="data"), id="list"),
+        pytest.param("a" * 100_000, [SPEC], {}, has("file-missing"), id="long path"),
+        pytest.param("a\0b", [SPEC], {}, has("file-missing"), id="nul"),
     ],
 )
 def test_open_data_rejects_other_arguments(

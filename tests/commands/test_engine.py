@@ -47,14 +47,11 @@ def test_engine_table_is_sorted_by_time(engine: Path, cli: Cli) -> None:
     assert "2x64x56x56 INT8:32, 2x128x28x28 FP16 -> 2x128x28x28 FP16" in " ".join(text.split())
 
 
-def test_engine_json_with_profile(engine: Path, cli: Cli) -> None:
-    data = cli.json("engine", "layers.json", "--profile", "profile.json")
-    assert rows(data, "name", "ms") == [("q0", 0.5), ("conv", 1.5)]
-    assert (data["total_ms"], data["unmatched"]) == (2.0, ["other"])
-
-
-def test_engine_json_without_profile(engine: Path, cli: Cli) -> None:
-    data = cli.json("engine", "layers.json", "--sort", "bytes")
+def test_engine_json_has_times_of_a_profile(engine: Path, cli: Cli) -> None:
+    arguments = (["--sort", "bytes"], ["--profile", "profile.json"])
+    data, timed = (cli.json("engine", "layers.json", *words) for words in arguments)
+    assert rows(timed, "name", "ms") == [("q0", 0.5), ("conv", 1.5)]
+    assert (timed["total_ms"], timed["unmatched"]) == (2.0, ["other"])
     assert (data["schema"], data["total_ms"]) == ("qdqtool/engine/1", None)
     assert rows(data, "name", "ms") == [("q0", None), ("conv", None)]
     assert data["layers"][0]["bytes"] == 2 * 64 * 56 * 56 * 5
