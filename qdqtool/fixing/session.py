@@ -147,7 +147,7 @@ def find_needless_sites(
     """
 
     def find_cost(numbers: Collection[int]) -> Note | None:
-        """Return what the sites of these indices make worse; None if the others are no better."""
+        """Return what the sites of these indices make worse; None if the others are not better."""
         others = [site for i, site in enumerate(sites) if i not in numbers]
         candidate, _ = apply_sites(model, others)
         without = predict(candidate, target)

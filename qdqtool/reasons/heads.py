@@ -71,7 +71,7 @@ class ResultAfterHead(Reason):
 
     @property
     def score_step(self) -> float:
-        """Largest change of a score between adjacent logits; 0 if there are no logits."""
+        """Largest change of a score between adjacent logits; 0 without logits."""
         return math.tanh(self.step / 4) if self.raw else 0.0
 
     @property
