@@ -458,7 +458,7 @@ def test_text_names_the_warnings_of_the_prediction(yolov8: Insertion) -> None:
 
 
 def test_losses_name_outputs_that_the_error_does_not_include(net: Net) -> None:
-    """The Relu after the last convolution of one branch is not part of a head, like prototypes of masks."""
+    """The Relu after the last convolution of one branch, as for prototypes, is not part of a head."""
     ends = net.conv("a", "x"), net.op("Relu", "protos", net.conv("b", "x"))
     result = qdqtool.insert(net.output(*ends).model(), images(2), losses=1, head="none")
     assert result.losses is not None and result.losses.uncovered == ("protos.out",)
