@@ -173,8 +173,10 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
 def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     labels = _list_columns(times)
     column = max(len(time.gpu.name) for time in times) + 2
-    heads = "".join(f"{_make_column_head(label, labels):>11}" for label in labels)
+    heads = "".join(f"{label.split()[0]:>11}" for label in labels)
     page.add_lines(f"  {'':<{column}}{heads}  speed (80 % range)")
+    if origins := "".join(f"{_name_origin(label):>11}" for label in labels).rstrip():
+        page.add_lines(f"  {'':<{column}}{origins}")
     for time in times:
         ratio, style = _format_speed(time)
         row = f"  {time.gpu.name:<{column}}{_format_cells(time, labels)}  "
@@ -190,10 +192,9 @@ def _list_columns(times: Sequence[TimeEstimate]) -> list[str]:
     return sorted(labels, key=lambda label: (order.index(label.split()[0]), label))[:_MAX_TYPES]
 
 
-def _make_column_head(label: str, labels: Sequence[str]) -> str:
-    """Return the type of a column, or ``insert`` if the model has the same type."""
-    precision = label.split()[0]
-    return "by insert" if label != precision and precision in labels else precision
+def _name_origin(label: str) -> str:
+    """Return ``by insert`` for the time of a model that ``insert`` would write."""
+    return "by insert" if " " in label else ""
 
 
 def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:

@@ -71,15 +71,25 @@ def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantized", "heads"),
-    [(Precision.INT8, "FP16 INT8 by insert speed"), (Precision.FP8, "FP16 INT8 FP8 speed")],
+    ("is_float", "quantized", "heads", "column"),
+    [
+        (False, Precision.INT8, "FP16 INT8 INT8 speed", 2),
+        (False, Precision.FP8, "FP16 INT8 FP8 speed", 1),
+        (True, Precision.INT8, "FP16 INT8 speed", 1),
+    ],
 )
-def test_columns_for_several_gpus_have_one_order(quantized: Precision, heads: str) -> None:
+def test_columns_for_several_gpus_have_one_order(
+    is_float: bool, quantized: Precision, heads: str, column: int
+) -> None:
     base, best = FloatTime(Precision.FP16, 9.8), best_time(5.0, 9.8)
-    time = TimeEstimate(GPU, 10.0, float_time=base, best=best, quantized=quantized)
+    time = TimeEstimate(
+        GPU, 10.0, float_time=base, best=best, is_float=is_float, quantized=quantized
+    )
     page = TextPage(200)
     add_speed_verdict(page, [time, time])
     assert " ".join(page.lines[0].split()).startswith(heads)
+    ends = [match.end() for match in re.finditer(r"FP16|INT8|FP8", page.lines[0])]
+    assert page.lines[1].split() == ["by", "insert"] and len(page.lines[1]) == ends[column]
 
 
 @pytest.mark.parametrize(
