@@ -139,9 +139,9 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
     refused = {(change.code, change.node) for change in fixed.refused}
-    minor = Counter(f.code for f in fixed.after.findings if (f.code, f.node) in refused)
-    listed = [f"{code} ({counts[code]}{_note_reason(fixed, code)})" for code in serious]
-    listed += [f"{code} ({minor[code]}, reason above)" for code in minor if code not in serious]
+    minor = dict.fromkeys(f.code for f in fixed.after.findings if (f.code, f.node) in refused)
+    codes = dict.fromkeys([*serious, *minor])
+    listed = [f"{code} ({counts[code]}{_note_reason(fixed, code)})" for code in codes]
     if listed or losses:
         listed += [format_count(note.values["count"], "rounded constant") for note in losses]
         page.add_heading(f"Left: {', '.join(listed)}")
@@ -154,11 +154,14 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
 
 
 def _note_reason(fixed: Fixed, code: FindingCode) -> str:
-    """Return why the remaining places of a code are not fixed; empty without a common reason."""
+    """Return why the remaining places of a code are not fixed; empty if unknown for all."""
     if code not in ATTEMPTED_CODES:
         return ", no automatic fix"
     places = {(f.code, f.node) for f in fixed.after.findings if f.code == code}
-    return ", reason above" if places <= _list_refused_places(fixed) else ""
+    explained = places & _list_refused_places(fixed)
+    if not explained:
+        return ""
+    return ", reason above" if explained == places else f", reason above for {len(explained)}"
 
 
 def _list_refused_places(fixed: Fixed) -> set[tuple[str, str]]:

@@ -153,7 +153,7 @@ def test_fix_of_a_note_is_refused_if_it_adds_a_conversion(g: Graph) -> None:
     fixed = fix(model)
     assert [(c.code, c.node) for c in fixed.applied] == [("SKIP-FLOAT", "sum0")]
     assert [(c.code, c.why_not.code) for c in fixed.refused] == [("ADD-ACT", "more-conversions")]
-    assert "Left: ADD-ACT (1, reason above)" in str(render(fixed, "f.onnx", 80))
+    assert "Left: ADD-ACT (2, reason above for 1)" in str(render(fixed, "f.onnx", 80))
 
 
 def test_savings_name_each_place_once() -> None:
