@@ -514,16 +514,20 @@ def _list_mask_metrics(
     model: Model, detector: DetectionAgreementMetric
 ) -> list[MaskAgreementMetric]:
     """Return the metric of the masks if an output has a channel for each row after the scores."""
-    shapes = find_output_shapes(model)
-    rows = shapes[detector.output][2 if detector.transposed else 1] or 0
-    coefficients = rows - 4 - detector.classes
-    if isinstance(detector, SortedDetectionMetric) or coefficients < 1:
-        return []
+    coefficients = _count_further_rows(model, detector)
     return [
         MaskAgreementMetric(detector, output)
-        for output, shape in shapes.items()
-        if len(shape) == 4 and shape[1] == coefficients
+        for output, shape in find_output_shapes(model).items()
+        if coefficients and len(shape) == 4 and shape[1] == coefficients
     ][:1]
+
+
+def _count_further_rows(model: Model, detector: DetectionAgreementMetric) -> int:
+    """Return the number of rows after boxes and scores; 0 for sorted detections."""
+    if isinstance(detector, SortedDetectionMetric):
+        return 0
+    rows = find_output_shapes(model)[detector.output][2 if detector.transposed else 1] or 0
+    return rows - 4 - detector.classes
 
 
 def _classifier_metric(model: Model) -> TopClassMetric | None:
@@ -575,7 +579,8 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     has_boxes = find_head(model).dfl or model.metadata.get("task", "") in _BOX_TASKS
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
     if len(channels) > 1:  # other outputs with a Sigmoid, such as the visibility of keypoints
-        channels &= {_count_names(model)}
+        names = _count_names(model)
+        channels &= {names} if names else _list_score_rows(model)
     if not has_boxes or len(channels) != 1 or None in channels or _has_sorted_results(model):
         return None
     return _find_detector_output(model, channels.pop() or 0)
@@ -588,6 +593,16 @@ def _count_names(model: Model) -> int:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return 0
     return len(names) if isinstance(names, (dict, list)) else 0
+
+
+def _list_score_rows(model: Model) -> set[int | None]:
+    """Return the number of rows of each Sigmoid [n, rows, anchors].
+
+    The Sigmoid of the classes reads all channels of its convolutions. That of the visibility of
+    keypoints reads only some channels.
+    """
+    shapes = [model.shape(node.output) or () for node in model.nodes if node.op == "Sigmoid"]
+    return {shape[1] for shape in shapes if len(shape) == 3}
 
 
 def _find_detector_output(model: Model, classes: int) -> DetectionAgreementMetric | None:
@@ -606,16 +621,17 @@ def note_unmeasured(model: Model, metrics: Sequence[Metric]) -> list[Note]:
     task = model.metadata.get("task", "")
     if isinstance(metrics[0], DetectionAgreementMetric):
         missing = _FURTHER_RESULTS.get(task)
+        if missing is None and _count_further_rows(model, metrics[0]):
+            missing = "further values of the detections"
         if missing is None or any(isinstance(m, MaskAgreementMetric) for m in metrics):
             return []
         text = f"the agreement is that of boxes and classes: the {missing} are not measured"
         return [Note(text, code="boxes-only", unmeasured=missing)]
-    if task not in _BOX_TASKS or not isinstance(metrics[0], OutputAgreementMetric):
+    has_boxes = task in _BOX_TASKS or find_head(model).dfl
+    if not has_boxes or not isinstance(metrics[0], OutputAgreementMetric):
         return []
-    text = (
-        f"the metadata name the task '{task}', but the metric compares raw outputs: it does not "
-        "show lost detections"
-    )
+    subject = f"the metadata name the task '{task}'" if task else "the model has a detection head"
+    text = f"{subject}, but the metric compares raw outputs: it does not show lost detections"
     return [Note(text, code="raw-outputs-compared", task=task)]
 
 

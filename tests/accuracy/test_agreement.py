@@ -162,10 +162,20 @@ def test_agreement_is_0_if_a_step_erases_the_scores(opened: bool) -> None:
     assert not result.notes
 
 
-def test_agreement_of_unrecognized_detector_has_a_note(net: Net) -> None:
-    reference = net.output(net.conv("conv", "x")).model()
-    reference.metadata_props.add(key="task", value="detect")
-    result = agreement(reference, reference, images(2))
+@pytest.mark.parametrize("has_metadata", [True, False])
+def test_agreement_of_unrecognized_detector_has_a_note(net: Net, has_metadata: bool) -> None:
+    """Boxes and scores in separate outputs are not recognized."""
+    reference, data = net.output(net.conv("conv", "x")).model(), images(2)
+    if has_metadata:
+        reference.metadata_props.add(key="task", value="detect")
+    else:
+        reference, data = copy_model(detector()), images(1, 3, 64, "images")
+        parts = list(reference.graph.node.pop().input)
+        del reference.graph.output[:], reference.metadata_props[:]
+        reference.graph.output.extend(
+            onnx.helper.make_tensor_value_info(part, 1, None) for part in parts
+        )
+    result = agreement(reference, reference, data)
     assert "raw-outputs-compared" in [note.code for note in result.notes]
 
 
@@ -233,6 +243,36 @@ def test_agreement_notes_unmeasured_results(task: str) -> None:
     reference = copy_model(detector())
     reference.metadata_props.add(key="task", value=task)
     result = agreement(reference, reference, images(1, 3, 64, "images"))
+    assert [note.code for note in result.notes] == ["boxes-only"]
+
+
+def test_agreement_of_keypoints_without_metadata_is_that_of_boxes() -> None:
+    """The visibility has a Sigmoid too, and its convolutions have other channels than classes."""
+    reference = detecting_network()
+    del reference.metadata_props[:]
+    graph, make = reference.graph, onnx.helper.make_node
+    branches = [n for n in graph.node if re.search(r"/cv3\.\d/cv3\.\d\.2/Conv$", n.name)]
+    (output,) = graph.output
+    rows, anchors = (d.dim_value for d in output.type.tensor_type.shape.dim[1:])
+    for number, branch in enumerate(branches):
+        kernel = np.ones((3, value_of(reference, branch.input[1]).shape[1], 1, 1), np.float32)
+        graph.initializer.append(onnx.numpy_helper.from_array(kernel, f"kernel{number}"))
+        graph.node.append(make("Conv", [branch.input[0], f"kernel{number}"], [f"map{number}"]))
+        graph.node.append(make("Reshape", [f"map{number}", "shape"], [f"level{number}"]))
+    for name, numbers in (("shape", [1, 3, -1]), ("start", [2]), ("end", [3]), ("axis", [1])):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(numbers, np.int64), name))
+    levels = [f"level{number}" for number in range(len(branches))]
+    graph.node.extend(
+        [
+            make("Concat", levels, ["points"], axis=2),
+            make("Slice", ["points", "start", "end", "axis"], ["raw"]),
+            make("Sigmoid", ["raw"], ["visible"]),
+            make("Concat", [output.name, "points", "visible"], ["all"], axis=1),
+        ]
+    )
+    graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("all", 1, [1, rows + 4, anchors]))
+    result = agreement(reference, reference, images(2, 3, 64, "images"))
+    assert (result.measure.metric, result.measure.value) == ("agreement-map", 1.0)
     assert [note.code for note in result.notes] == ["boxes-only"]
 
 
