@@ -1,6 +1,6 @@
 """Units of the boxes that a detector decodes: pixels, or cells whose size is a stride."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -19,7 +19,8 @@ def find_box_units(view: View) -> dict[str, float]:
     """Return the pixels per unit of the tensors around the multiplication by strides.
 
     After the multiplication, a unit is one pixel. Before it, a unit is a cell, and the value is the
-    smallest stride. If a Concat joins boxes and other tensors, its result has the unit of boxes.
+    smallest stride (half of it for a sum of two corners that is divided by 2 for the center). If a
+    Concat joins boxes and other tensors, its result has the unit of boxes.
     """
     model, units = view.model, dict[str, float]()
     for node in model.nodes:
@@ -27,9 +28,9 @@ def find_box_units(view: View) -> dict[str, float]:
             continue
         for boxes, factor in (node.inputs, node.inputs[::-1]):
             stride = _read_smallest(model, factor)
-            after = _walk(model, node.output, _list_results) if stride >= MIN_STRIDE else set()
+            after = _find_results(model, node.output) if stride >= MIN_STRIDE else set()
             if after and not _contains_logits(model, after):
-                units |= dict.fromkeys(_walk(model, boxes, _list_sources), stride)
+                units |= _find_units_before(model, boxes, stride)
                 units |= dict.fromkeys(after, 1.0)
     return units
 
@@ -48,26 +49,40 @@ def _read_smallest(model: Model, tensor: str) -> float:
     return (float(np.min(values)) - zero) * scale
 
 
-def _walk(model: Model, start: str, find_next: Callable[[Model, str], Iterable[str]]) -> set[str]:
+def _find_results(model: Model, start: str) -> set[str]:
     seen, pending = {start}, [start]
     while pending:
-        for tensor in find_next(model, pending.pop()):
+        for tensor in _list_results(model, pending.pop()):
             if tensor and tensor not in seen:
                 seen.add(tensor)
                 pending.append(tensor)
     return seen
 
 
+def _find_units_before(model: Model, boxes: str, stride: float) -> dict[str, float]:
+    """Return the largest number of pixels per unit of each tensor from which boxes are computed."""
+    units = {boxes: stride}
+    for node in reversed(model.ordered):
+        unit = max((units.get(t, 0.0) for t in node.outputs), default=0.0)
+        factor = _read_source_factor(model, node) if unit else 0.0
+        if factor:
+            several = operator_of(node).joins or node.op in _SUMS
+            for tensor in node.inputs if several else node.inputs[:1]:
+                units[tensor] = max(units.get(tensor, 0.0), unit * factor)
+    return units
+
+
+def _read_source_factor(model: Model, node: Node) -> float:
+    """Return the factor from the first input of a node to its result; 0 for other operators."""
+    if node.op in _SUMS or _keeps_unit(node):
+        return 1.0
+    divisor = _read_smallest(model, node.input(1)) if node.op == "Div" else 0.0
+    return 1.0 / divisor if divisor > 0 else 0.0
+
+
 def _keeps_unit(node: Node) -> bool:
     keeps = rearranges(node) or qdq.is_qdq(node) or operator_of(node).joins
     return keeps or node.op in _SELECTIONS
-
-
-def _list_sources(model: Model, tensor: str) -> Iterable[str]:
-    node = model.producer(tensor)
-    if node is None or not _keeps_unit(node):
-        return ()
-    return node.inputs if operator_of(node).joins else node.inputs[:1]
 
 
 def _list_results(model: Model, tensor: str) -> Iterable[str]:

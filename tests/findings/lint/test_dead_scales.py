@@ -110,6 +110,9 @@ def test_head_concat_of_logits(g: Graph, scale: float, severity: Severity, chang
         ("cells", 0.24, (8, 16), "", [(Severity.WARNING, 1.92)]),
         ("pixels", 2.0, (8, 16), "Neg", [(Severity.ERROR, 2.0)]),
         ("pixels", 1.9, (8, 16), "Neg", [(Severity.WARNING, 1.9)]),
+        ("center", 0.5, (8, 16), "", [(Severity.ERROR, 2.0)]),
+        ("center", 0.49, (8, 16), "", [(Severity.WARNING, 1.96)]),
+        ("corner", 0.25, (8, 16), "", [(Severity.ERROR, 2.0)]),
         ("pixels", 5.0, (2, 4), "", []),
         ("pixels", 5.0, (8, 16), "Sigmoid", []),
     ],
@@ -125,12 +128,19 @@ def test_head_concat_of_boxes(
     stored: bool,
 ) -> None:
     """A cell has at least the smallest stride in pixels. A factor of logits is not a stride."""
+
+    def pair(tensor: str, name: str) -> str:
+        return g.pair(tensor, "q", scale) if name == unit else tensor
+
     box, score = branches(g)
     strides = np.resize(stride, (1, 1, 8, 8))
     levels = g.const("levels", (strides * 5).astype(np.int8))
     factor = g.dq(levels, "DQ", 0.2) if stored else g.const("stride", np.float32(strides))
-    boxes = g.op("Mul", [g.pair(box, "q", scale) if unit == "cells" else box, factor], "decode")
-    boxes = g.pair(boxes, "q", scale) if unit == "pixels" else boxes
+    corner = pair(g.op("Sub", [g.const("anchor", 0.5), box], "anchor.box"), "corner")
+    total = pair(g.op("Add", [corner, box], "sum"), "center")
+    center = g.op("Div", [total, g.const("two", 2.0)], "half")
+    cells = pair(g.concat([center, g.op("Sub", [box, corner], "size")], "both"), "cells")
+    boxes = pair(g.op("Mul", [cells, factor], "decode"), "pixels")
     boxes = g.op(end or "Identity", boxes, "end")
     found = findings(g, g.concat([boxes, score], "all"), "HEAD-CONCAT")
     assert [f.node for f in found] == ["q.Q"] * len(expected)
