@@ -424,6 +424,8 @@ class ModelContents:
     rejected: bool  # whether TensorRT rejects the model; times are hidden then
     verdict: str
     counts: dict[str, int | None]
+    conversion_count: int | str | None  # a range if it is open; None if the target has none
+    conversion_range_reason: str
     remarks: list[str]
     nodes: list[NodeEntry] = field(default_factory=list)
     convs: list[ConvolutionEntry] = field(default_factory=list)

@@ -21,6 +21,7 @@ from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
 from qdqtool.formats.verdicts import (
+    count_conversions,
     overall_verdict,
     remarks,
     verdict,
@@ -99,6 +100,7 @@ class ModelCollector:
         model_info = prediction.model
         half = subject.build is None or float_layer_precision(subject.build) != Precision.FP32
         headline = overall_verdict(prediction, subject.time, half=half)
+        count, dependence = count_conversions(prediction)
         self._float_type = find_float_type(prediction, half=half)
         self.model = data.ModelContents(
             label=label,
@@ -114,6 +116,8 @@ class ModelCollector:
             rejected=prediction.rejected,
             verdict=verdict(prediction, half=half),
             counts=prediction.summary(),
+            conversion_count=None if prediction.conversions is None else count,
+            conversion_range_reason=dependence,
             remarks=[display_message(line) for line in remarks(prediction)],
             compute_capabilities=prediction.compute_capabilities,
         )

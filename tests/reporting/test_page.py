@@ -17,6 +17,7 @@ from qdqtool.reporting import page
 from qdqtool.util import limits
 from tests.errors import has
 from tests.findings.lint.test_fp8 import chain
+from tests.findings.test_causes import residual
 from tests.reporting.conftest import NetworkFiles
 from tests.trt.builder import Graph
 from tools.fuzz.grammar import network
@@ -221,6 +222,16 @@ def test_page_names_matrix_products_that_it_counts(g: Graph) -> None:
     assert (counts["convolutions"], counts["matrix_products"]) == (2, 1)
     assert "<h2>Convolutions and matrix products in INT8</h2>" in tile
     assert f'<p class="big">{counts["int8"]}<small> of 2</small>' in tile
+
+
+def test_page_has_the_range_of_conversions_of_the_verdict() -> None:
+    before, after = residual("own"), residual("own", activation=True)
+    page = qdqtool.report(after, before=before).html
+    low, high = qdqtool.predict(after).conversions_range or (0, 0)
+    assert low < high and f"{low} to {high} Q/DQ layers remain, depending on" in page
+    assert f'remain</h2><p class="big">{low} to {high}</p>' in page
+    (row,) = re.findall(r"remain</th><td>(.*?)</td><td>(.*?)</td>", page)
+    assert row == (str(qdqtool.predict(before).conversions), f"{low} to {high}")
 
 
 def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
