@@ -375,8 +375,12 @@ def test_answers_for_a_detector_are_short(
     lengths = [len(text.splitlines()) for text in texts]
     assert lengths[0] <= 25 < lengths[1] < lengths[2]
     assert cli.run(["predict", "q.onnx", "--gpu", "RTX 3060", "--format", "json"]) == 0
-    codes = {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    codes = {f["code"] for f in findings}
     assert "INPUT-CONVERSION" in codes and all(code in texts[0] for code in codes)
+    notes = {f["code"] for f in findings if f["severity"] == "info"}
+    assert f"{len(notes)} notes with --all: " in texts[0]
+    assert all(f"note {code} " in texts[2] for code in notes)
 
 
 @pytest.mark.parametrize(

@@ -430,8 +430,6 @@ def _add_next_steps(
 ) -> None:
     groups = _group_by_code(prediction.findings)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
-    if prediction.conversions is not None and _converts_input_only(prediction):
-        notes.pop("INPUT-CONVERSION")  # the row on Q/DQ layers names it
     counts = _count_findings(groups)
     page.add_gap()
     page.fill(
