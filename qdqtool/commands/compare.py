@@ -191,7 +191,7 @@ def _list_times(results: list[Comparison]) -> dict[str, Any]:
     if len(results) == 1:
         return {}
     times = [
-        {"gpu": r.b.gpu, "ms": [r.a.ms, r.b.ms], "times_as_long": r.times_as_long} for r in results
+        {"gpu": r.b.gpu, "ms": r.summary()["ms"], "times_as_long": r.times_as_long} for r in results
     ]
     return {"times": times}
 

@@ -286,7 +286,7 @@ def _compare_models(
         require_gpu_support(target, device.cc, device.name)
     titles = choose_distinct_names([first.path or "first model"], [second.path or "second model"])
     a, b = (
-        ModelSide(View(model), _predict_with_times(model, target, timing), title)
+        _predict_side(model, target, timing, title)
         for model, title in zip((first, second), titles, strict=True)
     )
     matching = match_nodes(a.view, b.view)
@@ -352,12 +352,13 @@ def _has_other_constants(first: Model, node: Node, second: Model, partner: Node)
     return False
 
 
-def _predict_with_times(model: Model, target: Target, timing: TimingOptions) -> Prediction:
+def _predict_side(model: Model, target: Target, timing: TimingOptions, title: str) -> ModelSide:
     if timing.gpu is None:
-        return predict(model, target)
+        return ModelSide(View(model), predict(model, target), title)
     from qdqtool.timing.on_gpu import predict_on_gpu
 
-    return predict_on_gpu(model, target, timing)[0]
+    prediction, time = predict_on_gpu(model, target, timing)
+    return ModelSide(View(model), prediction, title, time)
 
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:

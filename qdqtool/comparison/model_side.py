@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.trt.result import Prediction
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_ms, round_significant
+
+if TYPE_CHECKING:
+    from qdqtool.timing.results import TimeEstimate
 
 # Maximum number of operators between a DQ and its consumer.
 _MAX_MOVES = 8
@@ -30,11 +35,13 @@ class ModelSide:
         view: The model.
         prediction: Prediction of the model; None if the other side is the model's build.
         title: Name of the model in the result.
+        time: Estimated time of the model; None if unknown.
     """
 
     view: View
     prediction: Prediction | None
     title: str
+    time: TimeEstimate | None = None
 
     @functools.cached_property
     def nodes(self) -> dict[int, NodeSide]:
@@ -168,20 +175,19 @@ def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
     Returns:
         A note with both times; empty if the time is unchanged.
     """
-    time = side.prediction.time if side.prediction is not None else None
-    float_time = None if time is None else time["float"]
-    if summary.ms is None or float_time is None or float_time["fp32_ms"] is None:
+    float_time = None if side.time is None else side.time.float_time
+    if summary.ms is None or float_time is None or float_time.fp32_ms is None:
         return []
-    summary.ms, summary.float_type = float_time["total_ms"], Precision(float_time["precision"])
+    summary.ms, summary.float_type = float_time.total_ms, float_time.precision
     summary.layouts = summary.layouts_ms = None
     for node in side.nodes.values():
         node.ms = None
-    fp32_ms = float_time["fp32_ms"]
+    fp32_ms, ms = round_significant(float_time.fp32_ms), round_significant(summary.ms)
     text = (
-        f"{summary.title} is stored in FP32 and would take {fp32_ms:.3g} ms. The comparison uses "
-        f"the time of the network in {summary.float_type}, as predict does"
+        f"{summary.title} is stored in FP32 and would take {format_ms(float_time.fp32_ms)}. The "
+        f"comparison uses the time of the network in {summary.float_type}, as predict does"
     )
-    return [Note(text, code="float-time", file=summary.title, fp32_ms=fp32_ms, ms=summary.ms)]
+    return [Note(text, code="float-time", file=summary.title, fp32_ms=fp32_ms, ms=ms)]
 
 
 def summarize_model(side: ModelSide) -> SideSummary:
@@ -216,7 +222,8 @@ def summarize_model(side: ModelSide) -> SideSummary:
         chosen = {Precision(time["float"]["precision"])}
         if summary.float_types == {Precision.FLOAT}:
             summary.float_types = frozenset(chosen)
-    if time is not None and not summary.rejected:
-        summary.ms, summary.gpu = time["total_ms"], time["gpu"]
-        summary.layouts, summary.layouts_ms = time["layouts"], time["layouts_ms"]
+    if side.time is not None and time is not None and not summary.rejected:
+        summary.gpu, summary.layouts = time["gpu"], time["layouts"]
+        if side.time.is_supported:
+            summary.ms, summary.layouts_ms = side.time.total_ms, side.time.layouts_ms
     return summary

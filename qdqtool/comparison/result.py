@@ -19,7 +19,7 @@ from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import format_count
+from qdqtool.util.text import format_count, round_significant
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
@@ -355,6 +355,9 @@ class SideSummary:
             "measured",
             "rejected",
         )
+        if not self.measured:  # estimated times have four significant digits, as in predict
+            times = {"ms": self.ms, "layouts_ms": self.layouts_ms}
+            fields |= {k: None if v is None else round_significant(v) for k, v in times.items()}
         return {
             **fields,
             "target": self.target or None,
@@ -486,7 +489,7 @@ class Comparison(SavableResult):
             "unknown": len(self.unknown),
             "only_in_a": counts[ChangeKind.ONLY_IN_A],
             "only_in_b": counts[ChangeKind.ONLY_IN_B],
-            "ms": [self.a.ms, self.b.ms],
+            "ms": [side.as_json()["ms"] for side in (self.a, self.b)],
             "times_as_long": self.times_as_long,
             "matched_by": self.matched_by,
         }

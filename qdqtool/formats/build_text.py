@@ -10,11 +10,10 @@ from qdqtool.buildlog.build_status import IMPLICIT_INT8
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
 from qdqtool.formats.float_names import name_floats
 from qdqtool.formats.output import ROW_COLUMN, Style, TextPage, as_options
-from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import describe_subgraphs
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.targets import target_named
-from qdqtool.util.text import cut_middle, format_count, format_layer_counts
+from qdqtool.util.text import cut_middle, format_count, format_layer_counts, format_ms
 
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement

@@ -19,10 +19,9 @@ from qdqtool.formats.output import (
     as_options,
     fixed_model_path,
 )
-from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import verdict
 from qdqtool.reasons.finding import Severity
-from qdqtool.util.text import format_count
+from qdqtool.util.text import format_count, format_ms
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed

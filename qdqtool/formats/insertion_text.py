@@ -20,7 +20,6 @@ from qdqtool.formats.output import (
     as_options,
     wrap_command,
 )
-from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import name_float_type, verdict
 from qdqtool.insertion.format_choice import FP8_SPREAD
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
@@ -29,7 +28,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.util.text import format_count, format_list
+from qdqtool.util.text import format_count, format_list, format_ms
 
 if TYPE_CHECKING:
     from qdqtool.insertion.calibration_cache import CacheReport

@@ -19,14 +19,13 @@ from qdqtool.formats.time_text import (
     add_speed_verdict,
     describe_fixed_time,
     describe_saving,
-    format_ms,
 )
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.ir.precision import EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.result import ConvOutcome, EngineLayer, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_named
-from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts
+from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts, format_ms
 
 if TYPE_CHECKING:
     from qdqtool.findings.build_methods import BuildMethod

@@ -15,7 +15,7 @@ from qdqtool.formats.verdicts import (
     speed_verdict,
 )
 from qdqtool.insertion.number_formats import is_worthwhile
-from qdqtool.util.text import format_count, keep_end, round_significant
+from qdqtool.util.text import format_count, format_ms, keep_end
 
 if TYPE_CHECKING:
     from qdqtool.ir.precision import Precision
@@ -30,13 +30,6 @@ _MIN_DIFFERENCE = 0.02
 _MIN_SAVING = 0.002  # minimum saving that is printed, as a fraction of the total time
 _WARNING_NOTES = ("batch-scaled",)  # codes of notes that are printed as warnings
 _MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total
-
-
-def format_ms(value: float, *, unit: bool = True) -> str:
-    """Return a time with about three significant digits, such as ``0.681 ms``."""
-    rounded = round_significant(value)
-    digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if rounded >= bound), 4)
-    return f"{value:.{digits}f}" + (" ms" if unit else "")
 
 
 def add_speed_verdict(page: TextPage, times: Sequence[TimeEstimate]) -> None:

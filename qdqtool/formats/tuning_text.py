@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from qdqtool.formats.float_names import name_floats
 from qdqtool.formats.output import Style, TextPage, as_options
-from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
-from qdqtool.util.text import format_count, keep_end
+from qdqtool.util.text import format_count, format_ms, keep_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.insertion.number_formats import FP8, INT8, MIN_GAIN, NumberFormat, is_worthwhile
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.util.json_text import Json
-from qdqtool.util.text import format_count, round_significant
+from qdqtool.util.text import format_count, format_ms
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
@@ -230,9 +230,7 @@ def _format_error(error: float) -> str:
 
 
 def _describe_times(ms: Mapping[str, float], gpu: str) -> str:
-    # The milliseconds are rounded as in JSON first, so that the table of times has equal digits.
-    rounded = {name.upper(): round_significant(value) for name, value in ms.items()}
-    times = [f"{value:.3g} ms in {title}" for title, value in rounded.items()]
+    times = [f"{format_ms(value)} in {name.upper()}" for name, value in ms.items()]
     return f"estimated {', '.join(times[:-1])} and {times[-1]} on {gpu}"
 
 

@@ -27,8 +27,8 @@ from typing import Any
 
 from qdqtool.buildlog import layout
 from qdqtool.errors import QdqtoolError
-from qdqtool.formats import time_text
 from qdqtool.reporting import data
+from qdqtool.util import text
 from qdqtool.util.json_text import json_text
 from qdqtool.util.text import as_line, drop_repeated_sentences, escape_hidden, format_count
 
@@ -201,7 +201,7 @@ def _dash_if_unknown(write: Callable[[float], str]) -> Callable[[float | None], 
 @_dash_if_unknown
 def format_ms(value: float) -> str:
     """Return milliseconds with three significant digits: ``0.681``."""
-    return time_text.format_ms(value, unit=False)
+    return text.format_ms(value, unit=False)
 
 
 @_dash_if_unknown

@@ -197,3 +197,10 @@ def format_layer_counts(convolutions: int, products: int) -> str:
 def round_significant(value: float) -> float:
     """Round a value to four significant digits."""
     return float(f"{value:.4g}")
+
+
+def format_ms(value: float, *, unit: bool = True) -> str:
+    """Return a time with about three significant digits, such as ``0.681 ms``."""
+    rounded = round_significant(value)
+    digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if rounded >= bound), 4)
+    return f"{value:.{digits}f}" + (" ms" if unit else "")

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from qdqtool.demo.images import write_images
-from qdqtool.formats.time_text import format_ms
 from qdqtool.util import limits
+from qdqtool.util.text import format_ms
 from tests.commands.conftest import Cli
 from tests.findings.test_causes import residual
 from tests.fixing.test_effects import concats

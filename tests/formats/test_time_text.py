@@ -3,10 +3,11 @@ import re
 import pytest
 
 from qdqtool.formats.output import TextPage
-from qdqtool.formats.time_text import add_speed_verdict, describe_fastest, format_ms
+from qdqtool.formats.time_text import add_speed_verdict, describe_fastest
 from qdqtool.ir.precision import Precision
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
+from qdqtool.util.text import format_ms
 
 GPU = choose_gpu("RTX 4090")
 

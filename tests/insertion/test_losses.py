@@ -13,7 +13,6 @@ import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.errors import ModelError
 from qdqtool.formats.insertion_text import render
-from qdqtool.formats.time_text import format_ms
 from qdqtool.insertion.losses import (
     SMALL_ERROR,
     ActivationLosses,
@@ -34,6 +33,7 @@ from qdqtool.timing.alternatives import estimate_variant
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
+from qdqtool.util.text import format_ms
 from tests.findings.graphs import GRAPHS
 from tests.insertion.nets import (
     Array,
