@@ -509,11 +509,11 @@ class _TuningRun:
             seconds_per_run: Seconds of one run on one sample; 0 if unknown.
         """
         self.store.save(costs_alone=True)
-        predictions, continued = search.predictions, ""
+        predictions, more = search.predictions, "or more"
         other = time.monotonic() - self.started - self.calibration_seconds
         if self.store.can_continue:
             other -= predictions.seconds  # not repeated
-            continued = f". The same call then continues from {self.store.path}"
+            more = f"more: the repetition continues from {self.store.path}"
         seconds = estimate_shortest_limit(
             other + predictions.remaining_seconds,
             (self.seconds_per_sample, len(self.sets.calibration)),
@@ -521,7 +521,7 @@ class _TuningRun:
         )
         return QdqtoolError(
             f"`time_limit` ended before the model with every layer in {search.format_title} was "
-            f"measured, so no model was written; give about {seconds} s or more{continued}",
+            f"measured, so no model was written; give about {seconds} s {more}",
             code="timeout",
             parameter="time_limit",
         )
