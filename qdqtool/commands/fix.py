@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qdqtool.commands import completion, options
+from qdqtool.commands.next_commands import OTHER_IMAGES
 from qdqtool.commands.usage import UsageError
 from qdqtool.util.files import reserve_output
 
@@ -115,8 +116,7 @@ def command(
     fixed.save(output)
     seconds = perf_counter() - started
     repeated = options.repeat_options("target", "strongly_typed", "gpu")
-    compared = "" if calib else " --calib images/"
-    compared += options.repeat_options("calib", *options.IMAGE_PARAMETERS)
+    compared = f" --calib {OTHER_IMAGES}{options.repeat_options(*options.IMAGE_PARAMETERS)}"
     answer.write(
         lambda: {**use_option_names(fixed.as_json()), "output": output},
         lambda width: render(

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from qdqtool.formats.output import TextPage
     from qdqtool.trt.targets import Target
 
-_OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
+OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
 
 
 def suggest_compare(page: TextPage, model: str, path: str) -> None:
     """Suggest ``compare`` of a float model with the written model, on other images."""
-    words = ["qdqtool", "compare", model, path, "--calib", _OTHER_IMAGES]
+    words = ["qdqtool", "compare", model, path, "--calib", OTHER_IMAGES]
     prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
     page.add_command("Compare:", f"{shlex.join(words)}{prepared}")
     text = (
-        f"{_OTHER_IMAGES} stands for images that were not used for calibration. The "
+        f"{OTHER_IMAGES} stands for images that were not used for calibration. The "
         "calibration images would give an optimistic result."
     )
     page.fill(text, 9, " " * 9)

@@ -111,11 +111,11 @@ def test_next_commands_repeat_the_options(folder: Path, cli: Cli, target: list[s
     images = ["--calib", "in.npz"]
     np.savez(folder / "in.npz", x=np.ones((2, 16, 16, 16), np.float32))
     commands = next_commands(cli("predict", "m.onnx", *target, *images)) + next_commands(
-        cli("fix", "m.onnx", "-o", "f.onnx", *target)
+        cli("fix", "m.onnx", "-o", "f.onnx", *target, *images)
     )
     fix = next(words for words in commands if words[0] == "fix")
     assert fix[-len(repeated + images) :] == repeated + images
-    compare = ["compare", "FLOAT.onnx", "f.onnx", "--calib", "images/"]
+    compare = ["compare", "FLOAT.onnx", "f.onnx", "--calib", "other-images/"]
     assert ["predict", "f.onnx", *repeated] in commands and compare in commands
 
 
