@@ -313,14 +313,12 @@ def _estimate_formats(
     if result.choice is not None or not target.has_fp8:
         return None
     from qdqtool.timing.gpus import choose_gpu
-    from qdqtool.trt.targets import weakly_typed
+    from qdqtool.trt.targets import without_fp8_typing
 
     if options.gpu is None or not choose_gpu(options.gpu).has_fp8:
         return None
-    # As in predict of the FP8 model: INT8 and FP16 need no strongly typed build.
-    return _estimate_time(
-        model, options, weakly_typed(target) if result.precision == "fp8" else target
-    )
+    # As in predict of the FP8 model: FP8 makes no network of another type strongly typed.
+    return _estimate_time(model, options, without_fp8_typing(target))
 
 
 def _suggest_predict(page: TextPage, path: str, target: Target, gpu: str | None) -> None:

@@ -20,37 +20,30 @@ from qdqtool.timing.engine_time import (
 )
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
 from qdqtool.trt.outcome import simulate_without_alternatives
-from qdqtool.trt.targets import Target, strongly_typed, weakly_typed
+from qdqtool.trt.targets import Target, strongly_typed, without_fp8_typing
 from qdqtool.util.notes import Note
 
 
-def add_alternative_times(
-    result: TimeEstimate, model: Model, resolved_model: Model, target: Target
-) -> None:
+def add_alternative_times(result: TimeEstimate, model: Model, target: Target) -> None:
     """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``.
 
     On a GPU without INT8, only the time without Q/DQ is added.
-    For TensorRT 10, only a network with FP8 is strongly typed. If the model has FP8, the added
-    times are therefore times of weakly typed builds, because the other networks have no FP8. If the
-    model is float or has FP8, and GPU and target have FP8, a time with FP8 Q/DQ is added as well.
+    Unless the user requests a strongly typed network of TensorRT 10, only a network with FP8 is
+    strongly typed there. The added times of other networks are then times of weakly typed builds.
+    If the model is float or has FP8, and GPU and target have FP8, a time with FP8 Q/DQ is added as
+    well.
     """
     float_model: Model | None = model
-    resolved_float = resolved_model
-    if not result.is_float:
-        float_model = model_variants.fill_missing_weights(model_variants.float_variant(model))
-        resolved_float = model_variants.float_variant(resolved_model)
-        has_fp8 = uses_fp8(model)
-        if has_fp8:
-            target = weakly_typed(target)
-        is_fp16 = file_float_type(resolved_float) == Precision.FP16
-        # In a file with FP8 or for a strongly typed target, FP16 and its Casts are from `insert`.
-        # In another file they are from the export of the float network.
-        if is_fp16 and float_model is not None and (has_fp8 or target.strongly_typed):
-            float_model = model_variants.fp32_variant(float_model)  # `insert` gets the FP32 network
-            if not target.strongly_typed:  # the builder does not need the Casts of the file
-                batch = result.requested_batch or 1
-                resolved_float, _ = model_variants.resolve_inputs(float_model, batch)
-    result.float_time = _float_time(result, resolved_float, float_model, target)
+    plain = model
+    if model_variants.has_qdq(model):
+        target = without_fp8_typing(target)
+        plain = model_variants.float_variant(model)
+        float_model = model_variants.fill_missing_weights(plain)
+        # In a file with FP8 or for a strongly typed target, FP16 and its Casts may be from
+        # `insert`. In another file they are from the export of the float network.
+        if float_model is not None and (target.strongly_typed or uses_fp8(model)):
+            float_model = model_variants.undo_fp16_of_insert(float_model)
+    result.float_time = _float_time(result, float_model or plain, target, float_model is not None)
     if not result.gpu.has_int8:
         if not model_variants.has_qdq(model):
             text = "the GPU has no INT8, so Q/DQ would not make the network faster"
@@ -63,9 +56,7 @@ def add_alternative_times(
             result.best_fp8 = _best_time(result, float_model, typed, Precision.FP8)
 
 
-def _float_time(
-    result: TimeEstimate, resolved_model: Model, model: Model | None, target: Target
-) -> FloatTime:
+def _float_time(result: TimeEstimate, model: Model, target: Target, has_weights: bool) -> FloatTime:
     """Return the time of a float network, in FP16 if the GPU computes FP16 faster than FP32.
 
     If FP16 with its Casts is slower than the type of the file (for a builder that chooses types:
@@ -73,28 +64,27 @@ def _float_time(
 
     Args:
         result: Estimate of the network with Q/DQ, or of the float network itself.
-        resolved_model: The float network with fixed input shapes.
-        model: The float network with weights, from which the FP16 file of a strongly typed network
-            is made. If `model` is None or cannot be converted, the builder is assumed to choose the
-            float types.
+        model: The float network.
         target: TensorRT version.
+        has_weights: Whether `model` has weights, so that a strongly typed network can be converted
+            to FP16. If it cannot, the builder is assumed to choose the float types.
     """
     typed = target.strongly_typed
-    stored = file_float_type(resolved_model) if typed else result.float_type
+    stored = file_float_type(model) if typed else result.float_type
     stored_ms, stored_share = result.total_ms, result.clock_share
     if not result.is_float:
-        engine, stored_ms = _time_variant(result, resolved_model, target)
+        engine, stored_ms = _time_variant(result, model, target)
         stored_share = engine.clock_share
     if stored == result.gpu.float_type or result.gpu.float_type == Precision.FP32:
         return FloatTime(stored, stored_ms, clock_share=stored_share)
     if typed:
-        fp16 = None if model is None else model_variants.fp16_variant(model, target)
+        fp16 = model_variants.fp16_variant(model, target) if has_weights else None
         if fp16 is None:
             target = WEAKLY_TYPED
         else:
-            resolved_model, _ = model_variants.resolve_inputs(fp16, result.requested_batch or 1)
+            model = fp16
     with_fp16 = replace(result, float_type=Precision.FP16)
-    engine, fp16_ms = _time_variant(with_fp16, resolved_model, target)
+    engine, fp16_ms = _time_variant(with_fp16, model, target)
     if fp16_ms <= stored_ms:
         return FloatTime(Precision.FP16, fp16_ms, stored_ms, engine.clock_share, stored_share)
     return FloatTime(stored, stored_ms, clock_share=stored_share)
@@ -110,8 +100,7 @@ def _best_time(
     assert result.float_time is not None
     try:
         quantized = model_variants.quantized_variant(model, target, precision.lower())
-        resolved, _ = model_variants.resolve_inputs(quantized, result.requested_batch or 1)
-        engine, ms = _time_variant(result, resolved, target)
+        engine, ms = _time_variant(result, quantized, target)
     except QdqtoolError as error:
         if result.is_float:
             text = f"the possible gain of {precision} is unknown: {error.reason}"
@@ -134,16 +123,18 @@ def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
 
     GPU, batch, float type and calibration are taken from ``time``.
     """
+    return _time_variant(time, model, target)[1]
+
+
+def _time_variant(time: TimeEstimate, model: Model, target: Target) -> tuple[TimedEngine, float]:
+    """Return the engine of another model, and its milliseconds, as for an existing estimate.
+
+    As in the estimate, the engine is simulated with the dynamic shapes of the file, because shapes
+    that are computed decide what TensorRT fuses.
+    """
+    simulated = simulate_without_alternatives(model, target_with_layers(target))
     resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
-    return _time_variant(time, resolved_model, target)[1]
-
-
-def _time_variant(
-    time: TimeEstimate, resolved_model: Model, target: Target
-) -> tuple[TimedEngine, float]:
-    """Return the engine of another model, and its milliseconds, as for an existing estimate."""
     resolved_model = fold_constants(resolved_model)
-    simulated = simulate_without_alternatives(resolved_model, target_with_layers(target))
     float_types = list_float_types(resolved_model, target, time.float_type)
     engine = time_engine(resolved_model, simulated, time.gpu, float_types, time.batch)
     ms = engine.running_ms(time.calibration, has_gaps=not time.is_cuda_graph)

@@ -92,7 +92,9 @@ def estimate_time(
     resolved_model, notes = model_variants.resolve_inputs(model, batch or 1)
     resolved_model = fold_constants(resolved_model)
     factor = _batch_factor(resolved_model, batch, notes)
-    resolved_model, simulated = _choose_simulation(resolved_model, prediction, gpu, target, notes)
+    resolved_model, simulated = _choose_simulation(
+        model, resolved_model, prediction, gpu, target, notes
+    )
     is_float = not model_variants.has_qdq(resolved_model)
     float_types = list_float_types(resolved_model, target, float_type)
     engine = time_engine(resolved_model, simulated, gpu, float_types, factor)
@@ -143,16 +145,21 @@ def estimate_time(
         _write_layer_times(prediction, workload, profile_ms)
     add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
-        add_alternative_times(result, model, resolved_model, target)
+        add_alternative_times(result, model, target)
         if result.best is not None:
             add_insert_saving(prediction, result.total_ms - result.best.total_ms)
     return result
 
 
 def _choose_simulation(
-    model: Model, prediction: Prediction, gpu: Gpu, target: Target, notes: list[Note]
+    model: Model,
+    resolved_model: Model,
+    prediction: Prediction,
+    gpu: Gpu,
+    target: Target,
+    notes: list[Note],
 ) -> tuple[Model, Prediction]:
-    """Return the model whose time is estimated, and a prediction with engine layers.
+    """Return the model (with fixed shapes) that is timed, and a prediction with engine layers.
 
     On a GPU without INT8, the returned model has no Q/DQ. TensorRT-RTX does not name layers, so
     the time of an engine of classic TensorRT is estimated. A note is added in both cases.
@@ -166,9 +173,10 @@ def _choose_simulation(
             )
         )
         variant = model_variants.float_variant(model)
-        return variant, simulate_without_alternatives(variant, target_with_layers(target))
+        simulated = simulate_without_alternatives(variant, target_with_layers(target))
+        return model_variants.float_variant(resolved_model), simulated
     if prediction.layers or not prediction.convolutions:
-        return model, prediction
+        return resolved_model, prediction
     named = target_with_layers(target_named(prediction.target))
     simulated = simulate_without_alternatives(model, named)
     conversions = simulated.summary()["conversions"] or 0
@@ -184,7 +192,7 @@ def _choose_simulation(
             "inside its kernels: other places of Q/DQ that save such layers are hardly faster there"
         )
     notes.append(Note(text, code="no-layers-named", conversions=conversions))
-    return model, simulated
+    return resolved_model, simulated
 
 
 def _main_precision(model: Model, simulated: Prediction) -> Precision:

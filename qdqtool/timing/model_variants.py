@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -176,6 +177,33 @@ def fp32_variant(model: Model) -> Model:
     _bypass_nodes(variant, is_no_op_cast)
     variant.reindex()
     return _with_metadata(variant, model)
+
+
+def undo_fp16_of_insert(model: Model) -> Model:
+    """Return a float network before ``insert`` converted it to FP16.
+
+    A network with FP16 nodes that ``insert`` leaves in FP32, such as the last nodes of a head, was
+    exported in FP16. It is returned unchanged, as are networks in FP32.
+    """
+    from qdqtool.patterns.half import find_fp16_nodes
+
+    halves = _count_fp16_operators(model)
+    if not halves:
+        return model
+    variant = fp32_variant(model)
+    converted = find_fp16_nodes(variant)
+    possible = Counter(node.op for node in variant.nodes if node.index in converted)
+    return variant if halves <= possible else model
+
+
+def _count_fp16_operators(model: Model) -> Counter[str]:
+    """Return the number of nodes that write FP16, by operator, without Casts and Constants."""
+    return Counter(
+        node.op
+        for node in model.nodes
+        if node.op not in ("Cast", "Constant")
+        and model.elem_type(node.outputs[0]) == TensorProto.FLOAT16
+    )
 
 
 def _has_no_effect(model: Model, node: Node) -> bool:

@@ -578,15 +578,15 @@ def strongly_typed(
     return replace(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 
-def weakly_typed(target: Target) -> Target:
-    """Return the target without the option for a strongly typed network.
+def without_fp8_typing(target: Target) -> Target:
+    """Return the target of networks without FP8: :meth:`Target.for_fp8` undone.
 
-    TensorRT 11 and TensorRT-RTX, whose networks are always strongly typed, are returned unchanged.
+    A target that the user or the version makes strongly typed is returned unchanged.
     """
-    if not target.name.endswith(STRONGLY_TYPED):
+    if not target.is_typed_for_fp8:
         return target
     name = target.name.removesuffix(STRONGLY_TYPED)
-    return replace(target, name=name, strongly_typed=False)
+    return replace(target, name=name, strongly_typed=False, is_typed_for_fp8=False)
 
 
 class TrtexecSupport(NamedTuple):

@@ -195,7 +195,7 @@ def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None
     ("options", "int8", "precision"),
     [
         (["--gpu", "T4", "--target", "rtx1.7"], 0, "FP16"),
-        (["--gpu", "T4", "--target", "10", "--strongly-typed"], 2, "FP16"),
+        (["--gpu", "T4", "--target", "10", "--strongly-typed"], 2, "FP32"),
     ],
 )
 def test_insert_gpu_decides_what_runs_in_int8(

@@ -1,5 +1,6 @@
 import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds, load_constants
 from qdqtool.trt.targets import TARGETS, strongly_typed, target_named
-from tests.insertion.nets import copy_model, detector
+from tests.insertion.nets import copy_model, detector, store_as_half
 from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.timing.models import TARGET, convolution_chain, estimate_model, model_workload
@@ -587,22 +588,70 @@ def test_float_cnn_is_not_recommended_in_fp8(name: str) -> None:
     assert time.fastest != Precision.FP8
 
 
-@pytest.mark.parametrize("target", ["trt10.13", "trt11"])
-def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> None:
-    """A strongly typed FP8 file has FP16 layers with Casts; its float model has none."""
-    options = TimingOptions(gpu="RTX 4090")
-    float_model = detector()
-    typed = strongly_typed(target_named(target))
-    written = model_variants.quantized_variant(load(float_model), typed, "fp8")
-    _, of_float = predict_on_gpu(float_model, target, options)
-    _, of_fp8 = predict_on_gpu(written, typed, options)
-    assert of_fp8.quantized == Precision.FP8 and not of_fp8.is_float
-    if of_fp8.float_time.precision == of_float.float_time.precision:
-        assert of_fp8.float_time.total_ms == pytest.approx(of_float.float_time.total_ms, rel=1e-9)
-    else:  # TensorRT 11 computes in the types of the file: a network this small is faster in FP32
-        assert target == "trt11" and of_float.float_time.precision == Precision.FP32
-    assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
-    assert of_fp8.best_fp8.total_ms == pytest.approx(of_float.best_fp8.total_ms, rel=1e-9)
+def half_detector() -> onnx.ModelProto:
+    network = detector()
+    scales = [node.input[2] for node in network.graph.node if node.op_type == "Resize"]
+    return store_as_half(network, scales)
+
+
+def network_with_computed_number() -> onnx.ModelProto:
+    """Return a dynamic float network that adds a number computed from a shape."""
+    g = Graph(opset=17)
+    x = g.input("N", 64, 28, 28)
+    for i in range(3):
+        weight = g.const(f"w{i}", np.full((64, 64, 3, 3), 0.03, np.float32))
+        x = g.relu(g.op("Conv", [x, weight], f"conv{i}", pads=[1] * 4), f"relu{i}")
+    batch = g.op("Gather", [g.op("Shape", x, "size"), g.const("first", [0])], "batch")
+    number = g.op("Cast", batch, "number", to=onnx.TensorProto.FLOAT)
+    scaled = g.op("Mul", [x, g.const("two", np.full((1, 64, 1, 1), 2.0))], "scaled")
+    moved = g.op("Add", [scaled, number], "moved")
+    return g.model(g.op("Mul", [moved, g.const("three", np.full((1, 64, 1, 1), 3.0))], "last"))
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("make", "target"),
+    [
+        (detector, "trt10.13"),
+        (detector, "trt10.13-strongly-typed"),
+        (detector, "trt11"),
+        (half_detector, "trt10.13"),
+        (half_detector, "trt10.13-strongly-typed"),
+        (network_with_computed_number, "trt10.13"),
+    ],
+    ids=["plain", "typed", "trt11", "half", "half-typed", "dynamic"],
+)
+def test_times_of_float_and_written_file_agree(
+    make: Callable[[], onnx.ModelProto], target: str, precision: str
+) -> None:
+    """An export in FP16 keeps its Casts; the FP16 and the Casts of `insert` are undone."""
+    from qdqtool.quantization.api import insert
+
+    network = make()
+    kind = network.graph.input[0].type.tensor_type
+    shape = [d.dim_value or 1 for d in kind.shape.dim]
+    sample = np.ones(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    written = insert(
+        load(network),
+        [{network.graph.input[0].name: sample}],
+        target=target,
+        precision=precision,
+        method="max",
+        losses=0,
+        predict=False,
+    ).model
+    of_float, of_written = (
+        predict_on_gpu(m, target, TimingOptions(gpu="RTX 4090"))[1] for m in (network, written)
+    )
+    assert not of_written.is_float
+    names = {"int8": "best", "fp8": "best_fp8"}
+    pairs = [(of_float.float_time, of_written.float_time), (of_float.best, of_written.best)]
+    pairs.append((getattr(of_float, names[precision]), of_written))
+    if precision == "fp8":
+        pairs.append((of_float.best_fp8, of_written.best_fp8))
+    for expected, time in pairs:
+        assert time.total_ms == pytest.approx(expected.total_ms, rel=1e-9)
+    assert of_written.float_time.precision == of_float.float_time.precision
 
 
 def test_int8_model_of_a_half_export_is_compared_with_times_of_the_export() -> None:
