@@ -713,12 +713,10 @@ def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> FloatNode 
 def _find_convolution_obstacle(node: Node, shape: tuple[int, ...]) -> SkipCause | None:
     if math.prod(shape[2:]) > fault_checks.MAX_FP8_KERNEL:
         return SkipCause.FP8_KERNEL
-    if node.integer("group", 1) > 1:
-        return SkipCause.FP8_GROUPS
-    least = fault_checks.MIN_FP8_CHANNELS
-    if min(shape[:2], default=least) < least:
-        return SkipCause.FP8_CHANNELS
-    return None
+    groups = node.integer("group", 1)
+    if not fault_checks.is_slow_fp8_convolution(shape[:2], groups):
+        return None
+    return SkipCause.FP8_GROUPS if groups > 1 else SkipCause.FP8_CHANNELS
 
 
 def _has_single_row(shape: tuple[int | None, ...] | None) -> bool:

@@ -212,6 +212,6 @@ class SlowFp8Convolution(Reason):
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         channels = f"{self.inputs} input and {self.outputs} output channels"
         if self.groups == 1:
-            return f"{self.node} has {channels}. FP8 kernels need at least 32, and multiples of 16."
+            return f"{self.node} has {channels}. FP8 kernels with at most 16 channels are slow."
         form = "depthwise convolution" if self.inputs == 1 else "grouped convolution"
         return f"{self.node} is a {form}, for which TensorRT has no optimized FP8 kernel."

@@ -53,11 +53,21 @@ MAX_CHANNELS = 5  # maximum number of channels that a reason lists
 MAX_FP8_KERNEL = 32
 # Minimum number of input and output channels of a convolution that is faster in FP8 than in FP16
 # on every GPU (ModelOpt pull request 1083).
-MIN_FP8_CHANNELS = 17
+_MIN_FP8_CHANNELS = 17
 # An attention with heads of at most this size runs in FP16. Sources: a build of TensorRT-RTX 1.7.1
 # with head size 8, and ModelOpt.
 _FP16_HEAD = 8
 _MAX_FP8_SEQUENCE = 3072  # maximum number of keys; release notes of TensorRT 10.6
+
+
+def is_slow_fp8_convolution(channels: Iterable[int], groups: int) -> bool:
+    """Return whether a convolution is slower in FP8 than in FP16 on some GPUs.
+
+    Args:
+        channels: Known numbers of input channels (of a group) and output channels.
+        groups: Number of groups.
+    """
+    return groups > 1 or any(count < _MIN_FP8_CHANNELS for count in channels)
 
 
 def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -> bool:

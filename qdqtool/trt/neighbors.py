@@ -383,8 +383,7 @@ def _is_slow_in_fp8(layer: Layer) -> bool:
     if layer.kind != LayerKind.CONVOLUTION:
         return layer.kind == LayerKind.DECONVOLUTION
     channels = [size for size in layer.weights.dims[:2] if size]
-    has_few_channels = any(size < fault_checks.MIN_FP8_CHANNELS for size in channels)
-    return has_few_channels or layer.weights.group > 1
+    return fault_checks.is_slow_fp8_convolution(channels, layer.weights.group)
 
 
 def _has_only_q_consumers(layer: Layer) -> bool:

@@ -8,11 +8,7 @@ from qdqtool.ir.graph import Node
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import ChannelCounts, View
 from qdqtool.reasons import MODEL_CHECK, fp8
-
-# On some GPUs, convolutions with at most this number of channels are slower in FP8 than in FP16
-# (ModelOpt pull request 1083).
-_SMALL = 16
-_MULTIPLE = 16  # FP8 kernels read and write channels in groups of this size
+from qdqtool.trt.fault_checks import is_slow_fp8_convolution
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -55,8 +51,10 @@ def is_fp8(view: View, conv: Node) -> bool:
     return pair is not None and view.params(pair[0]).precision == Precision.FP8
 
 
-def check_fp8_channels(report: FindingReport, conv: Node, channels: ChannelCounts) -> None:
+def check_fp8_channels(report: FindingReport, conv: Node, channels: ChannelCounts) -> bool:
     """Report an FP8 convolution whose numbers of channels or groups have no fast kernel.
+
+    Returns whether it was reported.
 
     Args:
         report: Receives the finding.
@@ -64,8 +62,8 @@ def check_fp8_channels(report: FindingReport, conv: Node, channels: ChannelCount
         channels: Channels and groups of the convolution.
     """
     of_group, outputs = channels.inputs // channels.groups, channels.outputs
-    counts = (of_group, outputs)
-    is_small = min(counts) <= _SMALL or any(count % _MULTIPLE for count in counts)
-    if channels.groups > 1 or is_small:
+    is_slow = is_slow_fp8_convolution((of_group, outputs), channels.groups)
+    if is_slow:
         fault = fp8.SlowFp8Convolution(MODEL_CHECK, conv.name, of_group, outputs, channels.groups)
         report.add(fault, convolutions=[conv.name])
+    return is_slow

@@ -356,8 +356,9 @@ def _check_convolution_shape(
         return
     inputs, groups = channels.inputs, channels.groups
     if fp8.is_fp8(view, conv):
-        if outcome is not None and outcome.is_fp8:
-            fp8.check_fp8_channels(report, conv, channels)
+        is_computed = outcome is not None and outcome.is_fp8
+        if is_computed and not fp8.check_fp8_channels(report, conv, channels):
+            _check_channels(view, report, conv, channels)
         return
     if groups > 1 and groups == inputs and outcome is not None:
         _check_depthwise(view, report, conv, outcome)

@@ -85,17 +85,19 @@ def test_gpu_without_fp8_is_an_error(capability: str, is_refused: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "is_slow"),
+    ("options", "code"),
     [
-        ({}, False),
-        ({"channels": 16}, True),
-        ({"channels": 40}, True),
-        ({"groups": 32}, True),
-        ({"groups": 2, "channels": 64}, True),
+        ({}, ""),
+        ({"channels": 16}, "FP8-SLOW"),
+        ({"channels": 17}, "CH-ALIGN"),
+        ({"channels": 40}, "CH-ALIGN"),
+        ({"groups": 32}, "FP8-SLOW"),
+        ({"groups": 2, "channels": 64}, "FP8-SLOW"),
     ],
 )
-def test_few_channels_and_groups_are_slow(options: dict[str, int], is_slow: bool) -> None:
-    assert ("FP8-SLOW" in severities(predict(chain("FP8", **options), "trt10"))) == is_slow
+def test_few_channels_and_groups_are_slow(options: dict[str, int], code: str) -> None:
+    codes = {f.code for f in predict(chain("FP8", **options), "trt10").findings}
+    assert codes & {"FP8-SLOW", "CH-ALIGN", "CH-SMALL"} == ({code} if code else set())
 
 
 @pytest.mark.parametrize("kernel", [3, 7])
