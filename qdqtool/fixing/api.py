@@ -91,7 +91,8 @@ class Fixed:
         samples: Number of images, or of samples in `inputs`, on which outputs were compared. 0 for
             random inputs.
         time: Estimated time of the fixed model, and the time that further fixes would save. None if
-            no GPU was given, or if TensorRT rejects the model.
+            no GPU was given, or if TensorRT rejects the model. ``time.as_json()`` has the fields of
+            ``Prediction.time``.
     """
 
     proto: onnx.ModelProto
