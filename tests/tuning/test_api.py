@@ -340,7 +340,8 @@ def test_tensor_too_large_for_fp16_stays_fp32() -> None:
     set_value(proto, "c6.weight", 1.5e5 * value_of(proto, "c6.weight"))
     tuning = tune(model=proto, keep=0.5, target="trt11", exclude=["^c6$"])
     time = qdqtool.predict(tuning.model, "trt11", gpu="RTX 3060").time
-    assert time["float"]["precision"] == "FP16"  # the type of most of the model
+    float_time = qdqtool.predict(proto, "trt11", gpu="RTX 3060").time["float"]
+    assert time["float"]["precision"] == float_time["precision"] == "FP32"  # faster if this small
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
 
 
