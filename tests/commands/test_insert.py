@@ -249,7 +249,8 @@ def test_insert_names_the_part_that_causes_the_output_error(
 def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precision: str) -> None:
     quick = ("--losses", "0", "--method", "max", "--max-images", "1", "--gpu", "L4")
     data = cli.json(*f"insert m.onnx --calib images --precision {precision}".split(), *quick)
-    later = cli.json("predict", data["output"], "--gpu", "L4")["time"]
+    target = ("--target", "trt10-strongly-typed") if "typed" in precision else ()
+    later = cli.json("predict", data["output"], "--gpu", "L4", *target)["time"]
     times = {
         "int8": {later["best"]["total_ms"]},
         "fp8": set(),
