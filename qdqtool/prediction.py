@@ -128,10 +128,10 @@ def check_activations(
         DataError: The data cannot be used.
     """
     from calibration import Statistics, collect
-    from calibration.presets import choose_preprocess, note_preprocess, note_unused_preprocess
+    from calibration.presets import choose_preprocess
     from qdqtool.findings.lint import activation_scales
+    from qdqtool.findings.preprocess_notes import describe_preprocess
     from qdqtool.findings.report import FindingReport
-    from qdqtool.patterns.network_kind import warn_preprocess
     from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
     from qdqtool.patterns.view import View
     from qdqtool.reasons.scales import OutlierScales
@@ -156,13 +156,7 @@ def check_activations(
         max_images=max_images,
         progress=progress,
     )
-    used = statistics.preprocessing
-    if used is None:
-        prediction.notes.extend(note_unused_preprocess(choice.origin, data))
-    else:
-        used["origin"] = choice.origin
-        remarks = [note_preprocess(used), *warn_preprocess(model, used)]
-        prediction.notes.extend(remarks)
+    prediction.notes += describe_preprocess(model, statistics.preprocessing, choice.origin, data)
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))

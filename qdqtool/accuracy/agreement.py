@@ -18,7 +18,7 @@ import numpy.typing as npt
 from calibration.arrays import CalibrationSource, open_data
 from calibration.dataset import Dataset, InputSpec, Sample
 from calibration.options import Preprocess
-from calibration.presets import choose_preprocess, note_preprocess, note_unused_preprocess
+from calibration.presets import choose_preprocess
 from calibration.session import TensorFetcher, choose_size, input_specs, open_session
 from qdqtool.accuracy.metrics import (
     Evidence,
@@ -30,10 +30,10 @@ from qdqtool.accuracy.metrics import (
     note_unmeasured,
 )
 from qdqtool.errors import DataError, ModelError
+from qdqtool.findings.preprocess_notes import describe_preprocess
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_dq, is_q
-from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
@@ -285,13 +285,7 @@ class _SampleFeeder:
             self._pixels = open_data(data, [b for _, b in self._pairs], raw, max_images, size)
             self._check_pixels(model)
         self.preprocess = self.dataset.source.preprocessing
-        self.notes: tuple[Note, ...]
-        if self.preprocess is None:
-            self.notes = tuple(note_unused_preprocess(choice.origin, data))
-        else:
-            self.preprocess["origin"] = choice.origin
-            warnings = warn_preprocess(reference, self.preprocess)
-            self.notes = (note_preprocess(self.preprocess), *warnings)
+        self.notes = describe_preprocess(reference, self.preprocess, choice.origin, data)
 
     def _check_pixels(self, model: Model) -> None:
         """Check that the second network takes uint8 pixels, and that the data are images.

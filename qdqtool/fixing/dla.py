@@ -21,6 +21,7 @@ from onnx import numpy_helper
 from calibration.arrays import CalibrationSource
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError
+from qdqtool.findings.preprocess_notes import describe_preprocess
 from qdqtool.fixing.quantizers import make_constant_change
 from qdqtool.fixing.site import broadcast_along
 from qdqtool.fixing.weights import make_dequantizer
@@ -48,7 +49,6 @@ from qdqtool.ir.modelfile import ModelSource, load_full, save
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import DQ, Q, is_dq, is_qdq, is_quantized
 from qdqtool.patterns.fake_quantizers import find_fake_quantizers, rewrite_fake_quantizers
-from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import nested_graphs
@@ -152,20 +152,13 @@ def _measure_scales(
     model: Model,
     tensors: Sequence[str],
 ) -> dict[str, float]:
-    from calibration.presets import note_preprocess, note_unused_preprocess
-
     images, origin = resolve_images(model, images)
     groups, ranges = group_separately(tensors), RangeOptions()
     statistics, _ = collect_statistics(
         model, data, groups, max_images=ranges.max_images, images=images
     )
     notes += map(Note.from_text, (*statistics.notes, *statistics.warnings))
-    used = statistics.preprocessing
-    if used is None:
-        notes += note_unused_preprocess(origin, data)
-    else:
-        used["origin"] = origin
-        notes += [note_preprocess(used), *warn_preprocess(model, used)]
+    notes += describe_preprocess(model, statistics.preprocessing, origin, data)
     return choose_tensor_scales(groups, statistics, MethodChoice.from_options(ranges))
 
 

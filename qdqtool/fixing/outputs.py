@@ -22,13 +22,13 @@ from onnx import helper
 
 from calibration.session import partial_model
 from qdqtool.errors import DataError
+from qdqtool.findings.preprocess_notes import describe_preprocess
 from qdqtool.fixing.runner import Arrays, RunError
 from qdqtool.fixing.site import ATOL
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.preprocessing import resolve_images
 from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
-from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
@@ -295,7 +295,6 @@ def read_samples(
         DataError: The data has no usable sample.
     """
     from calibration import open_data
-    from calibration.presets import note_preprocess, note_unused_preprocess
     from calibration.session import input_specs
 
     if data is None:
@@ -310,11 +309,7 @@ def read_samples(
             code="no-samples",
             parameter="data",
         )
-    used = dataset.source.preprocessing
-    if used is None:
-        return samples, note_unused_preprocess(origin, data)
-    used["origin"] = origin
-    return samples, [note_preprocess(used), *warn_preprocess(model, used)]
+    return samples, describe_preprocess(model, dataset.source.preprocessing, origin, data)
 
 
 def measure_noise(
