@@ -47,17 +47,12 @@ MetricFunction = Callable[[Outputs, Outputs, str], float]
 Evidence = Any  # JSON that a metric returns for one sample
 LARGEST = 1e100  # limit for a metric value, so that sums of thousands of values are finite
 
-_BOX_TASKS = ("detect", "segment", "pose", "obb")  # tasks with boxes in Ultralytics' metadata
-_SORTED_TASKS = (
-    "segment",
-    "pose",
-    "obb",
-)  # tasks with more numbers after those of a sorted detection
 _MAX_MASKS = 100  # maximum number of masks of an image that are compared
 _REFERENCE_SCORE = 0.25  # lowest score of the float network's detections that count as truth
 _RESULT_SORTERS = ("TopK", "NonMaxSuppression", "ArgMax")
 # Results besides boxes and classes, by task in Ultralytics' metadata.
 _FURTHER_RESULTS = {"segment": "masks", "pose": "keypoints", "obb": "angles of the boxes"}
+_BOX_TASKS = ("detect", *_FURTHER_RESULTS)
 _SORTED_COLUMNS = 6  # numbers of one detection: two corners (x and y), score and class
 _SCORE_MOVES = ("Softmax", "LogSoftmax", "Flatten", "Reshape", "Squeeze", "Identity", "Cast")
 _SCORE_PRODUCERS = ("Gemm", "MatMul", "Conv", "Add", "GlobalAveragePool", "ReduceMean")
@@ -502,7 +497,7 @@ def _sorted_detector_metric(model: Model) -> SortedDetectionMetric | None:
     if not _has_sorted_results(model):
         return None
     task = model.metadata.get("task", "")
-    has_more_columns = task in _SORTED_TASKS
+    has_more_columns = task in _FURTHER_RESULTS
     for output, shape in find_output_shapes(model).items():
         columns = int(shape[2] or 0) if len(shape) == 3 else 0
         if columns == _SORTED_COLUMNS or (has_more_columns and columns > _SORTED_COLUMNS):
