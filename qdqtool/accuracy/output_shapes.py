@@ -18,13 +18,15 @@ def find_output_shapes(model: Model) -> dict[str, Shape]:
 
     Dimensions that the file leaves open are inferred. If the inference fails, for example after a
     TopK whose number is computed, the network runs once. The shape of an output is empty if it
-    remains unknown.
+    remains unknown. The model keeps the result.
     """
-    inferred = resolve_output_shapes(model)
-    shapes = {t: model.shape(t) or () for t in model.outputs}
-    shapes |= {t: inferred.shape(t) or () for t, shape in shapes.items() if _is_open(shape)}
-    if any(map(_is_open, shapes.values())):
-        shapes |= _compute_shapes(model)
+    shapes: dict[str, Shape] = model.cache.setdefault("output shapes", {})
+    if not shapes:
+        shapes |= {t: model.shape(t) or () for t in model.outputs}
+        inferred = resolve_output_shapes(model)
+        shapes |= {t: inferred.shape(t) or () for t, shape in shapes.items() if _is_open(shape)}
+        if any(map(_is_open, shapes.values())):
+            shapes |= _compute_shapes(model)
     return shapes
 
 
