@@ -338,7 +338,6 @@ def _render_text(
     from qdqtool.formats.predict_text import (
         NextOptions,
         build_commands,
-        choose_typing,
         is_built_quantized,
         render,
     )
@@ -356,7 +355,7 @@ def _render_text(
         prediction = result.prediction
         if prediction is None:
             continue
-        built = choose_typing(prediction, target)
+        built = prediction.choose_typing(target)
         page.add_gap()
         text = render(
             prediction,

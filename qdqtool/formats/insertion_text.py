@@ -27,7 +27,7 @@ from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.placement import SkippedNode
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import Target
 from qdqtool.util.text import format_count, format_list, format_ms
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _add_quantization_counts(page: TextPage, insertion: Insertion) -> None:
         outcomes = insertion.prediction.convolutions
         products = sum(c.weights == "computed" and c.is_quantized for c in outcomes)
     layers = format_count(len(weights) + products, "layer")
-    target = (insertion.requested_target or target_named(insertion.target)).title
+    target = insertion.named_target.title
     page.fill(f"Quantized {layers} to {_format_title(insertion)} for {target}", style=Style.BOLD)
     page.add_gap()
     channels = sum(isinstance(q.scale, list) for q in weights)

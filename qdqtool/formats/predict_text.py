@@ -24,7 +24,7 @@ from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.ir.precision import EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.result import ConvOutcome, EngineLayer, Prediction
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts, format_ms
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def render(
         options: Options that the suggested commands repeat.
     """
     page = TextPage(width, everything)
-    target = target or _requested_target(prediction)
+    target = target or prediction.choose_typing(prediction.named_target)
     half = half and _can_use_fp16(times)
     float_type = verdicts.name_float_type(prediction, half=half)
     common_type = find_float_type(prediction, half=half)
@@ -274,15 +274,6 @@ def has_quantized_layer(prediction: Prediction) -> bool:
 def is_built_quantized(prediction: Prediction) -> bool:
     """Return whether TensorRT builds the model, and the engine uses INT8 or FP8."""
     return has_quantized_layer(prediction) and not prediction.rejected
-
-
-def _requested_target(prediction: Prediction) -> Target:
-    return choose_typing(prediction, target_named(prediction.requested_target or prediction.target))
-
-
-def choose_typing(prediction: Prediction, target: Target) -> Target:
-    """Return the target, strongly typed if the prediction is for a strongly typed network."""
-    return strongly_typed(target) if target_named(prediction.target).strongly_typed else target
 
 
 def build_commands(

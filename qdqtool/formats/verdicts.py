@@ -12,7 +12,6 @@ from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.gpus import GpuLimit
 from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.trt.result import Assumption, Prediction
-from qdqtool.trt.targets import target_named
 from qdqtool.util.text import format_count, format_layer_counts
 
 if TYPE_CHECKING:
@@ -333,7 +332,7 @@ def _describe_evidence(prediction: Prediction, total: int) -> str:
     layers = f"all {total} layers" if total > 1 else "the only layer"
     if assumed == total:
         return f"{layers} assumed: no build or document confirms the rules"
-    target = target_named(prediction.requested_target or prediction.target)
+    target = prediction.named_target
     origin = f", by the rules of {target.rules_title}" if target.borrows_rules else ""
     if not assumed:
         return f"{layers} seen in real builds or documented{origin}"

@@ -20,7 +20,6 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.ir.graph import Model
 from qdqtool.trt.fault_checks import LARGEST_SCALE, SMALLEST_SCALE, find_implausible_limit
-from qdqtool.trt.targets import target_named
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
@@ -252,7 +251,7 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     )
     from qdqtool.patterns.view import View
 
-    target = insertion.requested_target or target_named(insertion.target)
+    target = insertion.named_target
     cache_header(target)  # raises the error of an unsupported target before the long measurement
     quantized = Model(insertion.model)
     smoothed = {tensor for entry in insertion.smoothed for tensor in entry.tensors}

@@ -106,12 +106,16 @@ class Insertion:
     )
 
     def __repr__(self) -> str:
-        target = self.requested_target or target_named(self.target)
         return (
-            f"<Insertion of {self.source or 'a model in memory'} for {target.title}: "
+            f"<Insertion of {self.source or 'a model in memory'} for {self.named_target.title}: "
             f"{format_count(len(self.quantized), 'tensor')} quantized, "
             f"{format_count(len(self.warnings), 'warning')}>"
         )
+
+    @property
+    def named_target(self) -> Target:
+        """The target of the version that the user named."""
+        return self.requested_target or target_named(self.target)
 
     @property
     def ok(self) -> bool:
@@ -170,7 +174,7 @@ class Insertion:
             "model": self.source,
             "output": self.output,
             "target": self.target,
-            "requested_target": (self.requested_target or target_named(self.target)).display_name,
+            "requested_target": self.named_target.display_name,
             "compute_capabilities": list(self.compute_capabilities),
             "quantized": [q.as_json() for q in self.quantized],
             "skipped": [s.as_json() for s in self.skipped],

@@ -14,7 +14,7 @@ from qdqtool.reasons.gpus import GpuFact, GpuLimit
 from qdqtool.timing.gpus import Gpu, find_gpu, find_rates, load_rates
 from qdqtool.trt.gpu_support import GpuSupport, find_gpu_support
 from qdqtool.trt.result import ConvOutcome, Prediction
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import target_named
 
 FIRST_BF16 = 8.0  # first compute capability with BF16
 _OPEN_CAPABILITIES = 10.0  # unknown compute capabilities from here on may belong to future GPUs
@@ -133,17 +133,13 @@ def _type_and_support_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]
     floats = [c.name for c in prediction.convolutions if not c.is_quantized]
     if floats and gpu.rates.fp16 < gpu.rates.fp32_pipe:
         yield GpuFact.NO_FP16, floats, gpu.rates.evidence, ()
-    target = _requested_target(prediction)
+    target = prediction.named_target
     support, versions = find_gpu_support(gpu.cc, target)
     fact = _SUPPORT_FACTS.get(support)
     if fact is not None:
         # The end of support for Xavier is inferred from JetPack, and was not seen in a build.
         evidence = Evidence.ASSUMED if gpu.cc == "7.2" else Evidence.DOCUMENTED
         yield fact, [], evidence, (target.title, versions)
-
-
-def _requested_target(prediction: Prediction) -> Target:
-    return target_named(prediction.requested_target or prediction.target)
 
 
 def find_depthwise_convolutions(model: Model) -> frozenset[int]:

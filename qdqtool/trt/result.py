@@ -11,7 +11,7 @@ from qdqtool.errors import shorten_text
 from qdqtool.evidence import Evidence
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Reason, Severity
-from qdqtool.trt.targets import strongly_typed, target_named
+from qdqtool.trt.targets import Target, strongly_typed, target_named
 from qdqtool.trt.trace import Event
 from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
@@ -362,14 +362,21 @@ class Prediction(SavableResult):
         return f"<Prediction {model} for {self.target_title}: {', '.join(counts)}>"
 
     @property
+    def named_target(self) -> Target:
+        """The target of the version that the user named."""
+        return target_named(self.requested_target or self.target)
+
+    @property
     def target_title(self) -> str:
         """The target in words, with the version that the user named.
 
         Example: ``TensorRT 10.3, strongly typed``.
         """
-        target = target_named(self.requested_target or self.target)
-        is_typed = target_named(self.target).strongly_typed
-        return (strongly_typed(target) if is_typed else target).title
+        return self.choose_typing(self.named_target).title
+
+    def choose_typing(self, target: Target) -> Target:
+        """Return a target, strongly typed if the prediction is for a strongly typed network."""
+        return strongly_typed(target) if target_named(self.target).strongly_typed else target
 
     @property
     def ok(self) -> bool:

@@ -8,7 +8,6 @@ from qdqtool import Precision, Prediction, predict
 from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.findings.report import title_of
-from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing import work
@@ -71,8 +70,8 @@ def test_float_residual_of_fp8_is_a_note_with_few_channels(
 def test_weakly_typed_target_is_reported_and_built_strongly_typed() -> None:
     prediction = predict(chain("FP8"), "trt10")
     assert severities(prediction) == {"FP8-WEAK": Severity.INFO}
-    assert choose_typing(prediction, target_named("trt10")).strongly_typed
-    assert not choose_typing(predict(chain("INT8"), "trt10"), target_named("trt10")).strongly_typed
+    assert prediction.choose_typing(target_named("trt10")).strongly_typed
+    assert not predict(chain("INT8"), "trt10").choose_typing(target_named("trt10")).strongly_typed
     assert not severities(predict(chain("FP8"), "10.3-strongly-typed"))
 
 
@@ -184,7 +183,7 @@ def test_10_2_without_a_gpu_is_predicted_for_hopper_with_a_warning() -> None:
 def test_float_rest_of_fp8_is_predicted_as_the_printed_command_builds_it(target: str) -> None:
     """``--stronglyTyped`` keeps the FP32 of the file."""
     prediction = predict(chain("FP8", "FP8"), target)
-    assert choose_typing(prediction, target_named(target)).strongly_typed
+    assert prediction.choose_typing(target_named(target)).strongly_typed
     assert "FLOAT-FP32" in {f.code for f in prediction.findings}
     assert prediction.convolutions[-1].output == Precision.FP32
     assert prediction.requested_target == target
