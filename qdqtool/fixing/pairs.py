@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -42,6 +41,7 @@ from qdqtool.reasons.heads import ResultAfterHead
 from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import ScaleDead
 from qdqtool.reasons.text import (
+    count_lost_bits,
     differ_by_over_two_bits,
     format_number,
     is_common_scale_too_coarse,
@@ -474,7 +474,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
                 zero_point = None if is_fp8 else np.zeros(shape, np.int8)
                 editor.set_quantizer(node, np.full(shape, largest), zero_point)
 
-    lost = math.log2(largest / smallest) if smallest > 0 else math.inf
+    lost = count_lost_bits(smallest, largest)
     bits = f", at most {lost:.1f} bits lost" if smallest > 0 else ""
     before = list_names(map(format_number, scales), 12)
     names = list_names((q.name for q in quantizers), _NAMES_SHOWN)
@@ -501,7 +501,7 @@ def _find_scale_obstacle(view: View, quantizers: list[Node], scales: list[float]
     if not differ_by_over_two_bits(smallest, largest):
         return ""
     tensor = quantizers[scales.index(smallest)].input(0)
-    lost = math.log2(largest / smallest) if smallest > 0 else math.inf
+    lost = count_lost_bits(smallest, largest)
     return Note(
         f"one common scale would cost '{tensor}' {lost:.1f} bits of precision, but a fix may "
         "cost at most 2: keep the scales separate, or leave one of the tensors in float",

@@ -143,6 +143,11 @@ def differ_by_over_two_bits(smallest: float, largest: float) -> bool:
     return smallest < largest * _MIN_SCALE_RATIO
 
 
+def count_lost_bits(smallest: float, largest: float) -> float:
+    """Return how many bits the largest scale would cost the smallest range."""
+    return math.log2(largest / smallest) if smallest > 0 else math.inf
+
+
 def is_common_scale_too_coarse(scales: Sequence[Scale]) -> bool:
     """Return whether a common scale would cost the smallest range more than two bits."""
     positive = _select_positive(scales)
@@ -158,16 +163,13 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
     if not positive:
         return ""
     largest, smallest = max(positive), min(positive)
-    cost = (
-        f" (the smallest range loses {math.log2(largest / smallest):.1f} bits)"
-        if largest > smallest
-        else ""
-    )
+    lost = count_lost_bits(smallest, largest)
+    cost = f" (the smallest range loses {lost:.1f} bits)" if largest > smallest else ""
     if differ_by_over_two_bits(smallest, largest):
         return (
             f"One scale, {format_number(largest)}, would cost the smallest range "
-            f"{math.log2(largest / smallest):.1f} bits: keep separate scales, or leave the side "
-            "with the largest range in float."
+            f"{lost:.1f} bits: keep separate scales, or leave the side with the largest range in "
+            "float."
         )
     return f"Use one scale for all, {format_number(largest)}{cost}."
 
