@@ -218,10 +218,9 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.rejected = prediction.rejected
     time = prediction.time
     summary.float_types = prediction.float_types()
-    if time is not None and time["float"] is not None:
-        chosen = {Precision(time["float"]["precision"])}
-        if summary.float_types == {Precision.FLOAT}:
-            summary.float_types = frozenset(chosen)
+    is_open = summary.float_types == {Precision.FLOAT}
+    if is_open and time is not None and time["float"] is not None:
+        summary.float_types = frozenset({Precision(time["float"]["precision"])})
     if side.time is not None and time is not None and not summary.rejected:
         summary.gpu, summary.layouts = time["gpu"], time["layouts"]
         if side.time.is_supported:

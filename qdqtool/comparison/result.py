@@ -315,6 +315,20 @@ class SideSummary:
     float_type: Precision | None = None
     float_types: frozenset[Precision] = frozenset()
 
+    @property
+    def conversion_bounds(self) -> tuple[int | None, int | None]:
+        """Lowest and highest number of ``conversions``, which are equal if the number is known."""
+        return self.conversions_range or (self.conversions, self.conversions)
+
+    @property
+    def shown_ms(self) -> float | None:
+        """Milliseconds as in JSON."""
+        return self._round_estimate(self.ms)
+
+    def _round_estimate(self, ms: float | None) -> float | None:
+        """Round an estimated time to four significant digits, as predict does."""
+        return ms if self.measured or ms is None else round_significant(ms)
+
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
         """Set the numbers of INT8 and FP8 convolutions from the nodes."""
         int8 = [node for node in nodes if node.is_int8]
@@ -355,9 +369,7 @@ class SideSummary:
             "measured",
             "rejected",
         )
-        if not self.measured:  # estimated times have four significant digits, as in predict
-            times = {"ms": self.ms, "layouts_ms": self.layouts_ms}
-            fields |= {k: None if v is None else round_significant(v) for k, v in times.items()}
+        fields |= {"ms": self.shown_ms, "layouts_ms": self._round_estimate(self.layouts_ms)}
         return {
             **fields,
             "target": self.target or None,
@@ -489,7 +501,7 @@ class Comparison(SavableResult):
             "unknown": len(self.unknown),
             "only_in_a": counts[ChangeKind.ONLY_IN_A],
             "only_in_b": counts[ChangeKind.ONLY_IN_B],
-            "ms": [side.as_json()["ms"] for side in (self.a, self.b)],
+            "ms": [self.a.shown_ms, self.b.shown_ms],
             "times_as_long": self.times_as_long,
             "matched_by": self.matched_by,
         }

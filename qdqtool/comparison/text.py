@@ -14,7 +14,6 @@ from qdqtool.comparison.result import (
     NodeChange,
     NodeSide,
     QuantizerScales,
-    SideSummary,
 )
 from qdqtool.ir.precision import Precision
 from qdqtool.util.notes import Note
@@ -289,8 +288,9 @@ def _describe_conversions(comparison: Comparison) -> list[str]:
     more, kinds = comparison.more_conversions, (a.kind, b.kind)
     if a.rejected or b.rejected or more is None:
         return []
-    in_a, in_b = _format_conversions(a), _format_conversions(b)
-    if in_a != in_b and "to" in in_a + in_b:
+    bounds = [a.conversion_bounds, b.conversion_bounds]
+    if bounds[0] != bounds[1] and any(low != high for low, high in bounds):
+        in_a, in_b = (str(low) if low == high else f"{low} to {high}" for low, high in bounds)
         return [f"Q/DQ layers: {in_a} in A, {in_b} in B"]
     if not more:
         return []
@@ -298,12 +298,6 @@ def _describe_conversions(comparison: Comparison) -> list[str]:
     is_more = more < 0 if kinds == ("build", "model") else more > 0
     layers = "Q/DQ layer" if abs(more) == 1 else "Q/DQ layers"
     return [f"{abs(more)} {'more' if is_more else 'fewer'} {layers}{predicted}"]
-
-
-def _format_conversions(side: SideSummary) -> str:
-    """Return the number or range of remaining Q/DQ layers, such as ``1 to 2``."""
-    low, high = side.conversions_range or (side.conversions, side.conversions)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def _describe_all_scales(comparison: Comparison) -> list[str]:

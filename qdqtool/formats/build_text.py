@@ -281,7 +281,7 @@ def _describe_conversions(side: SideSummary) -> list[str]:
     """Return the number of remaining Q/DQ layers as one text; empty if it is unknown."""
     if side.conversions is None or not side.quantized or side.rejected:
         return []
-    low, high = side.conversions_range or (side.conversions, side.conversions)
+    low, high = side.conversion_bounds
     layers = format_count(high, "Q/DQ layer")
     return [layers if low == high else f"{low} to {layers}"]
 
