@@ -92,9 +92,14 @@ def estimate_time(
     resolved_model, notes = model_variants.resolve_inputs(model, batch or 1)
     resolved_model = fold_constants(resolved_model)
     factor = _batch_factor(resolved_model, batch, notes)
-    resolved_model, simulated = _choose_simulation(
-        model, resolved_model, prediction, gpu, target, notes
-    )
+    simulated = prediction
+    if not gpu.has_int8 and model_variants.has_qdq(model):
+        resolved_model = model_variants.float_variant(resolved_model)
+        simulated, note = _simulate_without_qdq(model, target, gpu)
+        notes.append(note)
+    elif prediction.convolutions and not prediction.layers:
+        simulated, note = _simulate_layers(model, prediction, target)
+        notes.append(note)
     is_float = not model_variants.has_qdq(resolved_model)
     float_types = list_float_types(resolved_model, target, float_type)
     engine = time_engine(resolved_model, simulated, gpu, float_types, factor)
@@ -151,32 +156,23 @@ def estimate_time(
     return result
 
 
-def _choose_simulation(
-    model: Model,
-    resolved_model: Model,
-    prediction: Prediction,
-    gpu: Gpu,
-    target: Target,
-    notes: list[Note],
-) -> tuple[Model, Prediction]:
-    """Return the model (with fixed shapes) that is timed, and a prediction with engine layers.
+def _simulate_without_qdq(model: Model, target: Target, gpu: Gpu) -> tuple[Prediction, Note]:
+    """Return a prediction of the model without Q/DQ for a GPU without INT8, and a note."""
+    text = (
+        f"{target.display_name} has no INT8 on {gpu.name}: the times are for the model without Q/DQ"
+    )
+    variant = model_variants.float_variant(model)
+    simulated = simulate_without_alternatives(variant, target_with_layers(target))
+    return simulated, Note(text, code="without-qdq")
 
-    On a GPU without INT8, the returned model has no Q/DQ. TensorRT-RTX does not name layers, so
-    the time of an engine of classic TensorRT is estimated. A note is added in both cases.
+
+def _simulate_layers(
+    model: Model, prediction: Prediction, target: Target
+) -> tuple[Prediction, Note]:
+    """Return a prediction with engine layers, and a note.
+
+    TensorRT-RTX does not name layers, so the engine is that of classic TensorRT.
     """
-    if not gpu.has_int8 and model_variants.has_qdq(model):
-        notes.append(
-            Note(
-                f"{target.display_name} has no INT8 on {gpu.name}: the times are for the model "
-                "without Q/DQ",
-                code="without-qdq",
-            )
-        )
-        variant = model_variants.float_variant(model)
-        simulated = simulate_without_alternatives(variant, target_with_layers(target))
-        return model_variants.float_variant(resolved_model), simulated
-    if prediction.layers or not prediction.convolutions:
-        return resolved_model, prediction
     named = target_with_layers(target_named(prediction.target))
     simulated = simulate_without_alternatives(model, named)
     conversions = simulated.summary()["conversions"] or 0
@@ -191,8 +187,7 @@ def _choose_simulation(
             f", with {format_count(conversions, 'Q/DQ layer')}. {target.display_name} quantizes "
             "inside its kernels: other places of Q/DQ that save such layers are hardly faster there"
         )
-    notes.append(Note(text, code="no-layers-named", conversions=conversions))
-    return resolved_model, simulated
+    return simulated, Note(text, code="no-layers-named", conversions=conversions)
 
 
 def _main_precision(model: Model, simulated: Prediction) -> Precision:
