@@ -76,8 +76,11 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
     for conversion in recorded.reasons_of_kind(RemainingConversion):
         report_conversion(recorded, conversion)
     # Concats with different scales that no finding on a convolution has reported yet.
+    conversions = recorded.reasons_of_kind(RemainingConversion)
+    converted = {step.node for conversion in conversions for step in conversion.path}
     for concat in recorded.reasons_of_kind(ConcatScales):
-        recorded.add(Diagnosis(concat.node, Cause(concat), concat.elements))
+        gains = concat.node in converted
+        recorded.add(Diagnosis(concat.node, Cause(concat), concat.elements, gains=gains))
 
 
 def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> None:

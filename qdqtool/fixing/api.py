@@ -129,17 +129,20 @@ class Fixed:
     def fixed_places(self) -> Counter[str]:
         """Return the number of findings with an automatic fix that the fixes removed, by code.
 
+        A finding that became a note because it costs nothing anymore counts as removed.
+
         One change may remove several findings, and one finding may need several changes. If the
         model had no finding of a code before fixing, for example because an error prevented the
         check, the number of changes is returned for this code.
         """
-        left = {(f.code, f.node) for f in self.after.findings}
+        remaining = [f for f in self.after.findings if f.gains]
+        left = {(f.code, f.node) for f in remaining}
         removed = Counter(
             f.code for f in self.before.findings if f.automatic and (f.code, f.node) not in left
         )
         change = Counter(f.code for f in self.before.findings)
         hidden = Counter(a.code for a in self.applied if a.code not in change)
-        change.subtract(f.code for f in self.after.findings)
+        change.subtract(f.code for f in remaining)
         return (removed & change) + hidden
 
     def summary(self) -> Json:

@@ -29,7 +29,8 @@ class PredictionCounts:
         int8: Number of INT8 convolutions.
         int8_to_int8: Number of INT8 convolutions that write INT8.
         conversions: Number of remaining Q and DQ.
-        remaining_findings: Number of findings with the codes to fix.
+        remaining_findings: Number of findings with the codes to fix, without those that cost
+            nothing.
         errors: Number of findings that are errors, by code.
     """
 
@@ -138,7 +139,7 @@ def _count_all(prediction: Prediction, criteria: FixCriteria) -> PredictionCount
         summary["int8"],
         summary["int8_to_int8"],
         summary["conversions"] or 0,
-        sum(f.code in criteria.codes for f in prediction.findings),
+        sum(f.code in criteria.codes and f.gains for f in prediction.findings),
         Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR),
     )
 
@@ -155,7 +156,7 @@ def _count_by_group(
         counts[nearest.get(name if name in nearest else base_name(name), _FAR)].conversions += 1
     for finding in prediction.findings:
         group = counts[nearest.get(finding.node, _FAR)]
-        group.remaining_findings += finding.code in criteria.codes
+        group.remaining_findings += finding.code in criteria.codes and finding.gains
         if finding.severity == Severity.ERROR:
             group.errors[finding.code] += 1
     return counts

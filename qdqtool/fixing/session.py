@@ -411,9 +411,18 @@ class FixSession:
         self.notes.append(self._verdict_note)
 
     def drop_outdated_refusals(self) -> None:
-        """Remove refusals at nodes that other fixes removed from the model."""
+        """Remove refusals at nodes that other fixes removed from the model.
+
+        Refusals of changes without a gain are removed as well, if nothing is lost at their places.
+        """
         removed = {n.name for n in self._original.nodes} - {n.name for n in self.model.nodes}
-        self.refused = [attempt for attempt in self.refused if attempt.node not in removed]
+        costly = {(f.code, f.node) for f in self.prediction.findings if f.gains}
+        self.refused = [
+            attempt
+            for attempt in self.refused
+            if attempt.node not in removed
+            and (attempt.why_not != gains.NO_GAIN or not costly.isdisjoint(attempt.places))
+        ]
 
     def record_unfixed(self, codes: Collection[str]) -> None:
         """Add notes on requested codes without findings, and refusals for findings that remain."""

@@ -19,6 +19,7 @@ from qdqtool.reasons.tensors import (
     quantizer_consumers,
 )
 from qdqtool.reasons.text import (
+    NO_ACTION,
     Message,
     advise_common_scale,
     consumer_names,
@@ -129,7 +130,12 @@ class ConcatScales(Reason, key="concat-scales"):
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        return describe_concat_scales(self, "each input with a different scale is converted", ())
+        if finding.gains:
+            return describe_concat_scales(
+                self, "each input with a different scale is converted", ()
+            )
+        consequence = "the layers that write these inputs convert them to the scale of the output"
+        return describe_concat_scales(self, consequence, ())[0], NO_ACTION
 
     def scales_to_unify(self) -> Sequence[Scale]:
         return [*self.parts, self.output_scale]

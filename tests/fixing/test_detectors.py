@@ -92,7 +92,7 @@ def test_fix_removes_the_pairs_of_a_head_that_keeps_its_scores() -> None:
     assert severities == {Severity.WARNING} and "HEAD-CONCAT" in codes(fixed)
 
 
-def joined(*scales: float, behind: float) -> onnx.ModelProto:
+def joined(*scales: float, behind: float, converted: bool = True) -> onnx.ModelProto:
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r0")
     parts = [
@@ -101,7 +101,9 @@ def joined(*scales: float, behind: float) -> onnx.ModelProto:
     ]
     cat = g.concat(parts, "cat")
     g.channels[cat] = 16 * len(scales)
-    return g.model(g.conv(cat, "last", 16, scale=behind))
+    # Because of the other consumers, no layer absorbs the conversions before the Concat.
+    others = [g.op("Neg", part, f"n{i}") for i, part in enumerate(parts) if converted]
+    return g.model(g.conv(cat, "last", 16, scale=behind), *others)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,14 @@ def test_one_scale_costs_at_most_two_bits(
             for t in fixed.proto.graph.initializer
             if re.fullmatch(r"p\d\..*scale", t.name)
         } == {float(np.float32(s)) for s in scales}
+
+
+def test_different_scales_that_cost_no_conversion_stay() -> None:
+    """The convolutions before the Concat write the scale of its result."""
+    fixed = fix(joined(0.1, 0.2, behind=0.4, converted=False))
+    (finding,) = (f for f in fixed.before.findings if f.code == "CONCAT-SCALE")
+    assert (finding.severity, finding.automatic, finding.fix) == (Severity.INFO, False, "")
+    assert not (fixed.applied or fixed.refused)
 
 
 @pytest.mark.parametrize(

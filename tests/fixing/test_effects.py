@@ -71,6 +71,8 @@ def concats(count: int, apart: set[int]):
         parts = [net.pair(net.conv("x", 0.01), scale) for scale in scales]
         joined = net.pair(net.add("Concat", *parts, axis=1), 0.01)
         ends.append(net.add("Conv", joined, net.pair("w16", 0.25)))
+        # Because of this consumer, no layer absorbs the conversion before the Concat.
+        ends.append(net.add("Conv", parts[1], net.pair("w", 0.01)))
     return net.done(*ends)
 
 
