@@ -250,7 +250,20 @@ def describe_myelin_kernels(prediction: Prediction) -> str:
     if not count:
         return ""
     verb = "runs" if count == 1 else "run"
-    return f"{format_count(count, 'Q/DQ node')} {verb} inside Myelin's layers (matrix products)"
+    content = _list_myelin_content(prediction)
+    return f"{format_count(count, 'Q/DQ node')} {verb} inside Myelin's layers ({content})"
+
+
+def _list_myelin_content(prediction: Prediction) -> str:
+    """Return the kinds of layers in the regions that have Q/DQ kernels."""
+    regions = [region for region in prediction.regions if region.kernels]
+    kinds = {
+        "matrix products": any(r.products for r in regions),
+        "Softmax": any(r.softmaxes for r in regions),
+        "normalizations": any(r.norms for r in regions),
+    }
+    named = [kind for kind, is_present in kinds.items() if is_present]
+    return ", ".join(named or dict.fromkeys(region.op for region in regions))
 
 
 def open_assumptions(prediction: Prediction) -> list[Assumption]:

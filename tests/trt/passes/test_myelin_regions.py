@@ -113,6 +113,13 @@ def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
     assert predict_graph(g, "b:0", target="trt8.5").conversion_nodes == ["a.in.Q", "b.in.Q"]
 
 
+def test_kernel_at_softmax_is_not_described_as_matrix_product(g: Graph) -> None:
+    x = g.op("Softmax", g.op("Flatten", g.pair(g.input(1, 16, 8, 8), "in"), "flat"), "soft")
+    assert verdict(predict_graph(g, g.conv(x, "b", 16))).endswith(
+        "1 Q/DQ node runs inside Myelin's layers (Softmax)"
+    )
+
+
 def test_q_after_pointwise_layer_may_remain(g: Graph) -> None:
     x = g.op("Tanh", g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft"), "tanh")
     result = predict_graph(g, g.conv(x, "b", 16))
