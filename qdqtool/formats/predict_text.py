@@ -193,6 +193,9 @@ def _add_layer_facts(
     for label, text in verdicts.describe_layers_by_kind(prediction, float_type).items():
         page.add_row(label, text)
     page.add_row("Q/DQ layers", _describe_conversions(prediction, times))
+    most = len(prediction.uncertain_conversions) if page.everything else _MAX_NAMES
+    if uncertain := verdicts.describe_uncertain_conversions(prediction, most):
+        page.add_row("", uncertain)
     if kernels := verdicts.myelin_kernels(prediction):
         names = f": {_format_names(kernels, with_total=True)}" if page.everything else ""
         page.add_row("", f"{verdicts.describe_myelin_kernels(prediction)}{names}")

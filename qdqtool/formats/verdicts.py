@@ -12,7 +12,7 @@ from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.gpus import GpuLimit
 from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.trt.result import Assumption, Prediction
-from qdqtool.util.text import format_count, format_layer_counts
+from qdqtool.util.text import format_count, format_layer_counts, format_list
 
 if TYPE_CHECKING:
     from qdqtool.timing.results import SpeedGain, TimeEstimate
@@ -59,7 +59,9 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
     if prediction.conversions is not None:
         number, dependence = count_conversions(prediction)
         verb = "remains" if number == 1 else "remain"
-        rows["Q/DQ layers"] = f"{format_count(number, 'Q/DQ layer')} {verb}{dependence}"
+        open_names = describe_uncertain_conversions(prediction)
+        uncertain = f" ({open_names})" if open_names else ""
+        rows["Q/DQ layers"] = f"{format_count(number, 'Q/DQ layer')} {verb}{dependence}{uncertain}"
     parts = filter(None, (*rows.values(), describe_myelin_kernels(prediction)))
     return f"{describe_uncovered_types(prediction, float_type)}{'; '.join(parts)}"
 
@@ -237,6 +239,12 @@ def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
         causes.append("how many of them Myelin absorbs")
     bounds = prediction.conversions_range or [prediction.conversions or 0]
     return _format_range(bounds), f", depending on {' and '.join(causes)}" if causes else ""
+
+
+def describe_uncertain_conversions(prediction: Prediction, most: int = 3) -> str:
+    """Return ``uncertain:`` and at most `most` names of Q/DQ that may remain; empty without any."""
+    names = prediction.uncertain_conversions
+    return f"uncertain: {format_list(names, most)}" if names else ""
 
 
 def myelin_kernels(prediction: Prediction) -> list[str]:
