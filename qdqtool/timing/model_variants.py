@@ -235,28 +235,25 @@ def _bypass(editor: Editor, node: Node) -> None:
     editor.remove(node)
 
 
-def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
-    """Return the model with fixed input shapes, and a note for each dynamic input.
-
-    Dynamic dimensions are set by :func:`complete_shapes`.
-    """
-    shapes, notes = complete_shapes(model, batch), note_assumed_shapes(model, batch)
+def resolve_inputs(model: Model, batch: int = 1) -> Model:
+    """Return the model with fixed input shapes, see :func:`complete_shapes`."""
+    shapes = complete_shapes(model, batch)
     if not shapes:
-        return model, notes
+        return model
     proto = strip_large_constants(model)
     set_input_shapes(proto, shapes)
-    return Model(proto, model.path, sha256=model.sha256), notes
+    return Model(proto, model.path, sha256=model.sha256)
 
 
 def note_assumed_shapes(
-    model: Model, batch: int = 1, *, is_batch_given: bool = False, is_size_given: bool = False
+    model: Model, batch: int | None, *, is_size_given: bool = False
 ) -> list[Note]:
     """Return a note for each input with dynamic dimensions that the user did not give."""
     notes = []
-    for name, shape in complete_shapes(model, batch).items():
+    for name, shape in complete_shapes(model, batch or 1).items():
         axes = list(range(len(shape)))
         sides = axes[side_axes(shape)] if len(shape) == 4 else []
-        given = [*(axes[:1] if is_batch_given else []), *(sides if is_size_given else [])]
+        given = [*([] if batch is None else axes[:1]), *(sides if is_size_given else [])]
         declared = model.shape(name) or ()
         assumed = [n for n in axes if n not in given and declared[n] != shape[n]]
         text = f"the shape {'x'.join(map(str, shape))} was assumed"

@@ -498,7 +498,7 @@ def test_input_that_is_an_output_of_another_rank(rank: int) -> None:
     proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     output = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None] * rank)
     proto.graph.output.append(output)
-    resolved, _ = model_variants.resolve_inputs(Model(proto))
+    resolved = model_variants.resolve_inputs(Model(proto))
     assert len(resolved.proto.graph.input[0].type.tensor_type.shape.dim) == rank
 
 
