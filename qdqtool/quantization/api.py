@@ -33,6 +33,7 @@ from qdqtool.insertion.losses import (
     TRIAL_SAMPLES,
     Fp16Agreement,
     compare_outputs,
+    compares_at_objects,
     measure_losses,
     measure_sample_errors,
     predict_count_changes,
@@ -739,7 +740,9 @@ class _Inserter:
     def _measure_or_reuse_agreement(self, model: Model) -> Fp16Agreement | None:
         choice = self.result.choice
         if choice is not None and self.result.precision in choice.errors:
-            return Fp16Agreement(choice.errors[self.result.precision], choice.samples)
+            error = choice.errors[self.result.precision]
+            at_objects = compares_at_objects(self._network.load_float_model(), model)
+            return Fp16Agreement(error, choice.samples, at_objects)
         assert self._data is not None
         return compare_outputs(
             self._network.load_float_model(),
