@@ -539,8 +539,8 @@ def _add_times(page: TextPage, result: Verification) -> None:
         "Time",
         f"{times['built_ms']:.3f} ms measured ({times['built_from']}), "
         f"{times['predicted_ms']:.3f} ms estimated for {times['gpu']} at "
-        f"{times['clock_mhz']} MHz (range {times['low_ms']:.3f} to {times['high_ms']:.3f}): "
-        f"{outcome}",
+        f"{times['running_clock_mhz']} MHz (range {times['low_ms']:.3f} to "
+        f"{times['high_ms']:.3f}): {outcome}",
     )
     if not times["within"]:
         advice = (

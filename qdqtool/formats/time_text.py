@@ -106,12 +106,17 @@ def _is_listed(time: TimeEstimate, precision: str, best: BestTime) -> bool:
     return not is_same or abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE
 
 
+def describe_clock(time: TimeEstimate) -> str:
+    """Return the clock for which the time is, such as ``1777 MHz``."""
+    return f"{'about ' if time.clock_share < 1 else ''}{time.clock:.0f} MHz"
+
+
 def describe_times(time: TimeEstimate) -> str:
     """Return the times as one line, such as ``INT8 0.807 ms, FP16 1.06 ms on L4 ...``."""
     texts = [f"{label} {format_ms(listed.ms)}" for label, listed in list_times(time).items()]
     method = "estimated" if time.calibration is None else "estimated, corrected by a measurement"
     return (
-        f"{', '.join(texts)} on {time.gpu.name} at {time.gpu.clock:.0f} MHz ({method}; 80 % of "
+        f"{', '.join(texts)} on {time.gpu.name} at {describe_clock(time)} ({method}; 80 % of "
         f"engines within {format_ms(time.low_ms, unit=False)} to {format_ms(time.high_ms)})"
     )
 

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from qdqtool.formats.output import TextPage
-from qdqtool.formats.time_text import add_speed_verdict, describe_fastest
+from qdqtool.formats.time_text import add_speed_verdict, describe_fastest, describe_times
 from qdqtool.ir.precision import Precision
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
@@ -54,6 +54,7 @@ def test_range_of_each_engine_ends_at_the_same_clock() -> None:
     time = TimeEstimate(
         choose_gpu("L4"), 10.0, low_ms=8.0, high_ms=15.0, float_time=base, clock_share=0.9
     )
+    assert f"{0.9 * time.gpu.clock:.0f} MHz (estimated; " in describe_times(time)
     page = TextPage()
     add_speed_verdict(page, [time])
     ends = re.findall(r"- +([\d.]+) ms", "\n".join(page.lines))
