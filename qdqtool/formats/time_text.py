@@ -75,8 +75,11 @@ class ListedTime(NamedTuple):
     clock_share: float
 
 
-def list_times(time: TimeEstimate) -> dict[str, ListedTime]:
-    """Return times by label: model, float network, and results of ``insert``."""
+def list_times(time: TimeEstimate, *, every: bool = False) -> dict[str, ListedTime]:
+    """Return times by label: model, float network, and results of ``insert``.
+
+    If the time by ``insert`` is about that of the model, it is left out unless `every` is set.
+    """
     float_time, times = time.float_time, {}
     model_time = ListedTime(time.total_ms, time.clock_share)
     if not time.is_float:
@@ -89,7 +92,7 @@ def list_times(time: TimeEstimate) -> dict[str, ListedTime]:
     elif time.is_float:
         times[str(time.float_type)] = model_time
     for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
-        if best is not None and _is_listed(time, precision, best):
+        if best is not None and (every or _is_listed(time, precision, best)):
             options = "(defaults)" if precision == "INT8" else "--precision fp8"
             label = f"{precision} by qdqtool insert {options}"
             times[label] = ListedTime(best.total_ms, best.clock_share)
@@ -179,6 +182,9 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         ratio, style = _format_speed(time)
         row = f"  {time.gpu.name:<{column}}{_format_cells(time, labels)}  "
         page.fill(ratio, len(row), row, style)
+    if any(_list_missing(time, labels) for time in times if time.is_supported):
+        text = "note: '-' is for a type that the GPU lacks, and for the slower of FP16 and FP32"
+        page.fill(text, 4, "  ")
 
 
 def _list_columns(times: Sequence[TimeEstimate]) -> list[str]:
@@ -195,8 +201,12 @@ def _name_origin(label: str) -> str:
     return "by insert" if " " in label else ""
 
 
+def _list_missing(time: TimeEstimate, labels: Sequence[str]) -> list[str]:
+    return [label for label in labels if label not in list_times(time, every=True)]
+
+
 def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:
-    listed = list_times(time) if time.is_supported else {}
+    listed = list_times(time, every=True) if time.is_supported else {}
     cells = (format_ms(listed[label].ms) if label in listed else "-" for label in labels)
     return "".join(f"{cell:>11}" for cell in cells)
 

@@ -94,6 +94,17 @@ def test_columns_for_several_gpus_have_one_order(
     assert page.lines[1].split() == ["by", "insert"] and len(page.lines[1]) == ends[column]
 
 
+def test_table_of_gpus_explains_missing_times() -> None:
+    base, page = FloatTime(Precision.FP16, 9.8), TextPage(200)
+    bests = best_time(5.0, 9.8), best_time(10.0, 9.8), None
+    times = [TimeEstimate(GPU, 10.0, float_time=base, best=best) for best in bests]
+    add_speed_verdict(page, times[:2])
+    assert page.lines[3].count("10.00 ms") == 2 and "'-' is for" not in "".join(page.lines)
+    add_speed_verdict(page, times[1:])
+    add_speed_verdict(page, times)
+    assert "\n".join(page.lines).count("note: '-' is for a type that the GPU lacks") == 1
+
+
 @pytest.mark.parametrize(
     ("ms", "text"),
     [(1.505057, "1.51 ms"), (1.5046, "1.50 ms"), (0.99996, "1.00 ms"), (0.04567, "0.0457 ms")],
