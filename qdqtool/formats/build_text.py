@@ -231,7 +231,9 @@ _METRICS = {
     ),
     "mask-agreement": (
         "Mask agreement",
-        "mean IoU of the masks, at the places where A has a score of 0.25 and more",
+        "mean IoU of the masks, at the positions where A has a score of 0.25 and more (at most 100 "
+        "in an image). An object has several such positions, and non-maximum suppression keeps one "
+        "of them as its detection, so the numbers of masks and detections differ",
     ),
     "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
     "output-agreement": (
