@@ -297,7 +297,7 @@ def test_fault_of_a_quantizer_is_reported_once(
         assert convolution.is_int8 and not convolution.findings
         return
     (finding,) = (f for f in prediction.findings if f.code == expected)
-    assert finding.node == "p.Q" and finding.convolutions == ["c"]
+    assert (finding.node, finding.convolutions) == ("p.Q", ["c"])
     assert finding.id in convolution.findings
     kinds = {type(r) for r in prediction.refusals if r.node == "c"}
     assert kinds <= ({IntegersLost} if target == "rtx1.7" else MODEL_FAULTS.keys())
