@@ -218,18 +218,25 @@ def test_batch_option_is_the_batch_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "imgsz", "text"),
     [
-        ({}, "the shape 1x3x640x640 was assumed"),
-        ({"batch": 2}, "the size 640x640 was assumed"),
-        ({"size": (320, 640)}, "the batch size 1 was assumed"),
-        ({"size": (320, 640), "batch": 2}, ""),
+        ({}, "", "the shape 1x3x640x640 was assumed"),
+        ({"batch": 2}, "", "the size 640x640 was assumed"),
+        ({"size": (320, 640)}, "", "the batch size 1 was assumed"),
+        ({"size": (320, 640), "batch": 2}, "[64, 64]", ""),
+        ({"batch": 2}, "[64, 32]", "the size 64x32 is from the model's metadata (imgsz)"),
+        (
+            {},
+            "64",
+            "the batch size 1 was assumed, the size 64x64 is from the model's metadata (imgsz)",
+        ),
     ],
 )
 def test_dimensions_of_the_user_are_not_assumed(
-    g: Graph, options: dict[str, Any], text: str
+    g: Graph, options: dict[str, Any], imgsz: str, text: str
 ) -> None:
     proto = g.model(g.conv(g.input("n", 3, "h", "w"), "c", 16))
+    proto.metadata_props.add(key="imgsz", value=imgsz)
     _, time = predict_on_gpu(proto, "trt10", TimingOptions("L4", **options))
     notes = [note for note in time.notes if note.code == "input-taken"]
     assert notes == ([f"input 'x': {text}"] if text else [])
