@@ -53,11 +53,6 @@ def arithmetic(*steps: str) -> MakeQuantizer:
     return make
 
 
-def straight_through(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    quantized = arithmetic("/", "round", "clip", "*")(g, x, name, scale)
-    return g.op("Add", [x, g.op("Sub", [quantized, x], f"{name}.difference")], f"{name}.sum")
-
-
 def floor(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
     s = g.const(f"{name}.s", np.asarray(scale, np.float32))
     x = g.op(
@@ -167,7 +162,18 @@ DECOMPOSED: dict[str, MakeQuantizer] = {
     "clip first": arithmetic("/", "clip", "round", "*"),
     "narrow": arithmetic("*inverse", "round", "narrow", "/inverse"),
     "minimum and maximum": arithmetic("*inverse", "round", "max", "min", "*"),
-    "straight through": straight_through,
+    "straight through": lambda g, x, name, scale: g.op(
+        "Add",
+        [
+            x,
+            g.op(
+                "Sub",
+                [arithmetic("/", "round", "clip", "*")(g, x, name, scale), x],
+                f"{name}.difference",
+            ),
+        ],
+        f"{name}.sum",
+    ),
     "reversed operands": reversed_operands,
     "operator DQ": dq_operator,
     "casts": arithmetic("*inverse", "round", "+", "clip", "cast3", "cast1", "-", "*"),
