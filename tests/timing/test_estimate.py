@@ -509,7 +509,6 @@ def test_input_that_is_an_output_of_another_rank(rank: int) -> None:
     assert len(resolved.proto.graph.input[0].type.tensor_type.shape.dim) == rank
 
 
-LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"  # weights are ConstantOfShape
 MOST_GAIN = 2.3  # ratio of the rates of INT8 and FP16, with bytes that INT8 saves
 
 
@@ -525,7 +524,11 @@ MOST_GAIN = 2.3  # ratio of the rates of INT8 and FP16, with bytes that INT8 sav
     ),
 )
 def test_gain_of_light_models_is_at_most_the_ratio_of_rates(name: str) -> None:
-    _, time = predict_on_gpu(LIGHT / f"light_{name}.onnx", "trt10", TimingOptions("L4"))
+    _, time = predict_on_gpu(
+        Path(onnx.__file__).parent / "backend/test/data/light" / f"light_{name}.onnx",
+        "trt10",
+        TimingOptions("L4"),
+    )
     assert 1 / MOST_GAIN < time.best.gain < MOST_GAIN
 
 
