@@ -96,17 +96,10 @@ def describe_class(cls: type) -> Description:
         bases = [c.__name__ for c in cls.__mro__ if issubclass(c, Exception)]
         return {"kind": "exception", "bases": bases, "attributes": attributes(cls)}
     description: Description = {"kind": "class", "attributes": attributes(cls)}
-    if is_constructed_by_users(cls):
+    # Users construct these classes, and functions of qdqtool all others.
+    if dataclasses.is_dataclass(cls) or cls.__module__.startswith("qdqtool.qat.lightning"):
         description["parameters"] = parameters(cls)
     return description
-
-
-def is_constructed_by_users(cls: type) -> bool:
-    """Return whether users construct a class.
-
-    Only functions of qdqtool construct results.
-    """
-    return dataclasses.is_dataclass(cls) or cls.__module__.startswith("qdqtool.qat.lightning")
 
 
 def attributes(cls: type) -> Description:

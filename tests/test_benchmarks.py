@@ -21,7 +21,6 @@ HERE = Path(__file__).parents[1] / "benchmarks"
 RUN: dict[str, Any] = runpy.run_path(str(HERE / "run.py"))
 NAMES = sorted(RUN["benchmarks"]())
 SCRIPTS = [*HERE.glob("*.py"), *HERE.parent.glob("tools/**/*.py")]
-PACKAGES = ("qdqtool", "calibration", "tests.", "tools.", "benchmarks.")
 
 
 def needs_arguments(tree: ast.Module) -> bool:
@@ -58,7 +57,9 @@ def test_run_lists_scripts_that_need_arguments(name: str) -> None:
 def test_imports_of_a_script_exist(path: Path) -> None:
     """Scripts that need data or packages run rarely, so that a moved name would go unnoticed."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGES):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
+            ("qdqtool", "calibration", "tests.", "tools.", "benchmarks.")
+        ):
             for package in {"torch", "ultralytics"} if "qat" in str(node.module) else ():
                 pytest.importorskip(package)
             module = import_module(str(node.module))

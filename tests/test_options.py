@@ -2,7 +2,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 import click
@@ -54,10 +54,6 @@ def parameters(function: Function) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(function).parameters)
 
 
-def scalar_fields(cls: type) -> list[Field[Any]]:
-    return [f for f in fields(cls) if f.default_factory is MISSING and f.default is not MISSING]
-
-
 CALIBRATION = (RangeOptions, ImageOptions, ClusterOptions, PlacementOptions)
 CLASSES: dict[Function, tuple[type, ...]] = {
     qdqtool.insert: (*CALIBRATION, CacheOptions, NetworkOptions, InsertOptions),
@@ -83,8 +79,9 @@ NOT_PARAMETERS = {
 def test_option_classes_have_defaults_of_parameters(function: Function) -> None:
     arguments = parameters(function)
     for cls in CLASSES[function]:
-        for field in scalar_fields(cls):
-            if (function, field.name) not in NOT_PARAMETERS:
+        for field in fields(cls):
+            has_value = field.default_factory is MISSING and field.default is not MISSING
+            if has_value and (function, field.name) not in NOT_PARAMETERS:
                 assert arguments[field.name].default == field.default, field.name
 
 

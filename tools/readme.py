@@ -20,7 +20,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from qdqtool.demo.images import write_images
+from qdqtool.demo.images import make_image, write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.ir.modelfile import save
 
@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 SAMPLE = 'qdqtool predict yolov8n_naive.onnx --gpu "RTX 3060"'
 IMAGES, SIZE = 100, 320  # number of images, and size of the demo's network
+OTHER_IMAGES = 40  # number of images that are not used for calibration
 _SIGN = 0.05  # if the times of a pair differ by less than this fraction, no type counts as faster
 
 
@@ -76,6 +77,9 @@ def write_demo(folder: Path) -> None:
     save(yolov8n(SIZE), folder / "yolov8n.onnx")
     (folder / "images").mkdir()
     write_images(folder / "images", IMAGES, SIZE)
+    (folder / "other-images").mkdir()
+    for index in range(IMAGES, IMAGES + OTHER_IMAGES):
+        make_image(SIZE, index).save(folder / "other-images" / f"demo-{index}.png")
 
 
 def run(arguments: list[str], folder: Path, seconds: float = 600.0) -> tuple[str, int]:

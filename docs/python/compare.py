@@ -2,7 +2,7 @@
 
 import qdqtool
 
-result = qdqtool.compare("yolov8n.onnx", "yolov8n_qdq.onnx", data="images/", max_images=16)
+result = qdqtool.compare("yolov8n.onnx", "yolov8n_qdq.onnx", data="other-images/", max_images=16)
 print(result)
 print(result.summary()["gained_int8"], "convolutions gained INT8")
 agreement = result.agreement

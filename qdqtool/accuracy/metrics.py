@@ -32,6 +32,7 @@ from qdqtool.accuracy.detections import (
     match_detections,
     read_detections,
 )
+from qdqtool.accuracy.objectness import find_objectness_output, resembles_detector
 from qdqtool.accuracy.output_shapes import find_output_shapes
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import ReferenceOutputs, find_last_convolution_outputs
@@ -154,11 +155,14 @@ class DetectionAgreementMetric(Metric):
         output: Name of the output with center, size and scores, [n, 4 + classes + others, anchors].
         classes: Number of classes.
         transposed: Whether the last two dimensions of the output are exchanged.
+        has_objectness: Whether a row with the objectness precedes the scores, which are multiplied
+            with it.
     """
 
     output: str
     classes: int
     transposed: bool = False
+    has_objectness: bool = False
     name: str = "agreement-map"
     sentence: str = (
         "agreement mAP: average precision (IoU 0.50 to 0.95, all classes ranked together) of the "
@@ -174,7 +178,10 @@ class DetectionAgreementMetric(Metric):
     def select_output(self, outputs: Outputs) -> npt.NDArray[Any]:
         """Return the output as [n, 4 + classes + others, anchors]."""
         array = outputs[self.output]
-        return array.swapaxes(1, 2) if self.transposed else array
+        array = array.swapaxes(1, 2) if self.transposed else array
+        if not self.has_objectness:
+            return array
+        return np.concatenate([array[:, :4], array[:, 4:5] * array[:, 5:]], axis=1)
 
     def _decode_outputs(self, outputs: Outputs) -> list[Detections]:
         rows = self.select_output(outputs)[:, : 4 + self.classes]
@@ -522,7 +529,7 @@ def _count_further_rows(model: Model, detector: DetectionAgreementMetric) -> int
     if isinstance(detector, SortedDetectionMetric):
         return 0
     rows = find_output_shapes(model)[detector.output][2 if detector.transposed else 1] or 0
-    return rows - 4 - detector.classes
+    return rows - 4 - detector.has_objectness - detector.classes
 
 
 def _classifier_metric(model: Model) -> TopClassMetric | None:
@@ -568,17 +575,26 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     """Return the metric of a YOLOv8-style detector, None for other networks.
 
     The head of such a detector has a DFL or class outputs, and one output of rank 3 holds boxes and
-    scores.
+    scores, possibly with objectness.
     """
+    if _has_sorted_results(model):
+        return None
     scores = find_class_outputs(model)
     has_boxes = find_head(model).dfl or model.metadata.get("task", "") in _BOX_TASKS
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
     if len(channels) > 1:  # other outputs with a Sigmoid, such as the visibility of keypoints
         names = _count_names(model)
         channels &= {names} if names else _list_score_rows(model)
-    if not has_boxes or len(channels) != 1 or None in channels or _has_sorted_results(model):
-        return None
+    if not has_boxes or len(channels) != 1 or None in channels:
+        return _objectness_metric(model)
     return _find_detector_output(model, channels.pop() or 0)
+
+
+def _objectness_metric(model: Model) -> DetectionAgreementMetric | None:
+    output = find_objectness_output(model)
+    if output is None or _count_names(model) not in (0, output.classes):
+        return None
+    return DetectionAgreementMetric(*output, has_objectness=True)
 
 
 def _count_names(model: Model) -> int:
@@ -622,11 +638,14 @@ def note_unmeasured(model: Model, metrics: Sequence[Metric]) -> list[Note]:
             return []
         text = f"the agreement is that of boxes and classes: the {missing} are not measured"
         return [Note(text, code="boxes-only", unmeasured=missing)]
-    has_boxes = task in _BOX_TASKS or find_head(model).dfl
+    has_boxes = task in _BOX_TASKS or find_head(model).dfl or resembles_detector(model)
     if not has_boxes or not isinstance(metrics[0], OutputAgreementMetric):
         return []
     subject = f"the metadata name the task '{task}'" if task else "the model has a detection head"
-    text = f"{subject}, but the metric compares raw outputs: it does not show lost detections"
+    text = (
+        f"{subject}, but the metric compares raw outputs: it does not show lost detections. "
+        "Compare the mAP of both models on images with labels"
+    )
     return [Note(text, code="raw-outputs-compared", task=task)]
 
 

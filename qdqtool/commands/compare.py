@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdqtool.commands import options
+from qdqtool.commands.next_commands import OTHER_IMAGES
 from qdqtool.commands.usage import UsageError
 from qdqtool.util.text import format_count
 
@@ -204,7 +205,8 @@ def _suggest_commands(page: TextPage, a: list[str], b: list[str], are_models: li
         repeated = options.repeat_options("target", *names)
         page.add_command("Next:", f"qdqtool predict {shlex.join(b)}{repeated}")
         if not options.repeat_options("calib"):
-            page.add_command("Measure:", f"qdqtool compare {shlex.join(a + b)} --calib images/")
+            words = ["qdqtool", "compare", *a, *b, "--calib", OTHER_IMAGES]
+            page.add_command("Measure:", shlex.join(words))
     elif any(are_models):
         model, build = (a, b) if are_models[0] else (b, a)
         repeated = options.repeat_options("target")

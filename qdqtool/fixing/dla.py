@@ -46,7 +46,7 @@ from qdqtool.ir.constants import ConstantEvaluator, find_computed_parameters
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load_full, save
-from qdqtool.ir.precision import Precision
+from qdqtool.ir.precision import INTEGER_RANGES, Precision
 from qdqtool.ir.qdq import DQ, Q, is_dq, is_qdq, is_quantized
 from qdqtool.patterns.fake_quantizers import find_fake_quantizers, rewrite_fake_quantizers
 from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
@@ -60,7 +60,6 @@ from qdqtool.util.text import format_count
 
 _WEIGHT_TOLERANCE = 0.01  # permitted relative difference between a weight scale and max|w| / 127
 _MAX_CLIPPING = 4.0  # if max|w| is a larger multiple of the range, the scale counts as wrong
-_INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
 @dataclass(repr=False)
@@ -246,7 +245,7 @@ def _symmetric_scale(view: View, q: Node) -> float:
         ModelError: The Q is not INT8 or UINT8 per tensor, or its scale is invalid.
     """
     params = view.params(q)
-    limits = _INTEGERS.get(params.precision)
+    limits = INTEGER_RANGES.get(params.precision)
     scale, zero = params.scale, params.zero_point
     if limits is None or scale is None or zero is None or scale.size != 1:
         raise ModelError(
@@ -346,7 +345,7 @@ def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
     constants = {}
     for node, q, value in _quantized_weights(view):
         dq, params, axis = view.weights(node).dq, view.params(q), view.axis(q)
-        limits = _INTEGERS.get(params.precision)
+        limits = INTEGER_RANGES.get(params.precision)
         if dq is None or limits is None or params.scale is None or params.zero_point is None:
             continue
         scale, zero = (

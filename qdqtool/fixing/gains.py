@@ -29,15 +29,14 @@ class PredictionCounts:
         int8: Number of INT8 convolutions.
         int8_to_int8: Number of INT8 convolutions that write INT8.
         conversions: Number of remaining Q and DQ.
-        remaining_findings: Number of findings with the codes to fix, without those that cost
-            nothing.
+        places: Nodes of the findings with the codes to fix, without findings that cost nothing.
         errors: Number of findings that are errors, by code.
     """
 
     int8: int = 0
     int8_to_int8: int = 0
     conversions: int = 0
-    remaining_findings: int = 0
+    places: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -103,9 +102,19 @@ def _compare_counts(
         after.int8 > before.int8
         or after.int8_to_int8 > before.int8_to_int8
         or after.conversions < before.conversions
-        or after.remaining_findings < before.remaining_findings
+        or _has_fewer_findings(before.places, after.places, criteria)
     )
     return None if is_better else NO_GAIN
+
+
+def _has_fewer_findings(before: Sequence[str], after: Sequence[str], criteria: FixCriteria) -> bool:
+    """Return whether findings were removed.
+
+    A check of all weights reports only its worst fault. If this fault was removed, the check may
+    report a smaller one at another layer.
+    """
+    is_moved = criteria.requantizes_weights and not set(before) <= set(after)
+    return len(after) < len(before) or (is_moved and len(after) == len(before))
 
 
 def _describe_regression(
@@ -139,7 +148,7 @@ def _count_all(prediction: Prediction, criteria: FixCriteria) -> PredictionCount
         summary["int8"],
         summary["int8_to_int8"],
         summary["conversions"] or 0,
-        sum(f.code in criteria.codes and f.gains for f in prediction.findings),
+        [f.node for f in prediction.findings if f.code in criteria.codes and f.gains],
         Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR),
     )
 
@@ -156,7 +165,8 @@ def _count_by_group(
         counts[nearest.get(name if name in nearest else base_name(name), _FAR)].conversions += 1
     for finding in prediction.findings:
         group = counts[nearest.get(finding.node, _FAR)]
-        group.remaining_findings += finding.code in criteria.codes and finding.gains
+        if finding.code in criteria.codes and finding.gains:
+            group.places.append(finding.node)
         if finding.severity == Severity.ERROR:
             group.errors[finding.code] += 1
     return counts

@@ -25,7 +25,7 @@ from qdqtool.insertion.prepare import prepare_float_model, raise_opset
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.precision import BYTES, Precision
+from qdqtool.ir.precision import BYTES, INTEGER_RANGES, Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
@@ -214,7 +214,7 @@ def _describe_symmetric_scale(node: Node, old: FloatArray, new: FloatArray, *, c
 
 def _compute_symmetric_scales(params: QuantParams) -> FloatArray:
     assert params.scale is not None and params.zero_point is not None
-    low, high = (0, 255) if params.precision == Precision.UINT8 else (-128, 127)
+    low, high = INTEGER_RANGES[params.precision]
     zero = params.zero_point
     if zero.size != params.scale.size:
         zero = zero[:1]

@@ -200,17 +200,7 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
     if not removed:
         return model.proto, []
     names = _list_node_names(model, removed)
-    return _remove_nodes(model, _with_downstream(model, removed)), names
-
-
-def _with_downstream(model: Model, indices: set[int]) -> set[int]:
-    dependent: set[int] = set()
-    tensors: set[str] = set()
-    for node in model.ordered:
-        if node.index in indices or not tensors.isdisjoint(node.inputs):
-            dependent.add(node.index)
-            tensors.update(node.outputs)
-    return dependent
+    return _remove_nodes(model, model.find_downstream(removed)), names
 
 
 def _list_node_names(model: Model, indices: set[int]) -> list[str]:

@@ -263,8 +263,8 @@ class FixSession:
             yield
             if reason is None:
                 progress.accept(selection)
-                if selection is sites:
-                    break
+                if selection is sites and not step.requantizes_weights:
+                    break  # new weight scales may show a smaller misfit
             elif not separate and selection is sites and self._can_defer(step, sites, reason):
                 pending = reason
                 if is_last_round:

@@ -231,7 +231,9 @@ _METRICS = {
     ),
     "mask-agreement": (
         "Mask agreement",
-        "mean IoU of the masks, at the places where A has a score of 0.25 and more",
+        "mean IoU of the masks, at the positions where A has a score of 0.25 and more (at most 100 "
+        "in an image). An object has several such positions, and non-maximum suppression keeps one "
+        "of them as its detection, so the numbers of masks and detections differ",
     ),
     "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
     "output-agreement": (
@@ -539,8 +541,8 @@ def _add_times(page: TextPage, result: Verification) -> None:
         "Time",
         f"{times['built_ms']:.3f} ms measured ({times['built_from']}), "
         f"{times['predicted_ms']:.3f} ms estimated for {times['gpu']} at "
-        f"{times['clock_mhz']} MHz (range {times['low_ms']:.3f} to {times['high_ms']:.3f}): "
-        f"{outcome}",
+        f"{times['running_clock_mhz']} MHz (range {times['low_ms']:.3f} to "
+        f"{times['high_ms']:.3f}): {outcome}",
     )
     if not times["within"]:
         advice = (

@@ -42,7 +42,7 @@ def render(
     width: int,
     *,
     options: str = "",
-    images: str = " --calib images/",
+    images: str = " --calib other-images/",
     seconds: float | None = None,
 ) -> TextPage:
     """Return the text of ``fix``: verdicts before and after the fixes, and all changes.

@@ -132,7 +132,15 @@ def _add_agreement(page: TextPage, insertion: Insertion, origin: str) -> None:
     if math.isfinite(agreement.error):
         change = f"{agreement.error:.1%} of the outputs' standard deviation"
     samples = format_count(agreement.samples, "image")
-    page.add_row("Total error", f"{change} on {samples}, {origin}")
+    page.add_row("Total error", f"of {origin}{_name_positions(insertion)}: {change} on {samples}")
+
+
+def _name_positions(insertion: Insertion) -> str:
+    """Name the positions of the total error if it or the output error is that at objects."""
+    if insertion.agreement is not None and insertion.agreement.at_objects:
+        return ", before decoding and at objects"
+    is_other = insertion.losses is not None and insertion.losses.at_objects
+    return " at all positions (not comparable with the output error)" if is_other else ""
 
 
 def _format_title(insertion: Insertion) -> str:

@@ -17,6 +17,7 @@ from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model
 from qdqtool.formats.time_text import (
     add_slowest_layers,
     add_speed_verdict,
+    describe_clock,
     describe_fixed_time,
     describe_saving,
 )
@@ -142,8 +143,7 @@ def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], tar
     """Return model, GPU and target as a text: ``a.onnx on L4 (2040 MHz), TensorRT 10``."""
     text = prediction.model.path or "Model"
     if len(times) == 1:
-        gpu = times[0].gpu
-        text += f" on {gpu.name} ({gpu.clock:.0f} MHz)"
+        text += f" on {times[0].gpu.name} ({describe_clock(times[0])})"
     elif not times and prediction.compute_capabilities:
         text += f" on compute capability {', '.join(prediction.compute_capabilities)}"
     if times and times[0].batch != 1:
@@ -193,6 +193,9 @@ def _add_layer_facts(
     for label, text in verdicts.describe_layers_by_kind(prediction, float_type).items():
         page.add_row(label, text)
     page.add_row("Q/DQ layers", _describe_conversions(prediction, times))
+    most = len(prediction.uncertain_conversions) if page.everything else _MAX_NAMES
+    if uncertain := verdicts.describe_uncertain_conversions(prediction, most):
+        page.add_row("", uncertain)
     if kernels := verdicts.myelin_kernels(prediction):
         names = f": {_format_names(kernels, with_total=True)}" if page.everything else ""
         page.add_row("", f"{verdicts.describe_myelin_kernels(prediction)}{names}")

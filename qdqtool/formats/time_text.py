@@ -75,8 +75,11 @@ class ListedTime(NamedTuple):
     clock_share: float
 
 
-def list_times(time: TimeEstimate) -> dict[str, ListedTime]:
-    """Return times by label: model, float network, and results of ``insert``."""
+def list_times(time: TimeEstimate, *, every: bool = False) -> dict[str, ListedTime]:
+    """Return times by label: model, float network, and results of ``insert``.
+
+    If the time by ``insert`` is about that of the model, it is left out unless `every` is set.
+    """
     float_time, times = time.float_time, {}
     model_time = ListedTime(time.total_ms, time.clock_share)
     if not time.is_float:
@@ -89,7 +92,7 @@ def list_times(time: TimeEstimate) -> dict[str, ListedTime]:
     elif time.is_float:
         times[str(time.float_type)] = model_time
     for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
-        if best is not None and _is_listed(time, precision, best):
+        if best is not None and (every or _is_listed(time, precision, best)):
             options = "(defaults)" if precision == "INT8" else "--precision fp8"
             label = f"{precision} by qdqtool insert {options}"
             times[label] = ListedTime(best.total_ms, best.clock_share)
@@ -106,12 +109,17 @@ def _is_listed(time: TimeEstimate, precision: str, best: BestTime) -> bool:
     return not is_same or abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE
 
 
+def describe_clock(time: TimeEstimate) -> str:
+    """Return the clock for which the time is, such as ``1777 MHz``."""
+    return f"{'about ' if time.clock_share < 1 else ''}{time.clock:.0f} MHz"
+
+
 def describe_times(time: TimeEstimate) -> str:
     """Return the times as one line, such as ``INT8 0.807 ms, FP16 1.06 ms on L4 ...``."""
     texts = [f"{label} {format_ms(listed.ms)}" for label, listed in list_times(time).items()]
     method = "estimated" if time.calibration is None else "estimated, corrected by a measurement"
     return (
-        f"{', '.join(texts)} on {time.gpu.name} at {time.gpu.clock:.0f} MHz ({method}; 80 % of "
+        f"{', '.join(texts)} on {time.gpu.name} at {describe_clock(time)} ({method}; 80 % of "
         f"engines within {format_ms(time.low_ms, unit=False)} to {format_ms(time.high_ms)})"
     )
 
@@ -174,6 +182,9 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         ratio, style = _format_speed(time)
         row = f"  {time.gpu.name:<{column}}{_format_cells(time, labels)}  "
         page.fill(ratio, len(row), row, style)
+    if any(_list_missing(time, labels) for time in times if time.is_supported):
+        text = "note: '-' is for a type that the GPU lacks, and for the slower of FP16 and FP32"
+        page.fill(text, 4, "  ")
 
 
 def _list_columns(times: Sequence[TimeEstimate]) -> list[str]:
@@ -190,8 +201,12 @@ def _name_origin(label: str) -> str:
     return "by insert" if " " in label else ""
 
 
+def _list_missing(time: TimeEstimate, labels: Sequence[str]) -> list[str]:
+    return [label for label in labels if label not in list_times(time, every=True)]
+
+
 def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:
-    listed = list_times(time) if time.is_supported else {}
+    listed = list_times(time, every=True) if time.is_supported else {}
     cells = (format_ms(listed[label].ms) if label in listed else "-" for label in labels)
     return "".join(f"{cell:>11}" for cell in cells)
 

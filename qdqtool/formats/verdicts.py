@@ -12,7 +12,7 @@ from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.gpus import GpuLimit
 from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.trt.result import Assumption, Prediction
-from qdqtool.util.text import format_count, format_layer_counts
+from qdqtool.util.text import format_count, format_layer_counts, format_list
 
 if TYPE_CHECKING:
     from qdqtool.timing.results import SpeedGain, TimeEstimate
@@ -59,7 +59,9 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
     if prediction.conversions is not None:
         number, dependence = count_conversions(prediction)
         verb = "remains" if number == 1 else "remain"
-        rows["Q/DQ layers"] = f"{format_count(number, 'Q/DQ layer')} {verb}{dependence}"
+        open_names = describe_uncertain_conversions(prediction)
+        uncertain = f" ({open_names})" if open_names else ""
+        rows["Q/DQ layers"] = f"{format_count(number, 'Q/DQ layer')} {verb}{dependence}{uncertain}"
     parts = filter(None, (*rows.values(), describe_myelin_kernels(prediction)))
     return f"{describe_uncovered_types(prediction, float_type)}{'; '.join(parts)}"
 
@@ -239,6 +241,12 @@ def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
     return _format_range(bounds), f", depending on {' and '.join(causes)}" if causes else ""
 
 
+def describe_uncertain_conversions(prediction: Prediction, most: int = 3) -> str:
+    """Return ``uncertain:`` and at most `most` names of Q/DQ that may remain; empty without any."""
+    names = prediction.uncertain_conversions
+    return f"uncertain: {format_list(names, most)}" if names else ""
+
+
 def myelin_kernels(prediction: Prediction) -> list[str]:
     """Return the names of Qs and DQs that run as kernels inside Myelin layers."""
     return [name for region in prediction.regions for name in region.kernels]
@@ -250,7 +258,20 @@ def describe_myelin_kernels(prediction: Prediction) -> str:
     if not count:
         return ""
     verb = "runs" if count == 1 else "run"
-    return f"{format_count(count, 'Q/DQ node')} {verb} inside Myelin's layers (matrix products)"
+    content = _list_myelin_content(prediction)
+    return f"{format_count(count, 'Q/DQ node')} {verb} inside Myelin's layers ({content})"
+
+
+def _list_myelin_content(prediction: Prediction) -> str:
+    """Return the kinds of layers in the regions that have Q/DQ kernels."""
+    regions = [region for region in prediction.regions if region.kernels]
+    kinds = {
+        "matrix products": any(r.products for r in regions),
+        "Softmax": any(r.softmaxes for r in regions),
+        "normalizations": any(r.norms for r in regions),
+    }
+    named = [kind for kind, is_present in kinds.items() if is_present]
+    return ", ".join(named or dict.fromkeys(region.op for region in regions))
 
 
 def open_assumptions(prediction: Prediction) -> list[Assumption]:

@@ -637,17 +637,38 @@ class Fp16Agreement:
         error: Mean over samples and outputs of the root mean squared difference, as a fraction of
             the float output's standard deviation; NaN if an output is not finite.
         samples: Number of calibration samples.
+        at_objects: Whether the compared outputs are those of the last convolutions at the positions
+            of objects, as in the output error of a detector.
     """
 
     error: float
     samples: int
+    at_objects: bool = False
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
         return {
             "error": round(self.error, 5) if np.isfinite(self.error) else None,
             "samples": self.samples,
+            "at_objects": self.at_objects,
         }
+
+
+def compares_at_objects(float_model: Model, model: Model) -> bool:
+    """Return whether :func:`compare_outputs` compares only the positions of objects."""
+    return bool(_find_compared_outputs(float_model, model)[1])
+
+
+def _find_compared_outputs(float_model: Model, model: Model) -> tuple[list[str], tuple[str, ...]]:
+    """Return the tensors to compare, and the scores among them that show where objects are."""
+    tensors = []
+    for tensor in find_last_convolution_outputs(model):
+        # An FP16 model converts these outputs to FP32 tensors, which have the original names.
+        casts = [node.output for node in model.consumers(tensor) if node.op == "Cast"]
+        tensors += [t for t in (tensor, *casts) if t in float_model.producers][:1]
+    tensors = tensors or list(model.outputs)
+    scores = find_class_outputs(float_model)
+    return tensors, scores if set(scores) <= set(tensors) else ()
 
 
 def compare_outputs(
@@ -666,7 +687,10 @@ def compare_outputs(
         ModelError: onnxruntime cannot run one of the models.
     """
     errors = measure_sample_errors(float_model, [model], data, samples=samples, images=images)
-    return Fp16Agreement(float(errors.mean()), len(errors)) if len(errors) else None
+    if not len(errors):
+        return None
+    at_objects = compares_at_objects(float_model, model)
+    return Fp16Agreement(float(errors.mean()), len(errors), at_objects)
 
 
 def _measure_error(reference: ReferenceOutputs, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
@@ -696,10 +720,8 @@ def measure_sample_errors(
 
     if isinstance(data, Iterator):
         return np.empty((0, len(models)))
-    tensors = [t for t in find_last_convolution_outputs(models[0]) if t in float_model.producers]
-    tensors = tensors or list(models[0].outputs)
-    scores = find_class_outputs(float_model)
-    focus = Focus(scores) if scores and set(scores) <= set(tensors) else None
+    tensors, scores = _find_compared_outputs(float_model, models[0])
+    focus = Focus(scores) if scores else None
     rows: list[list[float]] = []
     for floats, *others in run_samples([float_model, *models], tensors, data, images, samples):
         reference = ReferenceOutputs(floats, focus.find(floats) if focus else None)

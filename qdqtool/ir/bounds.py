@@ -16,7 +16,7 @@ import numpy as np
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import REARRANGING, operator_of, rearranges
-from qdqtool.ir.precision import Precision
+from qdqtool.ir.precision import INTEGER_RANGES
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.proto.subgraphs import DOMAINS
 
@@ -25,7 +25,6 @@ _MAX_TENSORS = 200  # maximum number of tensors between a quantizer and the inpu
 # Maximum number of tensors that are visited before the first Concat. The limit is low, because the
 # search runs for each Q.
 _MAX_STEPS_TO_CONCAT = 16
-_INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
 class Bounds(NamedTuple):
@@ -170,7 +169,7 @@ def _find_full_range(params: QuantParams) -> tuple[float, float] | None:
     if scalars is None:
         return None
     step, zero_point = float(np.float32(scalars[0])), scalars[1]
-    least, greatest = _INTEGER_RANGES[params.precision]
+    least, greatest = INTEGER_RANGES[params.precision]
     return (least - zero_point) * step, (greatest - zero_point) * step
 
 
@@ -185,7 +184,7 @@ def _quantize_range(params: QuantParams, low: float, high: float) -> tuple[float
     if scalars is None:
         return None
     scale, zero_point = scalars
-    least, greatest = _INTEGER_RANGES[params.precision]
+    least, greatest = INTEGER_RANGES[params.precision]
     step = np.float32(scale)
     with np.errstate(over="ignore"):
         steps = [float(np.rint(np.float32(end) / step)) for end in (low, high)]

@@ -426,6 +426,15 @@ class Model:
         """Return the nodes that read a tensor, once for each input that reads it."""
         return self.consumers_by_tensor.get(tensor, [])
 
+    def find_downstream(self, nodes: Iterable[int]) -> set[int]:
+        """Return the indices of nodes and of all nodes downstream of them."""
+        found, tensors = set(nodes), set[str]()
+        for node in self.ordered:
+            if node.index in found or not tensors.isdisjoint(node.consumed_tensors):
+                found.add(node.index)
+                tensors.update(node.outputs)
+        return found
+
     def is_output(self, tensor: str) -> bool:
         """Return whether a tensor is an output of the network."""
         return tensor in self._output_names

@@ -24,8 +24,13 @@ _MAX_SIDE = 1 << 16
 
 def metadata_size(model: Model) -> tuple[int, int] | None:
     """Return height and width in pixels from the metadata; None if missing or invalid."""
-    sizes = (_read_size(model, key) for key in _SIZE_KEYS)
-    return next((size for size in sizes if size is not None), None)
+    key = metadata_size_key(model)
+    return _read_size(model, key) if key else None
+
+
+def metadata_size_key(model: Model) -> str:
+    """Return the metadata key of the height and width; empty if missing or invalid."""
+    return next((key for key in _SIZE_KEYS if _read_size(model, key) is not None), "")
 
 
 def _read_size(model: Model, key: str) -> tuple[int, int] | None:

@@ -57,3 +57,4 @@ _WIDTH = {
 _FLOATS = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16)
 BYTES = (Precision.INT8, Precision.UINT8)
 EIGHT_BITS = (*BYTES, Precision.FP8)
+INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}

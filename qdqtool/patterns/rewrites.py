@@ -12,7 +12,7 @@ from onnx import TensorProto
 from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.precision import Precision
+from qdqtool.ir.precision import INTEGER_RANGES
 from qdqtool.ir.qdq import FLOATS, is_dq, is_q
 from qdqtool.patterns.view import View, WeightSource
 
@@ -62,7 +62,7 @@ def clips_negative_values(view: View, q: Node) -> bool:
     input (pixels), and no Relu was removed.
     """
     params = view.params(q)
-    first = {Precision.UINT8: 0, Precision.INT8: -128}.get(params.precision)
+    first, _ = INTEGER_RANGES.get(params.precision, (None, None))
     if params.zero_point is None or not np.all(params.zero_point == first):
         return False
     if view.model.is_constant(q.input(0)) or q.input(0) in view.model.inputs:

@@ -670,7 +670,7 @@ def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
     """Return the work of each layer; assume FP16 for float layers if no time was estimated."""
     workload = subject.time.workload if subject.time is not None else None
     if workload is None:
-        model, _ = model_variants.resolve_inputs(subject.model, 1)
+        model = model_variants.resolve_inputs(subject.model, 1)
         workload = predict_workload(model, subject.prediction)
     return workload.layers if len(workload.layers) == len(subject.prediction.layers) else []
 

@@ -496,7 +496,7 @@ def collect_time(subject: ReportSubject) -> data.EngineTime | None:
         return None
     return data.EngineTime(
         gpu=time.gpu.name,
-        clock=time.gpu.clock,
+        clock=time.clock,
         total=time.total_ms,
         low=time.low_ms,
         high=time.high_ms,

@@ -133,7 +133,7 @@ def _time_variant(time: TimeEstimate, model: Model, target: Target) -> tuple[Tim
     that are computed decide what TensorRT fuses.
     """
     simulated = simulate_without_alternatives(model, target_with_layers(target))
-    resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
+    resolved_model = model_variants.resolve_inputs(model, time.requested_batch or 1)
     resolved_model = fold_constants(resolved_model)
     float_types = list_float_types(resolved_model, target, time.float_type)
     engine = time_engine(resolved_model, simulated, time.gpu, float_types, time.batch)

@@ -65,6 +65,7 @@ def estimate_time(
     *,
     float_type: Precision = Precision.FP16,
     batch: int | None = None,
+    is_size_given: bool = False,
     calibrate: str | None = None,
     compare: bool = True,
     cuda_graph: bool = False,
@@ -80,6 +81,8 @@ def estimate_time(
         target: TensorRT version.
         float_type: Type of floats: FP16 (``--fp16`` given to the builder) or FP32.
         batch: Batch size to estimate for. None for the batch size of the model.
+        is_size_given: Whether the user gave the height and width of the model's inputs. If not,
+            the notes state assumed sizes.
         calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
         compare: Whether to estimate two more networks: the network without Q/DQ, and the network
             with the Q/DQ that ``insert`` would write.
@@ -89,8 +92,8 @@ def estimate_time(
         QdqtoolError: The calibration cannot be used.
         BuildLogError: The profile cannot be read.
     """
-    resolved_model, notes = model_variants.resolve_inputs(model, batch or 1)
-    resolved_model = fold_constants(resolved_model)
+    notes = model_variants.note_assumed_shapes(model, batch, is_size_given=is_size_given)
+    resolved_model = fold_constants(model_variants.resolve_inputs(model, batch or 1))
     factor = _batch_factor(resolved_model, batch, notes)
     simulated = prediction
     if not gpu.has_int8 and model_variants.has_qdq(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,12 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor, make_placeholder
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes, side_axes
+from qdqtool.ir.input_shapes import (
+    complete_shapes,
+    metadata_size_key,
+    set_input_shapes,
+    side_axes,
+)
 from qdqtool.ir.operators import is_no_op_cast
 from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
@@ -235,38 +240,50 @@ def _bypass(editor: Editor, node: Node) -> None:
     editor.remove(node)
 
 
-def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
-    """Return the model with fixed input shapes, and a note for each dynamic input.
-
-    Dynamic dimensions are set by :func:`complete_shapes`.
-    """
-    shapes, notes = complete_shapes(model, batch), note_assumed_shapes(model, batch)
+def resolve_inputs(model: Model, batch: int = 1) -> Model:
+    """Return the model with fixed input shapes, see :func:`complete_shapes`."""
+    shapes = complete_shapes(model, batch)
     if not shapes:
-        return model, notes
+        return model
     proto = strip_large_constants(model)
     set_input_shapes(proto, shapes)
-    return Model(proto, model.path, sha256=model.sha256), notes
+    return Model(proto, model.path, sha256=model.sha256)
 
 
 def note_assumed_shapes(
-    model: Model, batch: int = 1, *, is_batch_given: bool = False, is_size_given: bool = False
+    model: Model, batch: int | None, *, is_size_given: bool = False
 ) -> list[Note]:
-    """Return a note for each input with dynamic dimensions that the user did not give."""
+    """Return a note for each input with dynamic dimensions that the user did not give.
+
+    The note states which dimensions are from the metadata, and which were assumed.
+    """
+    key = "" if is_size_given else metadata_size_key(model)
     notes = []
-    for name, shape in complete_shapes(model, batch).items():
-        axes = list(range(len(shape)))
-        sides = axes[side_axes(shape)] if len(shape) == 4 else []
-        given = [*(axes[:1] if is_batch_given else []), *(sides if is_size_given else [])]
+    for name, shape in complete_shapes(model, batch or 1).items():
         declared = model.shape(name) or ()
-        assumed = [n for n in axes if n not in given and declared[n] != shape[n]]
-        text = f"the shape {'x'.join(map(str, shape))} was assumed"
-        if given and assumed == [0]:
-            text = f"the batch size {shape[0]} was assumed"
-        elif given and assumed:
-            text = f"the size {'x'.join(str(shape[n]) for n in assumed)} was assumed"
-        if assumed:
-            notes.append(Note(f"input '{name}': {text}", code="input-taken", shape=list(shape)))
+        dynamic = [n for n, size in enumerate(shape) if declared[n] != size]
+        sides = range(len(shape))[side_axes(shape)] if len(shape) == 4 else ()
+        given = [*([] if batch is None else [0]), *(sides if is_size_given or key else [])]
+        texts = _describe_assumed(shape, [n for n in dynamic if n not in given], given)
+        if key and not set(dynamic).isdisjoint(sides):
+            size = "x".join(str(shape[n]) for n in sides)
+            texts.append(f"the size {size} is from the model's metadata ({key})")
+        if texts:
+            text = f"input '{name}': {', '.join(texts)}"
+            notes.append(Note(text, code="input-taken", shape=list(shape)))
     return notes
+
+
+def _describe_assumed(
+    shape: Sequence[int], assumed: Sequence[int], given: Sequence[int]
+) -> list[str]:
+    """Return a text on the assumed dimensions of an input, if there are any."""
+    if not assumed:
+        return []
+    if not given:
+        return [f"the shape {'x'.join(map(str, shape))} was assumed"]
+    sizes = "x".join(str(shape[n]) for n in assumed)
+    return [f"the {'batch size' if assumed == [0] else 'size'} {sizes} was assumed"]
 
 
 # Shapes that depend on computed values --------------------------------------------------------

@@ -15,7 +15,6 @@ from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.model_variants import note_assumed_shapes
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.results import TimeEstimate
 from qdqtool.trt.outcome import apply_assumptions
@@ -94,9 +93,9 @@ def predict_on_gpu(
                 assumed_target,
                 float_type=Precision.FP32 if options.no_fp16 else named.float_type,
                 batch=options.batch,
+                is_size_given=options.size is not None,
                 calibrate=options.calibrate,
             )
-            _set_shape_notes(time, model, options)
             if extend is not None:
                 extend(model, prediction, time, assumed_target)
         if options.save_calibration and time.calibration is not None:
@@ -109,17 +108,6 @@ def predict_on_gpu(
         time.obstacle = _find_unsupported_code(findings)
         _set_time(prediction, time)
     return prediction, time
-
-
-def _set_shape_notes(time: TimeEstimate, model: Model, options: TimingOptions) -> None:
-    """Replace the notes on assumed shapes by notes on the dimensions that the user did not give."""
-    assumed = note_assumed_shapes(
-        model,
-        options.batch or 1,
-        is_batch_given=options.batch is not None,
-        is_size_given=options.size is not None,
-    )
-    time.notes = [*assumed, *(note for note in time.notes if note.code != "input-taken")]
 
 
 def _set_time(prediction: Prediction, time: TimeEstimate) -> None:

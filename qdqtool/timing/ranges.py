@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import load_constants
 from qdqtool.timing.results import UNKNOWN_SPREAD, UNMEASURED_SPREAD, TimeEstimate
 from qdqtool.util.notes import Note
@@ -21,7 +20,7 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
     gpu, correction = time.gpu, time.calibration
     spread, slowdown = _REPEATED_SPREAD, 1.0
     if correction is None:
-        spread, slowdown = _gpu_spread(gpu, time.notes, time.clock_share)
+        spread, slowdown = _time_spread(time)
     elif not correction.direct:
         spread = load_constants().spreads["total_calibrated"]
     if gpu.notes:
@@ -44,13 +43,14 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
         time.high_ms += kernels * correction.overhead_us * 1e-3
 
 
-def _gpu_spread(gpu: Gpu, notes: list[Note], clock_share: float) -> tuple[float, float]:
+def _time_spread(time: TimeEstimate) -> tuple[float, float]:
     """Return the factor of the range of an uncalibrated time, and the power limit's slowdown.
 
     The range is from the time divided by the factor to the time multiplied by the factor and the
     slowdown. The slowdown is the estimated clock divided by the clock of a GPU under full load.
-    Notes about both numbers are added to `notes`.
+    Notes about both numbers are added to the estimate.
     """
+    gpu, notes = time.gpu, time.notes
     constants, slowdown = load_constants(), 1.0
     spread = constants.spreads["total"]
     if not constants.is_measured(gpu.cc):
@@ -64,12 +64,12 @@ def _gpu_spread(gpu: Gpu, notes: list[Note], clock_share: float) -> tuple[float,
         )
     share = gpu.clock_share_under_load
     if share < 1:
-        slowdown = clock_share / share
+        slowdown = time.clock_share / share
         limit = f"below {gpu.clock:.0f} MHz ({gpu.power:g} W limit)"
         throttles = f"may throttle {limit}: the"
-        if clock_share < 1:
-            clock = f"{gpu.clock * clock_share:.0f} MHz"
-            throttles = f"throttles {limit}: the time of this model is for about {clock}, and the"
+        if time.clock_share < 1:
+            clock = f"about {time.clock:.0f} MHz"
+            throttles = f"throttles {limit}: the time of this model is for {clock}, and the"
         notes.append(
             Note(
                 f"the GPU {throttles} upper end of the range is for {gpu.clock * share:.0f} MHz. "

@@ -242,6 +242,11 @@ class TimeEstimate:
     clock_share: float = 1.0
 
     @property
+    def clock(self) -> float:
+        """Clock in MHz for which the time is: that of the GPU, or lower at its power limit."""
+        return self.gpu.clock * self.clock_share
+
+    @property
     def is_supported(self) -> bool:
         """Whether an engine of the network can be built for the GPU."""
         return self.obstacle is None
@@ -341,6 +346,7 @@ class TimeEstimate:
         return {
             "gpu": self.gpu.name,
             "clock_mhz": round(self.gpu.clock),
+            "running_clock_mhz": round(self.clock),
             **{name: round_significant(getattr(self, name)) for name in _TOTALS},
             "layouts": self.layouts,
             "layers_ms": round_significant(sum(self.layers)),

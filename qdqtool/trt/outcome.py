@@ -161,6 +161,7 @@ def _count_results(prediction: Prediction) -> AssumptionCounts:
         summary["conversions"],
         summary["fp8"],
         summary["fp8_to_fp8"],
+        tuple(prediction.conversion_nodes),
     )
 
 

@@ -36,7 +36,8 @@ class MyelinRegion:
         fused: Q and DQ that are fused into a kernel of another node.
         kernels: Q and DQ at the edge of the region. Each is a separate kernel and does not count
             as a conversion of the engine.
-        uncertain: Number of nodes in ``fused`` that may be conversions instead.
+        uncertain: Number of Qs in ``fused`` that may be conversions instead.
+        uncertain_nodes: Names of these Qs.
         possible: Conversions of the engine that may be part of the region instead. Empty except for
             TensorRT 8, whose logs do not show the regions.
         products: Number of matrix products.
@@ -52,6 +53,7 @@ class MyelinRegion:
     fused: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     uncertain: int = 0
+    uncertain_nodes: list[str] = field(default_factory=list)
     possible: list[str] = field(default_factory=list)
     products: int = 0
     int8_products: int = 0
@@ -68,6 +70,7 @@ class MyelinRegion:
             "fused": list(self.fused),
             "kernels": list(self.kernels),
             "uncertain": self.uncertain,
+            "uncertain_nodes": list(self.uncertain_nodes),
             "possible": list(self.possible),
             "matrix_products": self.products,
             "matrix_products_int8": self.int8_products,
@@ -87,6 +90,7 @@ class AssumptionCounts:
         conversions: Q and DQ that remain as layers; None if they are not predicted.
         fp8: Convolutions that compute in FP8.
         fp8_to_fp8: Convolutions that compute in FP8 and write FP8.
+        conversion_nodes: Names of the remaining Q and DQ.
     """
 
     int8: int
@@ -94,6 +98,7 @@ class AssumptionCounts:
     conversions: int | None
     fp8: int = 0
     fp8_to_fp8: int = 0
+    conversion_nodes: tuple[str, ...] = field(default=(), compare=False)
 
     def as_json(self) -> dict[str, int | None]:
         """Return the JSON fields."""
@@ -433,6 +438,24 @@ class Prediction(SavableResult):
         return max(0, min(counts) - possible), max(counts) + sum(r.uncertain for r in self.regions)
 
     @property
+    def uncertain_conversions(self) -> list[str]:
+        """Names of the Q and DQ of which it is unknown whether they are conversions.
+
+        These are the reason for the range ``conversions_range``. Some may be in
+        ``conversion_nodes``.
+        """
+        expected = set(self.conversion_nodes)
+        names: list[str] = []
+        for assumption in self.assumptions:
+            for counts in () if assumption.given else assumption.alternatives.values():
+                others = set(counts.conversion_nodes)
+                names += (n for n in self.conversion_nodes if n not in others)
+                names += (n for n in counts.conversion_nodes if n not in expected)
+        for region in self.regions:
+            names += (*region.possible, *region.uncertain_nodes)
+        return list(dict.fromkeys(names))
+
+    @property
     def engine_nodes(self) -> int:
         """Number of engine layers if each region of Myelin counts as one layer.
 
@@ -524,6 +547,7 @@ class Prediction(SavableResult):
                 for layer, region in zip(self.layers, self.layer_regions, strict=True)
             ],
             "conversions": list(self.conversion_nodes),
+            "uncertain_conversions": self.uncertain_conversions,
             "rejected": self.rejected,
             "trace": [e.as_json() for e in self.trace],
             "findings": [f.as_json() for f in self.findings],

@@ -52,6 +52,7 @@ def compare_times(
     return {
         "gpu": gpu.name,
         "clock_mhz": round(gpu.clock),
+        "running_clock_mhz": round(time.clock),
         "predicted_ms": time.total_ms,
         "low_ms": time.low_ms,
         "high_ms": time.high_ms,

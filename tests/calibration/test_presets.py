@@ -17,7 +17,6 @@ from tests.errors import has
 
 IMAGENET = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
 HALF = np.full((2, 3), 0.5)
-CLIP = np.array([[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]])
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
 
 
@@ -48,7 +47,13 @@ def normalize(pixels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     [
         ("imagenet", 256, 224, BILINEAR, IMAGENET),
         ("ultralytics-classify", 224, 224, BILINEAR, np.array([[0.0] * 3, [1.0] * 3])),
-        ("clip", 224, 224, BICUBIC, CLIP),
+        (
+            "clip",
+            224,
+            224,
+            BICUBIC,
+            np.array([[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]]),
+        ),
         ("inception", 341, 299, BICUBIC, HALF),
         ("vit", 248, 224, BICUBIC, HALF),
     ],

@@ -2,7 +2,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
@@ -176,10 +175,6 @@ def test_predict_into_a_closed_pipe_exits_with_0(files: Path) -> None:
     assert process.wait(60) == 0
 
 
-def insert_small(cli: Cli, *options: str) -> Any:
-    return cli.json("insert", "small.onnx", "--calib", "images", "--losses", "0", *options)
-
-
 def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None:
     """TensorRT-RTX writes FP32 from each INT8 convolution, but the float Add of the file is FP16."""
     net = Net(3, 64)
@@ -201,7 +196,7 @@ def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None
 def test_insert_gpu_decides_what_runs_in_int8(
     folder: Path, cli: Cli, options: list[str], int8: int, precision: str
 ) -> None:
-    answer = insert_small(cli, *options)
+    answer = cli.json("insert", "small.onnx", "--calib", "images", "--losses", "0", *options)
     assert answer["prediction"]["int8"] == int8
     assert answer["time"]["float"]["precision"] == precision
     gain = answer["time"]["gain"]

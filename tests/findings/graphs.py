@@ -69,16 +69,6 @@ def weights_shared(g: Graph) -> onnx.ModelProto:
     return g.model(*(g.op("Conv", [x, w], name, kernel_shape=[1, 1]) for name in ("a", "b")))
 
 
-def output_different_scales(g: Graph) -> onnx.ModelProto:
-    x = _stem(g)
-    return g.model(g.conv(x, "a", 16, scale=0.02), g.conv(g.pool(x, "pool"), "b", 16, scale=0.05))
-
-
-def output_many_consumers(g: Graph) -> onnx.ModelProto:
-    x = _stem(g)
-    return g.model(g.conv(x, "a", 16), g.op("Softmax", x, "soft"))
-
-
 def residual(
     skip: bool, side: bool, quantized: bool, activated: bool = False
 ) -> Callable[[Graph], onnx.ModelProto]:
@@ -93,45 +83,12 @@ def residual(
     return make
 
 
-def activation_joined(g: Graph) -> onnx.ModelProto:
-    x = g.input(1, 16, 16, 16)
-    gate = g.op("Sigmoid", g.conv(x, "c0", 16), "sig")
-    return _end(g, g.op("Mul", [gate, g.op("Softmax", x, "soft")], "mul"), 0.1)
-
-
 def batchnorm_not_constant(g: Graph) -> onnx.ModelProto:
     y = g.bn(g.conv(g.input(1, 16, 16, 16), "c0", 16), "bn")
     norm = g.nodes.pop()
     norm.input[2] = g.op("Identity", norm.input[2], "alias")
     g.nodes.append(norm)
     return _end(g, y)
-
-
-def inside_activation(g: Graph) -> onnx.ModelProto:
-    inner = g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner", 0.1)
-    gate = g.pair(g.op("Sigmoid", inner, "sig"), "gate", 0.008)
-    return _end(g, g.op("Mul", [inner, gate], "mul"))
-
-
-def many_consumers(g: Graph) -> onnx.ModelProto:
-    x = g.pool(g.op("Softmax", _stem(g), "soft"), "pool")
-    return g.model(g.conv(x, "a", 16), g.op("Neg", x, "neg"))
-
-
-def output_not_only_quantized(g: Graph) -> onnx.ModelProto:
-    x = _stem(g)
-    y = g.concat([g.op("Neg", x, "neg"), g.op("Abs", x, "abs")], "cat")
-    return g.model(g.conv(y, "a", 16), g.op("Softmax", y, "soft"))
-
-
-def concat_scales(g: Graph) -> onnx.ModelProto:
-    x = _stem(g)
-    return _end(g, g.concat([x, g.relu(g.conv(x, "c1", 16, scale=0.02), "r1")], "cat"))
-
-
-def scales_differ(g: Graph) -> onnx.ModelProto:
-    x = g.pair(g.pool(_stem(g), "pool"), "first", 0.2)
-    return g.model(g.conv(x, "end", 16, scale=0.05), g.op("Neg", x, "neg"))
 
 
 def in_myelin(g: Graph) -> onnx.ModelProto:
@@ -147,11 +104,6 @@ def outside_rules(g: Graph) -> onnx.ModelProto:
 def _fp8(g: Graph) -> Graph:
     g.opset, g.fp8 = 19, True
     return g
-
-
-def fp8_deconvolution(g: Graph) -> onnx.ModelProto:
-    x = _fp8(g).input(1, 32, 8, 8)
-    return g.model(g.conv(x, "up", 32, k=2, stride=2, op="ConvTranspose", weights="tensor"))
 
 
 def mixed_operands(g: Graph) -> onnx.ModelProto:
@@ -202,8 +154,13 @@ _MAKERS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
     "weights-axis": lambda g: g.model(weighted(g, g.pair(ones(g), "wq", np.full(16, 0.1), axis=1))),
     "weights-shared": weights_shared,
     "output-not-quantized": lambda g: g.model(g.op("Softmax", _stem(g), "soft")),
-    "output-different-scales": output_different_scales,
-    "output-many-consumers": output_many_consumers,
+    "output-different-scales": lambda g: g.model(
+        g.conv(x := _stem(g), "a", 16, scale=0.02),
+        g.conv(g.pool(x, "pool"), "b", 16, scale=0.05),
+    ),
+    "output-many-consumers": lambda g: g.model(
+        g.conv(x := _stem(g), "a", 16), g.op("Softmax", x, "soft")
+    ),
     "output-scale": lambda g: _end(
         g, g.pair(_stem(g), "wide", np.full(16, 0.1), axis=1), None, "c1"
     ),
@@ -211,12 +168,33 @@ _MAKERS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
     "residual-both-quantized": residual(skip=True, side=True, quantized=True),
     "add-output-not-quantized": residual(skip=True, side=False, quantized=False),
     "activation-before-add": residual(skip=True, side=False, quantized=True, activated=True),
-    "activation-joined": activation_joined,
+    "activation-joined": lambda g: _end(
+        g,
+        g.op(
+            "Mul",
+            [
+                g.op("Sigmoid", g.conv(x := g.input(1, 16, 16, 16), "c0", 16), "sig"),
+                g.op("Softmax", x, "soft"),
+            ],
+            "mul",
+        ),
+        0.1,
+    ),
     "batchnorm-not-constant": batchnorm_not_constant,
     "convtranspose-batchnorm": lambda g: _end(
         g, g.bn(g.conv(g.input(1, 16, 8, 8), "up", 16, 2, 2, op="ConvTranspose"), "bn")
     ),
-    "inside-activation": inside_activation,
+    "inside-activation": lambda g: _end(
+        g,
+        g.op(
+            "Mul",
+            [
+                x := g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner", 0.1),
+                g.pair(g.op("Sigmoid", x, "sig"), "gate", 0.008),
+            ],
+            "mul",
+        ),
+    ),
     "behind-pad": lambda g: _end(
         g,
         g.op(
@@ -235,10 +213,25 @@ _MAKERS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
             "pad",
         ),
     ),
-    "many-consumers": many_consumers,
-    "output-not-only-quantized": output_not_only_quantized,
-    "concat-scales": concat_scales,
-    "scales-differ": scales_differ,
+    "many-consumers": lambda g: g.model(
+        g.conv(x := g.pool(g.op("Softmax", _stem(g), "soft"), "pool"), "a", 16),
+        g.op("Neg", x, "neg"),
+    ),
+    "output-not-only-quantized": lambda g: g.model(
+        g.conv(
+            y := g.concat([g.op("Neg", x := _stem(g), "neg"), g.op("Abs", x, "abs")], "cat"),
+            "a",
+            16,
+        ),
+        g.op("Softmax", y, "soft"),
+    ),
+    "concat-scales": lambda g: _end(
+        g, g.concat([x := _stem(g), g.relu(g.conv(x, "c1", 16, scale=0.02), "r1")], "cat")
+    ),
+    "scales-differ": lambda g: g.model(
+        g.conv(x := g.pair(g.pool(_stem(g), "pool"), "first", 0.2), "end", 16, scale=0.05),
+        g.op("Neg", x, "neg"),
+    ),
     "pooling-one-side": lambda g: g.model(
         g.conv(g.op("GlobalAveragePool", _stem(g), "gap"), "end", 16, k=1)
     ),
@@ -250,7 +243,11 @@ _MAKERS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
     "in-myelin": in_myelin,
     "outside-rules": outside_rules,
     "fp8-kernel": lambda g: g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32, k=7)),
-    "fp8-deconvolution": fp8_deconvolution,
+    "fp8-deconvolution": lambda g: g.model(
+        _fp8(g).conv(
+            g.input(1, 32, 8, 8), "up", 32, k=2, stride=2, op="ConvTranspose", weights="tensor"
+        )
+    ),
     "fp8-version": lambda g: g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32)),
     "mixed-operands": mixed_operands,
     "output-type": output_type,

@@ -257,15 +257,6 @@ def test_finding_of_many_convolutions_takes_linear_time() -> None:
     assert finding.convolutions == [f"conv{i}" for i in range(100)]
 
 
-def test_per_channel_activation_is_reported_once(g: Graph) -> None:
-    scale, zero = g.const("s", np.linspace(0.1, 0.2, 16)), g.const("z", np.zeros(16, np.int8))
-    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0")
-    q = g.op("QuantizeLinear", [x, scale, zero], "q", axis=1)
-    x = g.op("DequantizeLinear", [q, scale, zero], "dq", axis=1)
-    prediction = predict(g.model(g.conv(x, "c1", 16, scale=None)))
-    assert [f.node for f in prediction.findings if f.code == "ACT-PER-CHANNEL"] == ["q"]
-
-
 def test_consumers_with_different_scales_are_reported(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
     ends = g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05)

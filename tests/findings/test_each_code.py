@@ -30,11 +30,6 @@ def large_kernel(g: Graph) -> onnx.ModelProto:
     return g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32]))
 
 
-def pool_with_two_consumers(g: Graph) -> onnx.ModelProto:
-    x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
-    return g.model(g.conv(g.add(g.conv(x, "c1", 16, scale=0.03), x, "sum"), "next", 16, scale=0.05))
-
-
 def yolo_head(g: Graph) -> onnx.ModelProto:
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     bins = g.op("Softmax", g.conv(stem, "box", 16, k=1), "softmax", axis=1)
@@ -97,7 +92,12 @@ NETWORKS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
     "HEAD-SCORE": yolo_head,
     "SCALE-UNIFORM": placeholders,
     "KERNEL-LARGE": large_kernel,
-    "POOL-MIXED": pool_with_two_consumers,
+    "POOL-MIXED": lambda g: after_convolution(
+        g,
+        lambda y: g.add(
+            g.conv(x := g.pool(g.relu(y, "r0"), "pool"), "c1", 16, scale=0.03), x, "sum"
+        ),
+    ),
     "NORM-PIECES": lambda _: add_pairs(vit(pieces=True), "b0.res1"),
     "RESIDUAL-STREAM": lambda _: add_pairs(vit(pieces=True), "b0.res1"),
     "OPSET-AXIS": lambda _: on_a_wrong_axis("OPSET-AXIS"),

@@ -46,8 +46,6 @@ from tests.trt.test_cases import GRAPHS as OF_CASES, model_of
 PACKAGE = Path(qdqtool.__file__).parent
 CODES = frozenset(codes.CODES)
 REPORTED = set(reason_classes())
-CONSTRUCTORS = ("report.add", "Report.add", "Diagnosis", "Finding")  # of findings
-LAST = ("add", "Diagnosis", "Finding", "finding_code")
 CALL = re.compile(r"(eport\.add|Diagnosis|Finding|finding_code)\(")
 
 
@@ -72,13 +70,14 @@ def test_no_call_gives_a_finding_its_code() -> None:
         calls = [
             (ast.unparse(n.func), n)
             for n in walked(ast.parse(text))
-            if isinstance(n, ast.Call) and last_name(n.func).endswith(LAST)
+            if isinstance(n, ast.Call)
+            and last_name(n.func).endswith(("add", "Diagnosis", "Finding", "finding_code"))
         ]
         assert CODES.isdisjoint(
             [
                 a.value
                 for name, call in calls
-                if name.endswith(CONSTRUCTORS)
+                if name.endswith(("report.add", "Report.add", "Diagnosis", "Finding"))
                 for a in ast.walk(call)
                 if isinstance(a, ast.Constant)
             ]
@@ -297,7 +296,7 @@ def test_fault_of_a_quantizer_is_reported_once(
         assert convolution.is_int8 and not convolution.findings
         return
     (finding,) = (f for f in prediction.findings if f.code == expected)
-    assert finding.node == "p.Q" and finding.convolutions == ["c"]
+    assert (finding.node, finding.convolutions) == ("p.Q", ["c"])
     assert finding.id in convolution.findings
     kinds = {type(r) for r in prediction.refusals if r.node == "c"}
     assert kinds <= ({IntegersLost} if target == "rtx1.7" else MODEL_FAULTS.keys())

@@ -119,12 +119,14 @@ def test_reason_becomes_finding_with_its_values(reason: str) -> None:
     assert nodes == set(prediction.conversion_nodes)
 
 
-COMMON_SCALE_CODES = {"CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE"}
-
-
 @pytest.mark.parametrize("reason", GRAPHS)
 def test_only_reasons_about_different_scales_have_scales_to_unify(reason: str) -> None:
     for finding in predict(GRAPHS[reason](), TARGETS.get(reason, "trt8.5")).findings:
         for cause in finding.causes:
-            is_one_scale_advised = finding.code in COMMON_SCALE_CODES
+            is_one_scale_advised = finding.code in {
+                "CONCAT-SCALE",
+                "SPLIT-SCALE",
+                "POOL-SCALE",
+                "SIBLING-SCALE",
+            }
             assert bool(cause.reason.scales_to_unify()) == is_one_scale_advised, finding.code

@@ -1,6 +1,5 @@
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,9 +176,3 @@ def test_error_pattern_keeps_its_spaces() -> None:
 def test_table_sections_equal_the_whole_file(name: str) -> None:
     whole = tomllib.loads((HOME / "findings" / name).with_suffix(".toml").read_text("utf-8"))
     assert dict(read_sections((HOME / "findings" / name).with_suffix(".toml"))) == whole
-
-
-def test_ids_of_errors_are_unique() -> None:
-    text = (HOME / "findings" / "errors.toml").read_text(encoding="utf-8")
-    ids = [entry["id"] for entry in tomllib.loads(text)["error"]]
-    assert not [name for name, count in Counter(ids).items() if count > 1]

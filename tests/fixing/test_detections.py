@@ -12,7 +12,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.util.notes import Note
 from tests.trt.builder import Graph
 
-CRITERIA = FixCriteria((), noise_factor=1.3)
 OBJECTS = 16  # of 64 anchors; the others have a score of 0.007
 GRID = 8.0  # coarse scale of the boxes
 
@@ -48,7 +47,9 @@ def image(offset: float) -> np.ndarray:
 def judge_coarse_scale(x: np.ndarray) -> tuple[Note | None, DetectionVerdict | None]:
     before, after = Model(detector(GRID / 1.6)), Model(detector(GRID))
     judge = OutputJudge(before, [{"x": x}], 1.0, [])
-    return judge.accept_if_close(before, after, CRITERIA, fewer_errors=False), judge.verdict
+    return judge.accept_if_close(
+        before, after, FixCriteria((), noise_factor=1.3), fewer_errors=False
+    ), judge.verdict
 
 
 def test_change_that_moves_only_boxes_without_objects_is_accepted() -> None:

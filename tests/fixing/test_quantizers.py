@@ -137,11 +137,3 @@ def test_fix_of_other_codes_keeps_the_opset() -> None:
     model.opset_import[0].version = 12
     fixed = qdqtool.fix(model, only=["SILU-INNER-Q"])
     assert fixed.proto.opset_import[0].version == 12 and not fixed.applied
-
-
-def test_scale_of_the_data_is_still_dynamic(g: Graph) -> None:
-    x = g.input(1, 16, 8, 8)
-    scale = g.op("ReduceMax", x, "largest", keepdims=0)
-    q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "q")
-    model = g.model(g.conv(g.op("DequantizeLinear", [q, scale, "z"], "dq"), "c", 16, scale=None))
-    assert "SCALE-DYNAMIC" in codes(qdqtool.predict(model))

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from qdqtool.formats.output import TextPage
-from qdqtool.formats.time_text import add_speed_verdict, describe_fastest
+from qdqtool.formats.time_text import add_speed_verdict, describe_fastest, describe_times
 from qdqtool.ir.precision import Precision
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
@@ -54,6 +54,7 @@ def test_range_of_each_engine_ends_at_the_same_clock() -> None:
     time = TimeEstimate(
         choose_gpu("L4"), 10.0, low_ms=8.0, high_ms=15.0, float_time=base, clock_share=0.9
     )
+    assert f"{0.9 * time.gpu.clock:.0f} MHz (estimated; " in describe_times(time)
     page = TextPage()
     add_speed_verdict(page, [time])
     ends = re.findall(r"- +([\d.]+) ms", "\n".join(page.lines))
@@ -91,6 +92,17 @@ def test_columns_for_several_gpus_have_one_order(
     assert " ".join(page.lines[0].split()).startswith(heads)
     ends = [match.end() for match in re.finditer(r"FP16|INT8|FP8", page.lines[0])]
     assert page.lines[1].split() == ["by", "insert"] and len(page.lines[1]) == ends[column]
+
+
+def test_table_of_gpus_explains_missing_times() -> None:
+    base, page = FloatTime(Precision.FP16, 9.8), TextPage(200)
+    bests = best_time(5.0, 9.8), best_time(10.0, 9.8), None
+    times = [TimeEstimate(GPU, 10.0, float_time=base, best=best) for best in bests]
+    add_speed_verdict(page, times[:2])
+    assert page.lines[3].count("10.00 ms") == 2 and "'-' is for" not in "".join(page.lines)
+    add_speed_verdict(page, times[1:])
+    add_speed_verdict(page, times)
+    assert "\n".join(page.lines).count("note: '-' is for a type that the GPU lacks") == 1
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ from tests.errors import has
 from tests.insertion.nets import Array, Net, check, copy_model, nodes_of, run, value_of
 from tests.notes import note_codes
 
-FP8_RULES = PlacementRules(head="none", number_format=FP8)
-
 
 def round_fp8(values: npt.NDArray[Any], scale: npt.NDArray[Any] | float) -> Array:
     """Return values after Q and DQ, by another implementation of E4M3."""
@@ -104,7 +102,10 @@ def conv_net(kernel: int = 3, cin: int = 32, cout: int = 32, group: int = 1) -> 
 
 
 def obstacles(model: Model) -> list[SkipCause]:
-    reasons = [s.record for s in compute_placement(model, FP8_RULES).skipped]
+    reasons = [
+        s.record
+        for s in compute_placement(model, PlacementRules(head="none", number_format=FP8)).skipped
+    ]
     return [r.cause for r in reasons if isinstance(r, FloatNode)]
 
 

@@ -292,6 +292,37 @@ RAMP = np.arange(512.0).reshape(32, 16)
             ),
             None,
         ),
+        # Damaged nodes.
+        (
+            computed_weights("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
+            None,
+        ),
+        (
+            computed_weights("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)),
+            None,
+        ),
+        (
+            computed_weights(
+                "Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]
+            ),
+            None,
+        ),
+        (
+            computed_weights(
+                "Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]
+            ),
+            None,
+        ),
+        (computed_weights("ConstantOfShape", ("s", [np.inf], np.float32)), None),
+        (
+            computed_weights(
+                "ConstantOfShape",
+                ("s", [2, 16, 1, 3], np.int64),
+                value=onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0]),
+            ),
+            None,
+        ),
+        (computed_weights("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3), None),
     ],
 )
 def test_weights_of_one_constant_node(proto: onnx.ModelProto, expected: np.ndarray | None) -> None:
@@ -338,32 +369,6 @@ def test_standardized_weights_become_constants(net: Net) -> None:
     np.testing.assert_allclose(
         value_of(after, after.graph.node[0].input[1]), expected, rtol=2e-5, atol=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    "proto",
-    [
-        computed_weights("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
-        computed_weights(
-            "Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)
-        ),  # no axis 2
-        computed_weights(
-            "Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]
-        ),
-        computed_weights(
-            "Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]
-        ),
-        computed_weights("ConstantOfShape", ("s", [np.inf], np.float32)),
-        computed_weights(
-            "ConstantOfShape",
-            ("s", [2, 16, 1, 3], np.int64),
-            value=onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0]),
-        ),
-        computed_weights("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3),
-    ],
-)
-def test_damaged_weights_are_left_alone(proto: onnx.ModelProto) -> None:
-    assert prepare_float_model(Model(proto)) == []
 
 
 @pytest.mark.parametrize(("count", "folded"), [(2, True), (3, False)])

@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -8,6 +9,7 @@ from hypothesis import Phase, assume, given, settings, strategies as st
 
 import qdqtool
 from qdqtool.fixing.api import fix
+from qdqtool.formats.insertion_text import render
 from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import METHODS
@@ -385,9 +387,7 @@ def count_findings(prediction: qdqtool.Prediction) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("target", slow_after(1, ["trt11", "rtx1.7"]))
-def test_detector_for_strongly_typed_target_is_fp16(
-    target: str,
-) -> None:
+def test_detector_for_strongly_typed_target_is_fp16(target: str) -> None:
     options = {"target": target, "method": "max", "residual": "both", "losses": 1}
     result = qdqtool.insert(detector(), images(2, 3, 64, "images"), **options)
     assert result.float_type == "fp16" and not result.float32
@@ -399,6 +399,10 @@ def test_detector_for_strongly_typed_target_is_fp16(
     float_outputs = [n for n, kind in convolutions.items() if kind == onnx.TensorProto.FLOAT]
     assert float_outputs == ["/model.22/dfl/conv/Conv"]
     assert 0.0 < result.agreement.error < 0.2
+    assert result.losses.at_objects and result.agreement.at_objects
+    assert "INT8 and FP16 together, before decoding and at objects: " in str(render(result, 500))
+    other = replace(result, agreement=replace(result.agreement, at_objects=False))
+    assert "at all positions (not comparable with the output error): " in str(render(other, 500))
     codes = require_prediction(result).findings_by_code().keys()
     assert not codes & {"FLOAT-FP32", "ADD-BOTH", "HEAD-QUANT"}
 

@@ -158,24 +158,6 @@ def windows(net: Tokens, x: str) -> str:
     return str(net.op("Reshape", "flat", x, net.const("flat.shape", [4, 4, WIDTH], np.int64)))
 
 
-def average_pooling(net: Tokens, x: str) -> str:
-    grid = net.op(
-        "Reshape",
-        "grid",
-        net.layer_norm("ln", x),
-        net.const("grid.shape", [1, 4, 4, WIDTH], np.int64),
-    )
-    return str(
-        net.op(
-            "Flatten",
-            "flat",
-            net.op(
-                "GlobalAveragePool", "pool", net.op("Transpose", "turn", grid, perm=[0, 3, 1, 2])
-            ),
-        )
-    )
-
-
 def scaling(net: Tokens, x: str) -> str:
     """Add a normalization whose output a Mul consumes as well.
 
@@ -278,7 +260,23 @@ def test_smoothing_divides_the_rows_of_one_part() -> None:
             {"div"},
         ),
         (lambda net, x: net.layer_norm("ln", x, pieces=True), {"ln.scale"}),
-        (average_pooling, {"ln"}),
+        (
+            lambda net, x: net.op(
+                "Flatten",
+                "flat",
+                net.op(
+                    "GlobalAveragePool",
+                    "pool",
+                    net.op(
+                        "Transpose",
+                        "turn",
+                        net.reshape("grid", net.layer_norm("ln", x), 1, 4, 4, WIDTH),
+                        perm=[0, 3, 1, 2],
+                    ),
+                ),
+            ),
+            {"ln"},
+        ),
     ],
 )
 @pytest.mark.parametrize("form", [copy_model, open_batch])

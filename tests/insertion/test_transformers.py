@@ -101,6 +101,7 @@ def test_conversions_are_a_range_if_extent_of_myelin_is_unknown(target: str, cou
         (sure - region.possible, sure) if counted == "possible" else (sure, sure + region.uncertain)
     )
     assert f"{low} to {high} Q/DQ layers" in verdict(prediction)
+    assert len(prediction.uncertain_conversions) == high - low
     if counted == "possible":
         assert set(prediction.regions[0].possible) <= set(prediction.conversion_nodes)
 
@@ -116,7 +117,8 @@ def test_quantizer_kernel_of_myelin_is_counted_and_named(
     prediction = predict(made.model, target)
     named = [name for region in prediction.regions for name in region.kernels]
     assert len(named) == kernels
-    assert ("1 Q/DQ node runs inside Myelin's layers" in verdict(prediction)) is bool(kernels)
+    part = "1 Q/DQ node runs inside Myelin's layers (matrix products)"
+    assert (part in verdict(prediction)) is bool(kernels)
     text = str(render(prediction, 200, everything=True))
     ends = [len(label) for label in re.findall(r"^  (?:Matrix products|Confidence) +", text, re.M)]
     assert len(ends) == 2 and ends[0] == ends[1] and all(name in text for name in named)

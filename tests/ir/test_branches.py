@@ -15,8 +15,10 @@ from onnx import (
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
+from qdqtool.fixing.runner import cut_runnable_part
 from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.branches import find_subgraph_contents
+from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from tests.errors import has
 from tests.insertion import nets
@@ -282,3 +284,11 @@ def test_fix_states_that_branches_are_unchanged() -> None:
     proto = after_stem(conditional(x="r"), "qdq", 0.1)
     (note,) = (n for n in qdqtool.fix(proto).notes if n.code == "subgraphs-unchanged")
     assert note.values["count"] == 8
+
+
+def test_branches_that_read_a_plugin_are_not_run() -> None:
+    relu = helper.make_node("Relu", ["x"], ["r"], "relu")
+    plugin = helper.make_node("Plugin", ["r"], ["p"], "plugin", domain="custom")
+    proto = model_with(conditional(x="p"), before=(relu, plugin), flag=True)
+    part, _ = cut_runnable_part(Model(proto), body=False)
+    assert [node.name for node in part.graph.node] == ["relu"]

@@ -26,16 +26,19 @@ def network(seed: int) -> onnx.ModelProto:
     return model
 
 
-NODE_FIELDS = ("index", "name", "op", "domain", "inputs", "outputs", "captured")
-
-
 def describe(model: Model) -> dict[str, object]:
     tensors = sorted(
         {t for n in model.nodes for t in (*n.inputs, *n.outputs) if t} | set(model.inputs)
     )
     constants = {t: model.constant(t) for t in tensors}
     return {
-        "nodes": [[getattr(n, field) for field in NODE_FIELDS] for n in model.nodes],
+        "nodes": [
+            [
+                getattr(n, field)
+                for field in ("index", "name", "op", "domain", "inputs", "outputs", "captured")
+            ]
+            for n in model.nodes
+        ],
         "messages": [n.proto.SerializeToString() for n in model.nodes],
         "attributes": [sorted(n.attributes) for n in model.nodes],
         "ordered": [n.index for n in model.ordered],

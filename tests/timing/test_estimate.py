@@ -218,18 +218,25 @@ def test_batch_option_is_the_batch_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "imgsz", "text"),
     [
-        ({}, "the shape 1x3x640x640 was assumed"),
-        ({"batch": 2}, "the size 640x640 was assumed"),
-        ({"size": (320, 640)}, "the batch size 1 was assumed"),
-        ({"size": (320, 640), "batch": 2}, ""),
+        ({}, "", "the shape 1x3x640x640 was assumed"),
+        ({"batch": 2}, "", "the size 640x640 was assumed"),
+        ({"size": (320, 640)}, "", "the batch size 1 was assumed"),
+        ({"size": (320, 640), "batch": 2}, "[64, 64]", ""),
+        ({"batch": 2}, "[64, 32]", "the size 64x32 is from the model's metadata (imgsz)"),
+        (
+            {},
+            "64",
+            "the batch size 1 was assumed, the size 64x64 is from the model's metadata (imgsz)",
+        ),
     ],
 )
 def test_dimensions_of_the_user_are_not_assumed(
-    g: Graph, options: dict[str, Any], text: str
+    g: Graph, options: dict[str, Any], imgsz: str, text: str
 ) -> None:
     proto = g.model(g.conv(g.input("n", 3, "h", "w"), "c", 16))
+    proto.metadata_props.add(key="imgsz", value=imgsz)
     _, time = predict_on_gpu(proto, "trt10", TimingOptions("L4", **options))
     notes = [note for note in time.notes if note.code == "input-taken"]
     assert notes == ([f"input 'x': {text}"] if text else [])
@@ -498,11 +505,10 @@ def test_input_that_is_an_output_of_another_rank(rank: int) -> None:
     proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     output = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None] * rank)
     proto.graph.output.append(output)
-    resolved, _ = model_variants.resolve_inputs(Model(proto))
+    resolved = model_variants.resolve_inputs(Model(proto))
     assert len(resolved.proto.graph.input[0].type.tensor_type.shape.dim) == rank
 
 
-LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"  # weights are ConstantOfShape
 MOST_GAIN = 2.3  # ratio of the rates of INT8 and FP16, with bytes that INT8 saves
 
 
@@ -518,7 +524,11 @@ MOST_GAIN = 2.3  # ratio of the rates of INT8 and FP16, with bytes that INT8 sav
     ),
 )
 def test_gain_of_light_models_is_at_most_the_ratio_of_rates(name: str) -> None:
-    _, time = predict_on_gpu(LIGHT / f"light_{name}.onnx", "trt10", TimingOptions("L4"))
+    _, time = predict_on_gpu(
+        Path(onnx.__file__).parent / "backend/test/data/light" / f"light_{name}.onnx",
+        "trt10",
+        TimingOptions("L4"),
+    )
     assert 1 / MOST_GAIN < time.best.gain < MOST_GAIN
 
 

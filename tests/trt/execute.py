@@ -14,8 +14,6 @@ from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from tests.insertion.nets import run
 
-_INTEGERS = {Precision.INT8: np.int8, Precision.UINT8: np.uint8}
-
 
 class Exporter:
     """Exports a network after passes that move, copy and remove Q and DQ.
@@ -120,7 +118,7 @@ class Exporter:
         shape = quant.scale_shape
         scale = quant.scale.astype(np.float32).reshape(shape if shape is not None else (-1,))
         zero = np.broadcast_to(quant.zero_point, quant.scale.shape).astype(
-            _INTEGERS[quant.precision]
+            {Precision.INT8: np.int8, Precision.UINT8: np.uint8}[quant.precision]
         )
         self.initializers.append(onnx.numpy_helper.from_array(scale, f"{stem}.s"))
         self.initializers.append(

@@ -88,6 +88,7 @@ def test_constant_subgraph_has_no_layer(target: str) -> None:
         ("copies_dq", (11, 0), None, False),
         ("keeps_relu_name", (8, 0), (8, 0), False),
         ("has_seen_deconvolution", (8, 0), (8, 0), False),
+        ("transposed_per_channel", (99, 0), None, False),  # in no version
     ],
 )
 def test_property_is_added_and_dropped_by_versions(
@@ -97,10 +98,6 @@ def test_property_is_added_and_dropped_by_versions(
     names = {t.name for t in CLASSIC if getattr(t, prop) is True}
     assert names == {t.name for t in CLASSIC if since <= t.version <= last}
     assert getattr(TARGETS["rtx1.7"], prop) is on_rtx
-
-
-def test_no_target_has_scales_of_transposed_weights_per_channel() -> None:
-    assert not any(target.transposed_per_channel for target in TARGETS.values())
 
 
 @pytest.mark.parametrize("evidence", [Evidence.SEEN, Evidence.ASSUMED])
@@ -150,9 +147,6 @@ def test_weakly_typed_float_output_is_float(target: str, half: bool) -> None:
 
 
 def test_strongly_typed_before_trt10_is_an_error() -> None:
-    refused = has("unsupported", parameter="target")
-    with pytest.raises(QdqtoolError, check=refused, match=r"`target=8\.5\.2-strongly-typed`"):
-        target_named("8.5.2-strongly-typed")
     with pytest.raises(QdqtoolError, check=has("unsupported", parameter="strongly_typed")):
         strongly_typed(target_named("trt8.5"))
 

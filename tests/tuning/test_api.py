@@ -210,7 +210,7 @@ def test_tune_result_is_the_cheapest_of_all_sets(
         scale, notes = scales[key]
         return replace(scale, group=group), notes
 
-    monkeypatch.setattr("qdqtool.quantization.api.choose_scale", cached_scale)
+    monkeypatch.setattr("qdqtool.quantization.inserter.choose_scale", cached_scale)
     options: Any = {"losses": 0, "predict": False}
     quick: Any = {"method": "max", "calib_cache": tmp_path / "one.npz", **options}
     cheaper = 0

@@ -84,11 +84,6 @@ def pack(data: bytes) -> bytes:
     return gzip.compress(data, mtime=0)
 
 
-def change_state(path: Path, **fields: object) -> None:
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    path.write_bytes(pack(json.dumps({**data, **fields}).encode()))
-
-
 def test_store_reads_rows_bit_by_bit(state: Path) -> None:
     store = MeasurementStore(state, IDENTITY)
     assert store.rows == ROWS and store.resumed == 4
@@ -124,7 +119,8 @@ def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
 def test_store_refuses_state_of_another_tuning_and_damaged_rows(
     state: Path, field: str, content: object, code: str
 ) -> None:
-    change_state(state, **{field: content})
+    data = json.loads(gzip.decompress(state.read_bytes()))
+    state.write_bytes(pack(json.dumps({**data, field: content}).encode()))
     with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")):
         MeasurementStore(state, IDENTITY)
 

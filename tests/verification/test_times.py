@@ -58,7 +58,6 @@ PREDICTED = predict(MODEL, TARGET, advice=False)
 TIME = estimate_time(
     MODEL, PREDICTED, choose_gpu(GPU, None), TARGET, float_type=Precision.FP16, compare=False
 )
-TIME_TEXT = f"without a CUDA graph: {TIME.total_ms:.3f} ms"
 OVERHEAD = load_constants().overhead_us * 1e-3
 
 
@@ -259,7 +258,11 @@ def test_explain_missing_estimate(build: Build, expected: list[tuple[str, float]
         ({"gpu": {"Compute Capability": "8.6", "SMs": "84"}}, "contradicted", "--gpu"),
         ({"gpu": {"SMs": "28", "Compute Clock Rate": "1.5 GHz"}}, "other-clock", "--clock 1500"),
         ({"gpu": {"SMs": "28", "Compute Clock Rate": "1.777 GHz"}}, "", ""),
-        ({"options": {"Inference": {"CUDA Graph": "Enabled"}}}, "cuda-graph", TIME_TEXT),
+        (
+            {"options": {"Inference": {"CUDA Graph": "Enabled"}}},
+            "cuda-graph",
+            f"without a CUDA graph: {TIME.total_ms:.3f} ms",
+        ),
         ({"options": {"Inference": {"CUDA Graph": "Disabled"}}}, "", ""),
         ({"precision_flags": frozenset({"int8"})}, "no-fp16", "--no-fp16"),
         ({"precision_flags": frozenset({"int8", "fp16"})}, "", ""),

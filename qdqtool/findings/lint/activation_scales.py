@@ -303,8 +303,13 @@ def _measure_outlier_ratio(
 
 def _held_range(scale: float, zero_point: int) -> tuple[float, float]:
     """Return the largest magnitudes below and above 0 that a Q represents."""
-    steps = (max(_INT8_MAX + zero_point, 0.0), _INT8_MAX - zero_point)
-    return steps[0] * scale, steps[1] * scale
+    below, above = _count_steps(zero_point)
+    return below * scale, above * scale
+
+
+def _count_steps(zero_point: int) -> tuple[float, float]:
+    """Return the numbers of integer steps below and above 0, without the step -128."""
+    return max(_INT8_MAX + zero_point, 0.0), _INT8_MAX - zero_point
 
 
 def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
@@ -364,7 +369,7 @@ def _measure_fit(
     Each value is replaced by the center of its histogram bin. The bins are narrower than a step.
     """
     histogram = tensor_statistics.histogram
-    steps = _count_steps(tensor_statistics, zero_point)
+    steps = _count_steps_of_bins(tensor_statistics, zero_point)
     held = (steps + 0.5) * scale
     centers = (histogram.edges[:-1] + histogram.edges[1:]) / 2
     clipped = float(np.sum(histogram.counts[centers > held])) / tensor_statistics.count
@@ -374,15 +379,17 @@ def _measure_fit(
     return ActivationFit(name, scale, clipped, lost, used)
 
 
-def _count_steps(tensor_statistics: TensorStatistics, zero_point: int) -> npt.NDArray[np.float64]:
+def _count_steps_of_bins(
+    tensor_statistics: TensorStatistics, zero_point: int
+) -> npt.NDArray[np.float64]:
     """Return for each bin of the histogram how many integer steps its values can have.
 
     The zero point moves steps from one sign to the other. The histogram counts magnitudes. If both
     signs have values in a bin's range, the bin gets the larger number of steps. A range that starts
     at 0 may replace a Relu, so its steps are compared with all magnitudes.
     """
-    above = _INT8_MAX - zero_point
-    below = _INT8_MAX + zero_point if zero_point > -_INT8_MAX else above
+    below, above = _count_steps(zero_point)
+    below = below or above
     magnitudes = tensor_statistics.histogram.edges[:-1]
     return np.where(
         magnitudes > -tensor_statistics.minimum,

@@ -88,15 +88,8 @@ def list_head_nodes(view: View) -> list[str]:
 
 def _find_after(model: Model, starts: Sequence[Node], op: str) -> list[str]:
     """Return the names of the nodes of an operator that are downstream of other nodes."""
-    seen = {start.index for start in starts}
-    pending = list(starts)
-    while pending:
-        for tensor in pending.pop().outputs:
-            for node in model.consumers(tensor):
-                if node.index not in seen:
-                    seen.add(node.index)
-                    pending.append(node)
-    return [model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == op]
+    found = model.find_downstream(start.index for start in starts)
+    return [model.nodes[i].name for i in sorted(found) if model.nodes[i].op == op]
 
 
 _MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a Q; YOLOv8 has five

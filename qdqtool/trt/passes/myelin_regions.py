@@ -161,7 +161,9 @@ class MyelinRegions(Pass):
             is_certain = _needs_myelin_on_10(producer) or producer.kind == LayerKind.SHUFFLE
             q.add_cases(INSIDE if is_certain else POINTWISE)
             region.fused.extend(_node_names(q))
-            region.uncertain += not is_certain
+            if not is_certain:
+                region.uncertain += 1
+                region.uncertain_nodes.extend(_node_names(q))
         elif _is_read_inside(q, members):
             q.add_cases(EDGE)
             region.kernels.extend(_node_names(q))

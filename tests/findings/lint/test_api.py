@@ -97,13 +97,6 @@ def test_fault_of_a_quantizer_is_reported(
     assert code not in codes_of(simple())
 
 
-def test_zero_point_of_a_pair_is_reported_once() -> None:
-    findings = check(Model(simple(zero=3)), "trt8.5")
-    assert [f.node for f in findings if f.code == "ZP-NONZERO"] == ["c1.in.Q"]
-    for target in ("trt8.5", "trt10"):
-        assert cause(finding(simple(zero=3), "ZP-NONZERO", target)).zero_points == (3, 3)
-
-
 def test_missing_zero_point_is_reported_before_trt10() -> None:
     assert "DQ-3-INPUTS" not in codes_of(simple(zero=None), "trt10")
     missing = cause(finding(simple(zero=None), "DQ-3-INPUTS"))

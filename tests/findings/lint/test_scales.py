@@ -17,7 +17,7 @@ from qdqtool.prediction import check_activations
 from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
 from qdqtool.reasons.weights import WeightScales, WeightScalesCause
 from tests.comparison.networks import quantize
-from tests.insertion.nets import detector, set_value, value_of
+from tests.insertion.nets import copy_model, detector, set_value, value_of
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
 from tests.trt.builder import Graph
@@ -35,10 +35,9 @@ def float_network(layers: int = 3) -> onnx.ModelProto:
 
 
 def with_scale(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelProto:
-    copy = onnx.ModelProto.FromString(proto.SerializeToString())
-    node = next(n for n in copy.graph.node if n.name == name)
-    scale = value_of(copy, node.input[1]) * np.float32(factor)
-    set_value(copy, node.input[1], scale)
+    copy = copy_model(proto)
+    scale = next(n.input[1] for n in copy.graph.node if n.name == name)
+    set_value(copy, scale, value_of(copy, scale) * np.float32(factor))
     return copy
 
 
@@ -417,8 +416,9 @@ def test_scales_of_insert_fit_the_weights(placed: onnx.ModelProto) -> None:
 
 def test_scales_of_other_weights_are_reported(placed: onnx.ModelProto) -> None:
     rng = np.random.default_rng(1)
-    model = rescaled(placed, lambda s, w, n: s / np.exp(rng.normal(0.3, 0.9, s.shape)))
-    reason = weight_scales_of(model)
+    reason = weight_scales_of(
+        rescaled(placed, lambda s, w, n: s / np.exp(rng.normal(0.3, 0.9, s.shape)))
+    )
     assert reason is not None and reason.cause == WeightScalesCause.OTHER_WEIGHTS
     assert reason.clipped > 0.2
 
@@ -447,8 +447,7 @@ def test_drift_of_training_is_not_reported(
     placed: onnx.ModelProto, factors: Callable[..., Array], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    drifted = rescaled(placed, lambda s, w, n: s * factors(rng, s.shape))
-    assert weight_scales_of(drifted) is None
+    assert weight_scales_of(rescaled(placed, lambda s, w, n: s * factors(rng, s.shape))) is None
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.7, 2.0])
@@ -473,10 +472,12 @@ def test_channels_of_one_layer_are_reported(
 def test_layer_is_reported_amid_drift_of_training(placed: onnx.ModelProto, seed: int) -> None:
     rng = np.random.default_rng(seed)
 
-    def change(scale: Array, weights: Array, number: int) -> Array:
-        return scale * np.exp(rng.normal(0, 0.05, scale.shape)) * (0.5 if number == 7 else 1)
-
-    reason = weight_scales_of(rescaled(placed, change))
+    reason = weight_scales_of(
+        rescaled(
+            placed,
+            lambda s, w, n: s * np.exp(rng.normal(0, 0.05, s.shape)) * (0.5 if n == 7 else 1),
+        )
+    )
     assert reason is not None and reason.cause == WeightScalesCause.EXCEPTION
     assert len(reason.layers) == 1
 
@@ -551,11 +552,11 @@ def test_scales_of_other_tensors_are_reported(placed: onnx.ModelProto) -> None:
 
 
 def test_scales_of_another_axis_are_reported(placed: onnx.ModelProto) -> None:
-    def cross(scale: Array, weights: Array, number: int) -> Array:
-        square = weights.shape[0] == weights.shape[1]
-        return largest(np.moveaxis(weights, 1, 0)) / 127 if square else scale
-
-    reason = weight_scales_of(rescaled(placed, cross))
+    crossed = rescaled(
+        placed,
+        lambda s, w, n: largest(w.swapaxes(0, 1)) / 127 if w.shape[0] == w.shape[1] else s,
+    )
+    reason = weight_scales_of(crossed)
     assert reason is not None and reason.cause == WeightScalesCause.AXIS
 
 
@@ -580,11 +581,8 @@ def test_mean_scale_in_all_channels_is_reported(
 
 
 def test_dead_channels_are_not_reported(placed: onnx.ModelProto) -> None:
-    def kill_every_second(weights: Array) -> Array:
-        channel = np.arange(len(weights)).reshape(-1, *(1,) * (weights.ndim - 1))
-        return np.where(channel % 2, weights, 0.0)
-
-    assert weight_scales_of(reweighted(placed, kill_every_second)) is None
+    half = reweighted(placed, lambda w: (w.T * (np.arange(len(w)) % 2)).T)
+    assert weight_scales_of(half) is None
 
 
 def test_scales_that_contradict_the_weights_are_left_to_other_checks(

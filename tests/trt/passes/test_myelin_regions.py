@@ -113,13 +113,21 @@ def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
     assert predict_graph(g, "b:0", target="trt8.5").conversion_nodes == ["a.in.Q", "b.in.Q"]
 
 
+def test_kernel_at_softmax_is_not_described_as_matrix_product(g: Graph) -> None:
+    x = g.op("Softmax", g.op("Flatten", g.pair(g.input(1, 16, 8, 8), "in"), "flat"), "soft")
+    assert verdict(predict_graph(g, g.conv(x, "b", 16))).endswith(
+        "1 Q/DQ node runs inside Myelin's layers (Softmax)"
+    )
+
+
 def test_q_after_pointwise_layer_may_remain(g: Graph) -> None:
     x = g.op("Tanh", g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft"), "tanh")
     result = predict_graph(g, g.conv(x, "b", 16))
     assert result.conversion_nodes == ["a.in.Q"] and result.regions[0].uncertain == 1
-    assert "1 to 2 Q/DQ layers remain, depending on how many of them Myelin absorbs" in verdict(
-        result
-    )
+    assert result.as_json()["uncertain_conversions"] == ["b.in.Q"]
+    reason = "depending on how many of them Myelin absorbs (uncertain: b.in.Q)"
+    assert f"1 to 2 Q/DQ layers remain, {reason}" in verdict(result)
+    assert "uncertain: b.in.Q\n" in str(render(result, 200))
 
 
 def test_q_with_consumer_outside_region_remains(g: Graph) -> None:
@@ -140,6 +148,7 @@ def test_region_as_json(g: Graph) -> None:
             "fused": [],
             "kernels": ["fc.in.Q"],
             "uncertain": 0,
+            "uncertain_nodes": [],
             "possible": [],
             "matrix_products": 1,
             "matrix_products_int8": 1,

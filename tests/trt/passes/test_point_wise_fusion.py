@@ -39,17 +39,23 @@ def test_silu_becomes_one_layer(g: Graph, target: str, name: str) -> None:
     assert [t.source for t in layer.inputs] == ["c:0"]
 
 
-def two_softmaxes(g: Graph) -> str:
-    left, right = (g.op("Softmax", g.input(1, 8, name=name), f"s{name}") for name in "xy")
-    return g.add(left, right, "add")
-
-
 @pytest.mark.parametrize(
     ("build", "lines", "layer", "inputs"),
     [
         # yolov8-orin-trt8412-excerpts: Add_5 with Div_1.
         pytest.param(
-            lambda g: [g.op("Div", [two_softmaxes(g), g.const("two", [[2.0]])], "div")],
+            lambda g: [
+                g.op(
+                    "Div",
+                    [
+                        g.add(
+                            *(g.op("Softmax", g.input(1, 8, name=x), f"s{x}") for x in "xy"), "add"
+                        ),
+                        g.const("two", [[2.0]]),
+                    ],
+                    "div",
+                )
+            ],
             [("Running", "add"), ("Fusing", "add", "div")],
             "PWN(add, div)",
             2,

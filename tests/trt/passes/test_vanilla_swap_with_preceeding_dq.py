@@ -47,11 +47,6 @@ def test_dq_moves_down_past_commuting_operator(g: Graph, build: Callable[[Graph]
     assert weakest_evidence(result.layer("op")) == Evidence.DOCUMENTED
 
 
-def reshaped_weights(g: Graph) -> str:
-    weights = g.const("w", g.random.normal(0, 1, (8, 4)))
-    return g.reshape(g.pair(weights, "w", [0.1] * 8, axis=0), "op", 4, 8)
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -63,7 +58,19 @@ def reshaped_weights(g: Graph) -> str:
         pytest.param(lambda g: [g.relu(dequantized(g), "op")], id="Relu"),
         pytest.param(lambda g: [g.add(dequantized(g), "p.DQ:0", "op")], id="Add"),
         pytest.param(
-            lambda g: [g.op("Neg", reshaped_weights(g), "n")], id="Reshape of channels with scales"
+            lambda g: [
+                g.op(
+                    "Neg",
+                    g.reshape(
+                        g.pair(g.const("w", g.random.normal(0, 1, (8, 4))), "w", [0.1] * 8, axis=0),
+                        "op",
+                        4,
+                        8,
+                    ),
+                    "n",
+                )
+            ],
+            id="Reshape of channels with scales",
         ),
     ],
 )
