@@ -456,8 +456,7 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 
 def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
     """Try all fixes; yield after each attempt."""
-    for separate in (False, True, False):
-        yield from _try_steps(session, requested, separate=separate)
+    yield from session.try_steps()
     errors = count_error_findings(session.prediction)
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
@@ -467,26 +466,12 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
             yield
     if count_error_findings(session.prediction) < errors:
         # For example, a new Q with a float16 scale was an error before the model became float32.
-        yield from _try_steps(session, requested, separate=False)
+        yield from session.try_steps(rounds=(False,))
     session.remove_idle_relus()
     session.drop_outdated_refusals()
     session.record_unfixed(requested)
     session.note_added_relus()
     session.note_losses()
-
-
-def _try_steps(session: FixSession, requested: set[str], *, separate: bool) -> Iterator[None]:
-    for step in STEPS:
-        codes = _choose_codes(session, step, requested)
-        if codes and session.needs_try(step):
-            yield from session.try_step(step, codes, separate=separate)
-
-
-def _choose_codes(session: FixSession, step: FixStep, requested: set[str]) -> set[str]:
-    """Return the codes for which a step is tried; empty if it is not tried."""
-    if requested.intersection(step.codes):
-        return requested
-    return set(step.codes) if not requested and session.is_tried_by_default(step) else set()
 
 
 def add_fix_savings(
@@ -521,8 +506,8 @@ def _remove_savings(
     refused_codes = {s.code for s in sites} - {s.code for s in accepted}
     refused_places = {(s.code, s.node) for s in sites} - {(s.code, s.node) for s in accepted}
     for finding in prediction.findings:
-        is_refused = finding.code in refused_codes or (finding.code, finding.node) in refused_places
-        if finding.automatic and is_refused:
+        is_refused = finding.automatic and finding.code in refused_codes
+        if is_refused or (finding.code, finding.node) in refused_places:
             finding.saves_ms = None
 
 

@@ -17,6 +17,8 @@ from qdqtool.reasons.finding import Finding
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 
+# Fixes of these codes may make the prediction worse at other places, so that `fix` refuses them.
+_UNCERTAIN_CODES = frozenset({"ACT-INNER-Q", "ADD-BOTH", "SKIP-FLOAT"})
 _STEP_CODES = frozenset(code for step in STEPS for code in step.codes)
 _MODEL_CODES = frozenset(code for step in MODEL_STEPS for code in step.codes)
 
@@ -39,8 +41,18 @@ def withdraw_promises(model: Model, prediction: Prediction) -> None:
         return
     with contextlib.suppress(QdqtoolError):
         require_weights(model)
-        for finding in _find_unfixable(model, prediction, promised):
+        for finding in _find_refused(model, prediction, promised):
             finding.automatic = False
+
+
+def _find_refused(
+    model: Model, prediction: Prediction, promised: Sequence[Finding]
+) -> list[Finding]:
+    if _UNCERTAIN_CODES.isdisjoint(f.code for f in promised):
+        return _find_unfixable(model, prediction, promised)
+    from qdqtool.fixing.rehearsal import find_remaining
+
+    return find_remaining(model, target_named(prediction.target), promised)
 
 
 def _find_unfixable(

@@ -178,6 +178,7 @@ class FixSession:
             inputs.
         effort: Factor for the limits of the runs that compare outputs.
         requested: Codes that the user named; empty for the fixes that are made by default.
+        judge: Comparison of outputs. Default: a comparison on the samples.
 
     Attributes:
         model: The model with the fixes that were kept.
@@ -196,6 +197,7 @@ class FixSession:
         samples: Sequence[Arrays] | None,
         effort: float,
         requested: Collection[str] = (),
+        judge: OutputJudge | None = None,
     ) -> None:
         self._requested = requested
         self.model = self._original = model
@@ -204,7 +206,7 @@ class FixSession:
         self.applied: list[FixAttempt] = []
         self.refused: list[FixAttempt] = []
         self.notes: list[Note] = []
-        self.judge = OutputJudge(model, samples, effort, self.notes)
+        self.judge = judge or OutputJudge(model, samples, effort, self.notes)
         self._verdict_note: Note | None = None  # note of the current step on detections
         # For each step that was tried: the model after the step, and the reason of the refusal if
         # the outputs refused all places together and the places were not tried separately.
@@ -221,6 +223,28 @@ class FixSession:
         return not ON_REQUEST_CODES.issuperset(step.codes) or any(
             f.code in step.codes and not needs_request(f) for f in self.prediction.findings
         )
+
+    def try_steps(self, rounds: Sequence[bool] = (False, True, False)) -> Iterator[None]:
+        """Try the requested steps, or the steps that are tried by default.
+
+        Yields after each try, so that the caller can show progress.
+
+        Args:
+            rounds: For each round, whether places that the outputs refuse together are tried
+                separately, see :meth:`try_step`.
+        """
+        for separate in rounds:
+            for step in STEPS:
+                codes = self._choose_codes(step)
+                if codes and self.needs_try(step):
+                    yield from self.try_step(step, codes, separate=separate)
+
+    def _choose_codes(self, step: FixStep) -> set[str]:
+        """Return the codes for which a step is tried; empty if it is not tried."""
+        requested = set(self._requested)
+        if requested.intersection(step.codes):
+            return requested
+        return set(step.codes) if not requested and self.is_tried_by_default(step) else set()
 
     def needs_try(self, step: FixStep) -> bool:
         """Return whether to try a step that was not tried yet, or whose result may change.
