@@ -128,6 +128,7 @@ def command(
     started = perf_counter()
     from qdqtool.comparison.api import compare, is_model_file
     from qdqtool.formats.build_text import add_times_on_gpus, render_comparison
+    from qdqtool.ir.modelfile import load
     from qdqtool.util.files import reserve_output
 
     if calib is None:
@@ -154,9 +155,11 @@ def command(
             parameter="calib",
         )
     first, *others = dict.fromkeys(gpu or (None,))
+    sides: list[Any] = [[a, *more_a], [b, *more_b]]
+    if others and all(models):
+        sides = [load(path) for path in (a, b)]  # once for all GPUs
     result = compare(
-        [a, *more_a],
-        [b, *more_b],
+        *sides,
         data=calib,
         progress=True,
         target=target,
@@ -166,7 +169,7 @@ def command(
     )
     results = [
         result,
-        *(compare(a, b, target=target, gpu=name, size=images.size) for name in others),
+        *(compare(*sides, target=target, gpu=name, size=images.size) for name in others),
     ]
     if page is not None:
         from qdqtool.reporting.api import report

@@ -136,10 +136,11 @@ def _analyze_engine(paths: list[str], gpu: str | None, clock: float | None) -> E
 
 def _draw_engine(report: EngineReport, dot: str | None, svg: str | None) -> None:
     from qdqtool.buildlog import drawing
-    from qdqtool.util.files import write_visible
+    from qdqtool.util.files import write_text
+    from qdqtool.util.text import escape_hidden
 
     graph = drawing.draw_engine(report)
     if dot:
-        write_visible(dot, drawing.format_dot(graph))
+        write_text(dot, escape_hidden(drawing.format_dot(graph)))
     if svg:
-        write_visible(svg, drawing.format_svg(graph))
+        write_text(svg, escape_hidden(drawing.format_svg(graph)))

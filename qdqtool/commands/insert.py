@@ -166,7 +166,7 @@ def command(
         if result.precision == FLOAT:
             page.add_page(_suggest_tune(model, calib, gpu, width))
             return page
-        _suggest_predict(page, path, built, gpu)
+        _suggest_predict(page, path, chosen_target, gpu)
         if calib is not None and settings["input_type"] != "int8":
             suggest_compare(page, model, path)
         suggest_build(page, path, built, result.model)
@@ -268,26 +268,21 @@ def _use_compared_times(
 ) -> None:
     """Use one time per type in all outputs of the command; change the estimates in place.
 
-    If there are two estimates of the float time, the lower one is used. If ``--precision auto``
-    estimated times, the text on its choice shows the times of INT8 and FP8, so these times are
-    removed from `time`.
+    If there are two estimates of the float time, the lower one is used.
     """
     from qdqtool.insertion.format_choice import FLOAT
 
     float_time = time.float_time
-    compared = result.choice is not None and bool(result.choice.ms)
     if float_time is None:
         return
-    if result.choice is not None and compared:
+    if result.choice is not None and result.choice.ms:
         float_time.total_ms = min(float_time.total_ms, result.choice.ms[FLOAT])
-        time.best = time.best_fp8 = None
     elif formats is not None and formats.float_time is not None:
-        float_time.total_ms = formats.float_time.total_ms = min(
-            float_time.total_ms, formats.float_time.total_ms
-        )
-        for part in filter(None, (formats.best, formats.best_fp8)):
-            part.gain = float_time.total_ms / part.total_ms
+        float_time.total_ms = min(float_time.total_ms, formats.float_time.total_ms)
+        formats.float_time.total_ms = float_time.total_ms
         time.best, time.best_fp8 = formats.best, formats.best_fp8
+    for part in filter(None, (time.best, time.best_fp8)):
+        part.gain = float_time.total_ms / part.total_ms
 
 
 def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) -> TextPage:

@@ -10,8 +10,9 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.formats.wrapping import wrap_words
 from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
-from qdqtool.util.text import escape_hidden, escape_unencodable, wrap_words
+from qdqtool.util.text import escape_hidden, escape_unencodable
 
 _MIN_ADDRESS_SPACE = 128 << 20  # number of bytes of address space that Python, numpy and onnx need
 MESSAGE_PREFIX = "qdqtool: "

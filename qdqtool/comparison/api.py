@@ -357,7 +357,7 @@ def _predict_side(model: Model, target: Target, timing: TimingOptions, title: st
         return ModelSide(View(model), predict(model, target), title)
     from qdqtool.timing.on_gpu import predict_on_gpu
 
-    prediction, time = predict_on_gpu(model, target, timing)
+    prediction, time = predict_on_gpu(model, target, timing, with_insert=False)
     return ModelSide(View(model), prediction, title, time)
 
 

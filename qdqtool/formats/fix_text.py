@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
     from qdqtool.fixing.outputs import OutputError
     from qdqtool.fixing.session import FixAttempt
-    from qdqtool.reasons.finding import FindingCode
+    from qdqtool.ir.precision import Precision
+    from qdqtool.reasons.finding import Finding, FindingCode
     from qdqtool.timing.results import TimeEstimate
 
 _MAX_FIXES = 1  # maximum number of listed changes with the same code and reason
+_MANUAL = "no automatic fix"
 _LOSSES = ("constants-rounded",)  # codes of notes on problems that no fix can remove
 
 _LISTED_ERRORS = ("error-grew",)  # codes of notes that repeat a line of "Output error"
@@ -140,27 +142,60 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
     refused = {(change.code, change.node) for change in fixed.refused}
     minor = dict.fromkeys(f.code for f in fixed.after.findings if (f.code, f.node) in refused)
     codes = dict.fromkeys([*serious, *minor])
-    listed = [f"{code} ({counts[code]}{_note_reason(fixed, code)})" for code in codes]
-    if listed or losses:
-        listed += [format_count(note.values["count"], "rounded constant") for note in losses]
-        page.add_heading(f"Left: {', '.join(listed)}")
+    untried = _list_untried_codes(fixed)
+    if codes or losses:
+        page.add_heading("Left")
+    for code in codes:
+        reasons = _describe_reasons(fixed, code, untried)
+        page.fill(f"{code} ({counts[code]}){': ' if reasons else ''}{reasons}", 4, "  ")
     for note in losses:
         text = as_options(note)
         page.fill(f"{text[0].upper()}{text[1:]}.", 2, "  ", SEVERITY_STYLES[Severity.WARNING])
-    if serious:
-        _add_manual_fixes(page, fixed)
-        _add_untried_fixes(page, fixed, output, options)
+    if untried:
+        page.fill("To apply fixes that were not tried:", 2, "  ")
+        other = fixed_model_path(output)
+        only = " ".join(f"--only {code}" for code in untried)
+        page.add_command(
+            "", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}{options}"
+        )
 
 
-def _note_reason(fixed: Fixed, code: FindingCode) -> str:
-    """Return why the remaining places of a code are not fixed; empty if unknown for all."""
-    if code not in ATTEMPTED_CODES:
-        return ", no automatic fix"
-    places = {(f.code, f.node) for f in fixed.after.findings if f.code == code}
-    explained = places & _list_refused_places(fixed)
-    if not explained:
+def _describe_reasons(fixed: Fixed, code: FindingCode, untried: Mapping[FindingCode, str]) -> str:
+    """Return why the places of a code remain, with counts, and advice on one of the places.
+
+    Empty if the reason is unknown for all places. Advice is for places without an automatic fix, if
+    ``fix`` handles the code elsewhere.
+    """
+    refused = _list_refused_places(fixed)
+    findings = [f for f in fixed.after.findings if f.code == code]
+    reason_of = {id(f): _find_reason(f, refused, untried) for f in findings}
+    counts = Counter(filter(None, reason_of.values()))
+    manual = [f for f in findings if f.code in ATTEMPTED_CODES and reason_of[id(f)] == _MANUAL]
+    reasons = [
+        reason if count == len(findings) else f"{reason} for {count}"
+        for reason, count in counts.items()
+    ]
+    return f"{', '.join(reasons)}{_describe_manual_fix(manual, find_float_type(fixed.after))}"
+
+
+def _find_reason(
+    finding: Finding, refused: Collection[tuple[str, str]], untried: Mapping[FindingCode, str]
+) -> str:
+    """Return why a place remains; empty if the reason is unknown."""
+    if (finding.code, finding.node) in refused:
+        return "reason above"
+    if finding.automatic and finding.code in ATTEMPTED_CODES:
+        return untried.get(finding.code, "")
+    is_note = finding.severity == Severity.INFO and finding.code in ATTEMPTED_CODES
+    return "" if is_note else _MANUAL
+
+
+def _describe_manual_fix(findings: Sequence[Finding], float_type: Precision | None) -> str:
+    """Return the advice of the first finding as a further sentence; empty without findings."""
+    if not findings:
         return ""
-    return ", reason above" if explained == places else f", reason above for {len(explained)}"
+    node, fix = findings[0].node, name_floats(findings[0].fix, findings[0].code, float_type)
+    return f". {'First: ' if len(findings) > 1 else ''}{f'{node}: ' if node else ''}{fix}"
 
 
 def _list_refused_places(fixed: Fixed) -> set[tuple[str, str]]:
@@ -168,22 +203,8 @@ def _list_refused_places(fixed: Fixed) -> set[tuple[str, str]]:
     return set(itertools.chain.from_iterable(places))
 
 
-def _add_manual_fixes(page: TextPage, fixed: Fixed) -> None:
-    """Add advice for places without an automatic fix, if ``fix`` handles the code elsewhere."""
-    refused = _list_refused_places(fixed)
-    float_type = find_float_type(fixed.after)
-    fixes: dict[FindingCode, list[str]] = {}
-    for f in fixed.after.findings:
-        is_listed = f.automatic or (f.code, f.node) in refused or f.code not in ATTEMPTED_CODES
-        if f.severity != Severity.INFO and not is_listed:
-            fix = name_floats(f.fix, f.code, float_type)
-            fixes.setdefault(f.code, []).append(f"{f.node}: {fix}".removeprefix(": "))
-    for code, texts in fixes.items():
-        first = "First: " if len(texts) > 1 else ""
-        page.fill(f"{code} ({len(texts)}): no automatic fix. {first}{texts[0]}", 4, "  ")
-
-
-def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
+def _list_untried_codes(fixed: Fixed) -> dict[FindingCode, str]:
+    """Return the codes whose automatic fixes were not tried, with the reason."""
     tried = {change.code for change in (*fixed.applied, *fixed.refused)}
     untried: dict[FindingCode, str] = {}
     reasons = "not named with --only", "may cost speed, needs --only"
@@ -191,17 +212,7 @@ def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) 
         for f in group:
             if f.code not in tried and f.severity != Severity.INFO:
                 untried.setdefault(f.code, reason)
-    if untried:
-        texts = [
-            f"{', '.join(group)} ({reason})"
-            for reason, group in itertools.groupby(untried, key=lambda code: untried[code])
-        ]
-        page.fill(f"Not tried: {'; '.join(texts)}. To try:", 2, "  ")
-        other = fixed_model_path(output)
-        only = " ".join(f"--only {code}" for code in untried)
-        page.add_command(
-            "", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}{options}"
-        )
+    return untried
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:
@@ -258,23 +269,30 @@ def _add_changes(
     savings: Mapping[str, float] | None = None,
     remaining: Collection[str] = (),
 ) -> None:
-    def code_and_reason(change: FixAttempt) -> tuple[str, str]:
-        return change.code, change.why_not
-
     if changes:
         page.add_heading(title)
-    counts = Counter(change.code for change in changes)
-    listed: set[str] = set()  # codes whose saving is printed: it is that of all places together
-    ordered = sorted(changes, key=code_and_reason)
-    for (code, why_not), group in itertools.groupby(ordered, key=code_and_reason):
+    for code, group in itertools.groupby(sorted(changes, key=lambda c: c.code), lambda c: c.code):
         same = list(group)
         count = (places[code] if places else 0) or len(same)
-        saved_ms = None if code in listed else (savings or {}).get(code)
-        together = f"all {counts[code]} together " if counts[code] > len(same) else ""
-        saving = "" if saved_ms is None else f", {together}would save up to {format_ms(saved_ms)}"
-        listed.add(code)
-        reason = f": {as_options(why_not)}" if why_not else ""
         label = f"{format_count(count, 'change')}, finding remains" if code in remaining else count
-        page.fill(f"{code} ({label}){saving}{reason}", 4, "  ")
+        saved_ms = (savings or {}).get(code)
+        saving = "" if saved_ms is None else f", would save up to {format_ms(saved_ms)}"
+        _add_reasons(page, f"{code} ({label}){saving}", same)
+
+
+def _add_reasons(page: TextPage, heading: str, changes: Sequence[FixAttempt]) -> None:
+    """Add the changes of one code, with the number of places for each of several reasons."""
+    groups: dict[str, list[FixAttempt]] = {}
+    for change in sorted(changes, key=lambda change: change.why_not):
+        groups.setdefault(as_options(change.why_not), []).append(change)
+    has_one = len(groups) == 1
+    if not has_one:
+        page.fill(heading, 4, "  ")
+    for reason, same in groups.items():
+        if has_one:
+            page.fill(f"{heading}{': ' if reason else ''}{reason}", 4, "  ")
+        else:
+            page.fill(f"{len(same)}: {reason}", 6, "    - ")
         for change in same[:_MAX_FIXES]:
-            page.fill(change.what, 6, f"    {'first: ' if len(same) > 1 else ''}")
+            what = f"{'first: ' if len(same) > 1 else ''}{change.what}"
+            page.fill(what, 6 if has_one else 8, "    " if has_one else "      ")

@@ -11,17 +11,11 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.formats.wrapping import shorten_indent, wrap_words
 from qdqtool.reasons.finding import Severity
 from qdqtool.util.files import write_text
 from qdqtool.util.process import silence_stdout, terminal_columns
-from qdqtool.util.text import (
-    as_line,
-    as_text,
-    escape_hidden,
-    escape_unencodable,
-    shorten_indent,
-    wrap_words,
-)
+from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 ROW_COLUMN = 19  # where the texts of rows start; the longest labels have 15 characters

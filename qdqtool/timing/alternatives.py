@@ -24,14 +24,15 @@ from qdqtool.trt.targets import Target, strongly_typed, without_fp8_typing
 from qdqtool.util.notes import Note
 
 
-def add_alternative_times(result: TimeEstimate, model: Model, target: Target) -> None:
+def add_alternative_times(
+    result: TimeEstimate, model: Model, target: Target, *, with_insert: bool = True
+) -> None:
     """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``.
 
-    On a GPU without INT8, only the time without Q/DQ is added.
+    On a GPU without INT8, or if `with_insert` is false, only the time without Q/DQ is added.
     Unless the user requests a strongly typed network of TensorRT 10, only a network with FP8 is
     strongly typed there. The added times of other networks are then times of weakly typed builds.
-    If the model is float or has FP8, and GPU and target have FP8, a time with FP8 Q/DQ is added as
-    well.
+    If GPU and target have FP8, a time with FP8 Q/DQ is added as well.
     """
     float_model: Model | None = model
     plain = model
@@ -48,10 +49,9 @@ def add_alternative_times(result: TimeEstimate, model: Model, target: Target) ->
         if not model_variants.has_qdq(model):
             text = "the GPU has no INT8, so Q/DQ would not make the network faster"
             result.notes.append(Note(text, code="no-int8"))
-    elif float_model is not None:
+    elif float_model is not None and with_insert:
         result.best = _best_time(result, float_model, target)
-        may_use_fp8 = result.is_float or uses_fp8(model)
-        if may_use_fp8 and result.gpu.has_fp8 and target.has_fp8:
+        if result.gpu.has_fp8 and target.has_fp8:
             typed = strongly_typed(target)
             result.best_fp8 = _best_time(result, float_model, typed, Precision.FP8)
 

@@ -68,6 +68,7 @@ def estimate_time(
     is_size_given: bool = False,
     calibrate: str | None = None,
     compare: bool = True,
+    with_insert: bool = True,
     cuda_graph: bool = False,
 ) -> TimeEstimate:
     """Estimate the time of a predicted engine.
@@ -86,6 +87,7 @@ def estimate_time(
         calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
         compare: Whether to estimate two more networks: the network without Q/DQ, and the network
             with the Q/DQ that ``insert`` would write.
+        with_insert: Whether these networks include that of ``insert``.
         cuda_graph: Whether the engine runs as a CUDA graph, which has no gaps between kernels.
 
     Raises:
@@ -153,7 +155,7 @@ def estimate_time(
         _write_layer_times(prediction, workload, profile_ms)
     add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
-        add_alternative_times(result, model, target)
+        add_alternative_times(result, model, target, with_insert=with_insert)
         if result.best is not None:
             add_insert_saving(prediction, result.total_ms - result.best.total_ms)
     return result

@@ -51,6 +51,7 @@ def predict_on_gpu(
     *,
     assume: Mapping[str, str] | None = None,
     way: str | None = None,
+    with_insert: bool = True,
     extend: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
 ) -> tuple[Prediction, TimeEstimate | None]:
     """Predict, add findings about the GPU, and estimate the time if a GPU is named.
@@ -63,6 +64,7 @@ def predict_on_gpu(
         options: GPU, batch, image size and calibration.
         assume: As for :func:`qdqtool.predict`.
         way: As for :func:`qdqtool.predict`.
+        with_insert: Whether to estimate the network with the Q/DQ of ``insert`` as well.
         extend: Function that is called with the estimate before the prediction receives it.
 
     Raises:
@@ -95,6 +97,7 @@ def predict_on_gpu(
                 batch=options.batch,
                 is_size_given=options.size is not None,
                 calibrate=options.calibrate,
+                with_insert=with_insert,
             )
             if extend is not None:
                 extend(model, prediction, time, assumed_target)

@@ -183,8 +183,8 @@ class TimeEstimate:
         kernels: Every kernel, the slowest first.
         float_time: Time of the network without Q/DQ, in the faster float type. None if unknown.
         best: Time of the network with the INT8 Q/DQ that ``insert`` would write. None if unknown.
-        best_fp8: Time with the FP8 Q/DQ that ``insert`` would write. None unless the network is
-            float and the GPU has FP8.
+        best_fp8: Time with the FP8 Q/DQ that ``insert`` would write. None unless GPU and target
+            have FP8.
         batch: Requested batch size divided by the batch size of the model.
         calibration: Correction of the times by a measurement. None for uncorrected times.
         unknown: Names of layers whose shapes are unknown.

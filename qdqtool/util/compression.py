@@ -1,5 +1,6 @@
 """Unpack files compressed with gzip, xz or zstd, block by block up to a limit."""
 
+import contextlib
 import importlib
 import zlib
 from collections.abc import Callable, Iterator
@@ -113,8 +114,6 @@ def _open_stream(
 
 def _import_zstd() -> Any:
     for name in ("compression.zstd", "backports.zstd"):
-        try:
+        with contextlib.suppress(ImportError):
             return importlib.import_module(name)
-        except ImportError:
-            continue
     return None

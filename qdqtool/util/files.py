@@ -365,11 +365,16 @@ def check_writable(target: Path, option: str = "") -> None:
 
 def _check_new_file(target: Path, option: str) -> None:
     if os.path.islink(target):
-        reason = "is a broken link; remove it, or give another file name"
-        raise _output_error(reason, target, option, "not-a-file")
+        raise _output_error(
+            "is a broken link; remove it, or give another file name", target, option, "not-a-file"
+        )
     if not target.parent.is_dir():
-        reason = f"the folder {target.parent} does not exist; create it first"
-        raise _output_error(reason, target, option, "folder-missing")
+        raise _output_error(
+            f"the folder {target.parent} does not exist; create it first",
+            target,
+            option,
+            "folder-missing",
+        )
 
 
 @contextlib.contextmanager
@@ -420,11 +425,6 @@ def write_text(path: StrPath, text: str) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))  # some file names are not UTF-8
 
 
-def write_visible(path: StrPath, text: str) -> None:
-    """Write text atomically, with hidden characters escaped (see :mod:`qdqtool.util.text`)."""
-    write_text(path, escape_hidden(text))
-
-
 class SavableResult:
     """Base class of results that can be saved as JSON, but not over their own inputs.
 
@@ -455,4 +455,4 @@ def save_answer(path: StrPath, answer: dict[str, Any], inputs: InputFiles | None
         QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.
     """
     with forbid_overwrite(inputs):
-        write_visible(path, json_text(answer) + "\n")
+        write_text(path, escape_hidden(json_text(answer)) + "\n")

@@ -1,3 +1,4 @@
+import re
 import shlex
 import subprocess
 import sys
@@ -7,12 +8,14 @@ import onnx
 import pytest
 
 from qdqtool.demo.images import write_images
+from qdqtool.timing.gpus import choose_gpu
 from tests.commands.conftest import Cli
 from tests.insertion.nets import Net, check, detector
 from tests.slow import slow_after
 
 # The least that insert can do.
 QUICK = ("--losses", "0", "--no-predict", "--method", "max", "--max-images", "1")
+SLOW_GPU = "sm=8.9,sms=1,clock=100,bandwidth=1000,l2=10"
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +129,25 @@ def test_build_command_has_the_size_of_insert(dynamic_input: str, cli: Cli) -> N
     }
 
 
-def test_insert_next_command_names_the_gpu(folder: Path, cli: Cli) -> None:
-    arguments = ["--gpu", "Tesla T4", "--target", "rtx1.7", *QUICK]
-    _, *command = next_command(cli("insert", "small.onnx", "--calib", "images", *arguments))
-    assert command[2:] == ["--target", "rtx1.7", "--gpu", "Tesla T4"]
-    assert cli.json(*command)["compute_capabilities"] == ["7.5"]
+@pytest.mark.parametrize(
+    ("model", "options", "gpu"),
+    [
+        ("small.onnx", ["--target", "rtx1.7"], "Tesla T4"),
+        ("m.onnx", ["--target", "trt10.16"], "L4"),
+        ("m.onnx", ["--target", "trt10.16", "--precision", "fp8"], "RTX 4090"),
+        ("m.onnx", ["--target", "trt10.16", "--precision", "auto"], SLOW_GPU),
+    ],
+    ids=["rtx", "int8", "fp8", "auto"],
+)
+def test_insert_and_its_next_command_print_the_same_times(
+    folder: Path, cli: Cli, model: str, options: list[str], gpu: str
+) -> None:
+    text = cli("insert", model, "--calib", "images", *options, "--gpu", gpu, *QUICK)
+    _, *command = next_command(text.replace("\\\n", ""))
+    assert command[-2:] == ["--gpu", gpu]
+    rows, again = (re.findall(r"(?m)^  .* ms +[\d.]+ - .*", t) for t in (text, cli(*command)))
+    assert len(rows) > 1 and rows == again
+    assert cli.json(*command)["compute_capabilities"] == [choose_gpu(gpu).cc]
 
 
 OPTIONS = shlex.split(

@@ -155,7 +155,10 @@ def test_fix_of_a_note_is_refused_if_it_adds_a_conversion(g: Graph) -> None:
     fixed = fix(model)
     assert [(c.code, c.node) for c in fixed.applied] == [("SKIP-FLOAT", "sum0")]
     assert [(c.code, c.why_not.code) for c in fixed.refused] == [("ADD-ACT", "more-conversions")]
-    assert "Left: ADD-ACT (2, reason above for 1)" in str(render(fixed, "f.onnx", 80))
+    fixed.refused.append(replace(fixed.refused[0], why_not="another reason"))
+    text = str(render(fixed, "f.onnx", 80))
+    assert "Not applied\n  ADD-ACT (2)\n    - 1: another reason\n" in text
+    assert "Left\n  ADD-ACT (2): reason above for 1\n" in text and text.count("ADD-ACT (") == 2
 
 
 def test_savings_name_each_place_once() -> None:

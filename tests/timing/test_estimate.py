@@ -654,11 +654,10 @@ def test_times_of_float_and_written_file_agree(
         predict_on_gpu(m, target, TimingOptions(gpu="RTX 4090"))[1] for m in (network, written)
     )
     assert not of_written.is_float
-    names = {"int8": "best", "fp8": "best_fp8"}
-    pairs = [(of_float.float_time, of_written.float_time), (of_float.best, of_written.best)]
-    pairs.append((getattr(of_float, names[precision]), of_written))
-    if precision == "fp8":
-        pairs.append((of_float.best_fp8, of_written.best_fp8))
+    best = {"int8": "best", "fp8": "best_fp8"}
+    names = ("float_time", *best.values())
+    pairs = [(getattr(of_float, name), getattr(of_written, name)) for name in names]
+    pairs.append((getattr(of_float, best[precision]), of_written))
     for expected, time in pairs:
         assert time.total_ms == pytest.approx(expected.total_ms, rel=1e-9)
     assert of_written.float_time.precision == of_float.float_time.precision
