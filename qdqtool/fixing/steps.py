@@ -139,6 +139,7 @@ STEPS = (
     FixStep(
         (WeightsAxis,),
         _ONE_BIT,
+        requantizes_weights=True,
         find=weights.find_transposed_weights,
         requires="constant, finite INT8 weights that no node changes after their Q and DQ",
     ),
@@ -247,6 +248,7 @@ MODEL_STEPS = (
         (Float16Scale,),
         _EXACT,
         changes_types=True,
+        rounding=HALF_ROUNDING,
         description="the model is float32",
         convert=quantizers.to_float32,
         requires="a model with FLOAT16 tensors",

@@ -31,11 +31,11 @@ def weighted(g: Graph, weights: str, name: str = "c", **attributes: Any) -> str:
     )
 
 
-def scale_computed(g: Graph) -> onnx.ModelProto:
-    x = g.input(1, 16, 8, 8)
+def computed(g: Graph, x: str) -> str:
+    """Add a pair whose scale the network computes."""
     scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
-    q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "q")
-    return _end(g, g.op("DequantizeLinear", [q, scale, "z"], "dq"), None, "c")
+    q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "p.Q")
+    return g.op("DequantizeLinear", [q, scale, "z"], "p.DQ")
 
 
 def types(g: Graph) -> onnx.ModelProto:
@@ -143,7 +143,7 @@ _MAKERS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
     "weights-not-constant": lambda g: g.model(
         weighted(g, g.pair(g.input(16, 16, 1, 1, name="w"), "wq"))
     ),
-    "scale-computed": scale_computed,
+    "scale-computed": lambda g: _end(g, computed(g, g.input(1, 16, 8, 8)), None, "c"),
     "types": types,
     "float-types": float_types,
     "convtranspose-3d": lambda g: transposed_3d(),

@@ -221,14 +221,6 @@ def test_nodes_without_names_of_their_own_have_no_conversions(g: Graph, name: st
     assert cause(findings["INPUT-CONVERSION"]).tensor == "x"
 
 
-@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
-def test_batch_norm_after_conv_transpose_is_reported(g: Graph, target: str) -> None:
-    y = g.bn(g.conv(g.input(1, 16, 8, 8), "up", 16, 2, 2, op="ConvTranspose"), "bn")
-    prediction, findings = outcome(g.model(g.conv(y, "c1", 16)), target)
-    assert prediction.convolutions[0].output.is_float
-    assert findings["CT-BN"].node == "up"
-
-
 @pytest.mark.parametrize("quantized", [False, True])
 def test_layer_norm_needs_a_pair_for_int8_before_it(quantized: bool) -> None:
     """NVIDIA's quantizer puts the pair between convolution and LayerNorm, after a Transpose."""

@@ -37,7 +37,7 @@ from qdqtool.trt import fault_checks, neighbors
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.rtx import compiler_faults, fp8_kernels, operands
-from tests.findings.graphs import GRAPHS as OF_REASONS
+from tests.findings.graphs import GRAPHS as OF_REASONS, computed
 from tests.slow import slow_after
 from tests.sources import nodes_of, walked
 from tests.trt.builder import Graph
@@ -249,16 +249,6 @@ def test_scale_of_shape_1_is_reported_and_fixed_at_convolutions(readers: str) ->
     assert [c.node for c in fixed.applied] == list(convolutions)
     assert not qdqtool.fix(fixed.proto, "rtx1.7", ["SCALE-SHAPE1"]).applied
     assert fixed.after.summary()["int8"] == ops.count("Conv")
-
-
-def computed(g: Graph, x: str) -> str:
-    scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
-    g.const("zero", np.int8(0))
-    return g.op(
-        "DequantizeLinear",
-        [g.op("QuantizeLinear", [x, scale, "zero"], "p.Q"), scale, "zero"],
-        "p.DQ",
-    )
 
 
 def of_int32(g: Graph, x: str) -> str:

@@ -30,7 +30,7 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
     "input-not-dequantized": ("IN-BLOCKED", {"c", "p.DQ", PathStep("soft", "Softmax")}),
     "weights-not-dequantized": ("W-NO-DQ", {"c", "c.weight"}),
     "weights-not-constant": ("W-NONCONST", {"c", "w"}),
-    "scale-computed": ("SCALE-DYNAMIC", {"q", "max:0"}),
+    "scale-computed": ("SCALE-DYNAMIC", {"p.Q", "max:0"}),
     "types": ("QTYPE", {"a.Q", "int16"}),
     "float-types": ("FLOAT-MIXED", {"c", Precision.FP32, Precision.FP16}),
     "convtranspose-3d": ("CT3D-FLOAT", {"up"}),

@@ -463,22 +463,21 @@ def test_save_never_replaces_an_input(tmp_path: Path) -> None:
     assert (tmp_path / "t.json").read_bytes().startswith(b"{")
 
 
-def random_images() -> list[dict[str, Any]]:
-    rng = np.random.default_rng(0)
-    return [{"images": rng.random((1, 3, 16, 16), np.float32)} for _ in range(8)]
-
-
 @pytest.mark.parametrize("whole_front", [False, True])
 def test_tune_without_gain_by_int8_is_an_error(whole_front: bool) -> None:
     proto = conv_net()
     next(n for n in proto.graph.node if n.name == "conv2").name = "other"
     with pytest.raises(QdqtoolError, check=has("no-candidates")):
-        qdqtool.tune(proto, random_images(), include=["conv"], whole_front=whole_front)
+        qdqtool.tune(
+            proto, images(8, 3, 16, "images", seed=0), include=["conv"], whole_front=whole_front
+        )
 
 
 def test_tune_leaves_excluded_convolution_float() -> None:
     """A float convolution may still add a Q to the tensor that an excluded convolution consumes."""
     proto = conv_net()
     proto.graph.node[-1].name = "last"
-    tuning = qdqtool.tune(proto, random_images(), keep=0.999, include=["conv"], whole_front=True)
+    tuning = qdqtool.tune(
+        proto, images(8, 3, 16, "images", seed=0), keep=0.999, include=["conv"], whole_front=True
+    )
     assert tuning.chosen.cost.int8 <= 3 and tuning.front

@@ -7,6 +7,7 @@ import pytest
 import qdqtool
 from qdqtool.reasons.scales import ScaleOwner
 from tests.findings.lint.test_api import cause, finding, simple
+from tests.insertion.nets import value_of
 from tests.trt.builder import Graph
 
 NAN, INF = float("nan"), float("inf")
@@ -135,18 +136,19 @@ def test_fix_computes_scales_of_weights_from_the_weights(value: float) -> None:
     fixed = qdqtool.fix(with_weights(channel(2, value)), only=[NOT_POSITIVE])
     assert [a.code for a in fixed.applied] == [NOT_POSITIVE]
     (q,) = (n for n in fixed.proto.graph.node if n.name == "wq.Q")
-    stored = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
-    largest = np.abs(stored["w"]).max(axis=(1, 2, 3))
-    np.testing.assert_allclose(stored[q.input[1]], channel(2, largest[2] / 127), rtol=1e-6)
+    largest = np.abs(value_of(fixed.proto, "w")).max(axis=(1, 2, 3))
+    np.testing.assert_allclose(
+        value_of(fixed.proto, q.input[1]), channel(2, largest[2] / 127), rtol=1e-6
+    )
 
 
 def test_fix_keeps_zeros_of_stored_integers() -> None:
     """A scale of 0 makes the channel 0, whatever its integers are."""
     fixed = qdqtool.fix(with_integers(channel(2, 0.0)), only=[NOT_POSITIVE])
     (dq,) = (n for n in fixed.proto.graph.node if n.name == "wdq")
-    stored = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
-    assert (stored[dq.input[1]] > 0).all()
-    assert not stored[dq.input[0]][2].any() and stored[dq.input[0]][1].all()
+    assert (value_of(fixed.proto, dq.input[1]) > 0).all()
+    integers = value_of(fixed.proto, dq.input[0])
+    assert not integers[2].any() and integers[1].all()
 
 
 def weights_and_scales() -> tuple[np.ndarray, np.ndarray]:
@@ -166,10 +168,9 @@ def test_extreme_scale_of_weights_is_computed_again(value: float, channels: list
     assert (reason.bad, reason.count, reason.owner) == (len(channels), 4, ScaleOwner.WEIGHTS)
     fixed = qdqtool.fix(proto)
     assert fixed.ok and [change.code for change in fixed.applied] == [EXTREME]
-    stored = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
     for node in fixed.proto.graph.node:
         if node.name.startswith("wq"):
-            np.testing.assert_allclose(stored[node.input[1]], exact, rtol=1e-6)
+            np.testing.assert_allclose(value_of(fixed.proto, node.input[1]), exact, rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [NAN, 0.0, 1e-30])

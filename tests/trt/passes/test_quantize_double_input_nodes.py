@@ -90,12 +90,6 @@ def test_q_is_fused_if_it_is_the_only_consumer(
     assert (result.lines, result.reasons) == (lines, reasons)
 
 
-def test_report_names_consumers() -> None:
-    result = run(lambda g, out: [g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")])
-    consumers = {(r.node, r.kind == "q") for r in result.records[0].consumers}
-    assert consumers == {("p.Q", True), ("t", False)}
-
-
 def test_different_scales_keep_output_float() -> None:
     result = run(
         lambda g, out: [
@@ -156,16 +150,23 @@ FLOAT: dict[str, Callable[[Graph, str], str]] = {
 }
 
 
-def float_convolution(case: str) -> tuple[Graph, str]:
+VALUES: dict[str, dict[str, Any]] = {
+    "input-not-dequantized": {"producer": "before", "op": "Softmax"},
+    "weights-axis": {"axis": 1, "expected": 0},
+    "zero-point": {"zero_points": (3, 3)},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "values"),
+    [(case, VALUES.get(case, {})) for case in FLOAT],
+)
+def test_float_convolution_is_reported_with_the_cause(case: str, values: dict[str, Any]) -> None:
     g = Graph(opset=21 if case == "types" else 13)
-    return g, FLOAT[case](g, g.op("Softmax", g.input(1, 8, 8, 8), "before"))
-
-
-@pytest.mark.parametrize("case", FLOAT)
-def test_float_convolution_is_reported(case: str) -> None:
-    g, out = float_convolution(case)
+    out = FLOAT[case](g, g.op("Softmax", g.input(1, 8, 8, 8), "before"))
     result = run_pass(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
     assert (result.lines, result.reasons) == ([], [("c", case)])
+    assert {name: getattr(result.records[0], name) for name in values} == values
 
 
 UP = {"k": 2, "stride": 2, "op": "ConvTranspose", "weights": "tensor"}
@@ -267,20 +268,6 @@ GRAPHS = {
     "QuantizeDoubleInputNodes/fp8-pointwise": (_sum, "trt10"),
     "QuantizeDoubleInputNodes/fp8-moved": (_moved, "trt10"),
 }
-
-
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        ("input-not-dequantized", {"producer": "before", "op": "Softmax"}),
-        ("weights-axis", {"axis": 1, "expected": 0}),
-        ("zero-point", {"zero_points": (3, 3)}),
-    ],
-)
-def test_report_names_the_cause_of_a_float_convolution(kind: str, values: dict[str, Any]) -> None:
-    g, out = float_convolution(kind)
-    record = run_pass(g.model(out), QuantizeDoubleInputNodes).records[0]
-    assert {name: getattr(record, name) for name in values} == values
 
 
 def softmaxes(g: Graph, x: str, count: int) -> str:
