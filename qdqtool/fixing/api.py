@@ -18,6 +18,7 @@ from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
 from qdqtool.fixing import gains
 from qdqtool.fixing.anchors import find_restorable_constants
+from qdqtool.fixing.common_scale import ScaleHistory
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.promises import withdraw_promises
 from qdqtool.fixing.quantizers import to_axis_opset
@@ -29,7 +30,7 @@ from qdqtool.fixing.session import (
     count_error_findings,
     find_needless_sites,
 )
-from qdqtool.fixing.site import FixSite, FixStep
+from qdqtool.fixing.site import FixSite, FixStep, count_total_loss
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
@@ -543,6 +544,7 @@ class _FixSavings:
         time: The estimate.
         target: TensorRT version.
         total_ms: Milliseconds of this model.
+        history: Common scales that earlier fixes set.
     """
 
     view: View
@@ -550,6 +552,7 @@ class _FixSavings:
     time: TimeEstimate
     target: Target
     total_ms: float
+    history: ScaleHistory = field(default_factory=ScaleHistory)
 
     def _find_codes(self, step: FixStep) -> set[str]:
         """Return the codes of the findings that a step fixes without a request."""
@@ -614,6 +617,9 @@ class _FixSavings:
                 self.time.further_fixes.append(fixed.to_time())
 
     def _continue_from(self, fixed: _FixedModel) -> _FixSavings:
+        for site in fixed.sites:
+            if site.common_scale is not None:
+                self.history.record(site.common_scale)
         return replace(
             self,
             view=View(fixed.model),
@@ -622,7 +628,8 @@ class _FixSavings:
         )
 
     def _find_sites(self, step: FixStep, codes: set[str]) -> list[FixSite]:
-        return step.find_possible_sites(self.view, self.target, self.prediction, codes)
+        sites = step.find_sites(self.view, self.target, self.prediction, codes)
+        return [site for site in count_total_loss(sites, self.history) if not site.skip_reason]
 
     def _fix(
         self, step: FixStep, sites: list[FixSite], *, must_save: bool = True
