@@ -489,15 +489,15 @@ def add_fix_savings(
     if not time.gpu.has_int8:
         return
     savings = _FixSavings(View(model), prediction, time, target, time.total_ms)
-    fixed = savings.add_steps()
+    savings.add_steps()
     kinds = len(time.fixes)
     for model_step in MODEL_STEPS:
         if model_step.changes_types:
             with contextlib.suppress(QdqtoolError):
                 savings.add_type_change(model_step)
     time.fixes.sort(key=lambda f: -f.saves_ms)
-    if fixed is not None and len(time.fixes) == kinds:  # no type changes
-        time.fixed_ms = savings.estimate_all(fixed)
+    if 0 < kinds == len(time.fixes):  # no type changes
+        time.fixed_ms = savings.estimate_all()
 
 
 def _remove_savings(
@@ -558,25 +558,15 @@ class _FixSavings:
         """Return the codes of the findings that a step fixes without a request."""
         return {f.code for f in self.prediction.findings if f.automatic}.intersection(step.codes)
 
-    def add_steps(self) -> _FixedModel | None:
-        """Add the time that each step saves, and return the fixed model of the best step.
-
-        None if no step saves time.
-        """
-        best: _FixedModel | None = None
+    def add_steps(self) -> None:
+        """Add the time that each step saves."""
         for step in STEPS:
-            if step.costs_speed or not self._find_codes(step):
-                continue
-            with contextlib.suppress(QdqtoolError):
-                fixed = self._add_step(step)
-                if fixed is not None and (best is None or fixed.saved_ms > best.saved_ms):
-                    best = fixed
-        return best
+            if not step.costs_speed and self._find_codes(step):
+                with contextlib.suppress(QdqtoolError):
+                    self._add_step(step)
 
-    def _add_step(self, step: FixStep) -> _FixedModel | None:
-        """Add the time that the fixes of a step save, and return the fixed model.
-
-        None if the fixes save no time.
+    def _add_step(self, step: FixStep) -> None:
+        """Add the time that the fixes of a step save.
 
         Raises:
             QdqtoolError: A fix cannot be applied, or the fixed model cannot be predicted.
@@ -584,21 +574,17 @@ class _FixSavings:
         sites = self._find_sites(step, self._find_codes(step))
         if len(sites) > _MAX_SITES:
             self.time.notes += _note_many_sites(sites)
-            return None
+            return
         fixed = self._fix(step, sites)
         accepted = [] if fixed is None else fixed.sites
         if fixed is not None:
             self.time.fixes.append(fixed.to_time())
             _limit_savings(self.prediction, accepted, fixed.saved_ms)
         _remove_savings(self.prediction, sites, accepted)
-        return fixed
 
-    def estimate_all(self, fixed: _FixedModel) -> float:
-        """Return the milliseconds after all fixes that need no request.
-
-        The fixes of one step are applied already. Some others are accepted only after them.
-        """
-        savings = self._continue_from(fixed)
+    def estimate_all(self) -> float:
+        """Return the milliseconds after all fixes that need no request, in the order of `fix`."""
+        savings = self
         for step in (*STEPS, *STEPS):  # later steps may make earlier ones possible
             if not step.costs_speed and savings._find_codes(step):
                 with contextlib.suppress(QdqtoolError):
