@@ -388,9 +388,10 @@ class _TuningRun:
         because the measurements depend on the ranges.
         """
         data, limit, store = self.sets.calibration, self.options.search.time_limit, self.store
-        count = len(data)
+        count, reason = len(data), "more would exceed the time limit"
         if limit is not None and store.resumed:
             count = store.calibrated_on or count
+            reason = "the saved measurements are for these ranges"
         elif limit is not None and count > TIMED_SAMPLES:
             self._collect_statistics(_take_samples(data, TIMED_SAMPLES), progress=False)
             spent = time.monotonic() - self.started
@@ -398,10 +399,8 @@ class _TuningRun:
         store.calibrated_on = min(count, len(data))
         if count >= len(data):
             return data
-        text = f"ranges of the search from {count} of {len(data)} images: more would exceed the "
-        self.notes.append(
-            Note(f"{text}time limit", code="searched-on", room=count, images=len(data))
-        )
+        text = f"ranges of the search from {count} of {len(data)} images: {reason}"
+        self.notes.append(Note(text, code="searched-on", room=count, images=len(data)))
         return _take_samples(data, count)
 
     def _record_preprocess(self) -> None:
@@ -437,8 +436,10 @@ class _TuningRun:
         )
         seconds = time.monotonic() - started
         self.calibration_seconds += seconds
-        # If the statistics come from the cache, the time of a run is a better estimate.
-        self.seconds_per_sample = max(seconds / len(data), self.store.seconds_per_run)
+        self.seconds_per_sample = seconds / len(data)
+        if cache is not None:
+            # If the statistics come from the cache, the time of a run is a better estimate.
+            self.seconds_per_sample = max(self.seconds_per_sample, self.store.seconds_per_run)
         if report["preprocess"] is not None:
             report["preprocess"]["origin"] = self.origin
         return statistics.tensors, report
@@ -617,9 +618,7 @@ class _TuningRun:
         if the placement reaches the goal only with the ranges of the search.
         """
         images = len(self.sets.complete)
-        end = self.compute_deadline(1.0)
-        # Evaluating the placement with the new ranges takes at most as long as collecting them.
-        if end is not None and time.monotonic() + 2 * images * self.seconds_per_sample > end:
+        if not self._has_time_for_ranges(images):
             count = self.searched_images
             text = f"ranges from {count} of {images} images: more would exceed the time limit"
             self.notes.append(Note(text, code="ranges-on", room=count, images=images))
@@ -644,6 +643,24 @@ class _TuningRun:
         self.notes.append(Note(text, code="ranges-from-all", images=images, metric=metric))
         self.ranges_report, self.written_metric = report, metric
         return planner
+
+    def _has_time_for_ranges(self, images: int) -> bool:
+        """Return whether ranges can be collected from images, and evaluated, in the time left.
+
+        If the estimate may come from an earlier run, which may have been slower, and exceeds the
+        time left, two samples are timed.
+        """
+        end = self.compute_deadline(1.0)
+        if end is None:
+            return True
+        # Evaluating the placement with the new ranges takes at most as long as collecting them.
+        has_time = time.monotonic() + 2 * images * self.seconds_per_sample <= end
+        seconds = TIMED_SAMPLES * self.seconds_per_sample
+        if not has_time and self.store.resumed and time.monotonic() + seconds <= end:
+            samples = _take_samples(self.sets.calibration, TIMED_SAMPLES)
+            self._collect_statistics(samples, progress=False)
+            has_time = time.monotonic() + 2 * images * self.seconds_per_sample <= end
+        return has_time
 
     def _note_fp16_error(self, planner: Planner, placement: PlacementResult, model: Model) -> None:
         """Add a note on the output errors with FP32 and with FP16, or a warning if a run fails."""

@@ -11,7 +11,13 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.tuning import api
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.image_sets import open_sets
-from qdqtool.tuning.measure import MeasurementTask, TaskResult, TuningJob, map_on_threads
+from qdqtool.tuning.measure import (
+    MeasurementTask,
+    TaskMapper,
+    TaskResult,
+    TuningJob,
+    map_on_threads,
+)
 from qdqtool.tuning.planner import Configuration, PlacementCost, Planner
 from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.tuning.search import PlacementSearch
@@ -72,6 +78,14 @@ def test_fit_samples_keeps_more_samples_of_an_earlier_run(limit: float) -> None:
     assert (sets.chosen_on, sets.judged_on) == earlier
 
 
+def slow_mapper(clock: Clock, seconds: float) -> TaskMapper:
+    def run(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
+        clock.now += seconds
+        return map_on_threads(1)(job, tasks)
+
+    return run
+
+
 @pytest.mark.parametrize("measures", [True, False], ids=["ends-in-search", "ends-before-search"])
 def test_shorter_time_limit_keeps_the_earlier_choice(
     clock: Clock, tmp_path: Path, measures: bool
@@ -80,23 +94,23 @@ def test_shorter_time_limit_keeps_the_earlier_choice(
     first = qdqtool.tune(branchy(), TUNED_ON, **options)
     assert first.reached and first.chosen.name != "everything INT8"
 
-    def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
-        clock.now += 100.0
-        return map_on_threads(1)(job, tasks)
-
-    limit = 60.0 if measures else 1e-9
+    mapper, limit = slow_mapper(clock, 100.0), 60.0 if measures else 1e-9
     second = qdqtool.tune(branchy(), TUNED_ON, mapper=mapper, time_limit=limit, **options)
     assert second.reached and second.chosen.configuration == first.chosen.configuration
     assert (second.chosen.metric, second.chosen.cost) == (first.chosen.metric, first.chosen.cost)
 
 
-def test_accurate_int8_of_an_earlier_run_is_a_complete_result(tmp_path: Path) -> None:
+def test_accurate_int8_of_an_earlier_run_is_a_complete_result(clock: Clock, tmp_path: Path) -> None:
     options: dict[str, Any] = {"keep": 0.9, "method": "mse", "state": tmp_path / "t.tuning"}
-    first = qdqtool.tune(branchy(), TUNED_ON, **options)
+    mapper = slow_mapper(clock, 30.0)
+    first = qdqtool.tune(branchy(), TUNED_ON, mapper=mapper, time_limit=200.0, **options)
     assert first.reached and first.chosen.name == "everything INT8"
     second = qdqtool.tune(branchy(), TUNED_ON, time_limit=1e-9, **options)
     assert second.chosen.configuration == first.chosen.configuration
     assert second.effort["stopped"] == "" and second.effort["runs"] == 0
+    # The third run is faster than the first one, so there is time for the ranges of all images.
+    third = qdqtool.tune(branchy(), TUNED_ON, time_limit=200.0, **options)
+    assert third.images["calibration"] == 16
 
 
 def collect_slowly(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
