@@ -137,7 +137,8 @@ def command(
     are predicted: no GPU and no TensorRT is needed.
 
     Exit codes: 0 goal reached (also by the float model, if no faster choice reaches it), 1 goal
-    not reached (the best choice is written), 2 bad input.
+    not reached (the best choice is written), 2 bad input, or a --time-limit that ends before the
+    first choice is measured.
     """
     started = perf_counter()
     if state is not None and no_state:

@@ -510,19 +510,19 @@ class _TuningRun:
             seconds_per_run: Seconds of one run on one sample; 0 if unknown.
         """
         self.store.save(costs_alone=True)
-        predictions, more = search.predictions, "or more"
+        predictions, repetition = search.predictions, ""
         other = time.monotonic() - self.started - self.calibration_seconds
         if self.store.can_continue:
             other -= predictions.seconds  # not repeated
-            more = f"more: the repetition continues from {self.store.path}"
+            repetition = f". The same command then continues from {self.store.path}"
         seconds = estimate_shortest_limit(
             other + predictions.remaining_seconds,
             (self.seconds_per_sample, len(self.sets.calibration)),
             (seconds_per_run or self.seconds_per_sample, self.first_runs),
         )
         return QdqtoolError(
-            f"`time_limit` ended before the model with every layer in {search.format_title} was "
-            f"measured, so no model was written; give about {seconds} s {more}",
+            "`time_limit` ended before the first candidate was measured, so no model was written; "
+            f"give about {seconds} s or more{repetition}",
             code="timeout",
             parameter="time_limit",
         )

@@ -67,6 +67,8 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
         minutes = "a minute" if seconds < 90 else f"{seconds / 60:.0f} minutes"
         workers = format_count(search.evaluator.workers, "worker")
         duration = f"at most about {minutes} with {workers}"
+        if seconds >= 90:
+            duration += f" (the first runs took {seconds_per_run:.2g} s each)"
     else:
         duration = "an earlier run has measured most of the candidates"
     return (

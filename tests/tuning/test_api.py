@@ -295,7 +295,10 @@ def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
 @pytest.mark.usefixtures("constant_costs")
 @pytest.mark.parametrize(
     ("seconds", "workers", "end"),
-    [(1.0, 1, "about 3 minutes with 1 worker"), (0.1, 2, "about a minute with 2 workers")],
+    [
+        (1.0, 1, "about 3 minutes with 1 worker (the first runs took 1 s each)"),
+        (0.1, 2, "about a minute with 2 workers"),
+    ],
 )
 def test_tune_estimates_its_duration(clock: Clock, seconds: float, workers: int, end: str) -> None:
     """30 combinations on 4 selection images and a third of the 4 held-out images are 160 runs."""

@@ -168,7 +168,7 @@ def test_error_names_a_time_limit_that_is_long_enough(
             qdqtool.tune(branchy(), TUNED_ON, time_limit=short, state=path, **options)
         assert clock.now <= max(short, 6 * sample) + prediction
         limits.append(float(re.findall(r"about (\d+) s", str(raised.value))[0]))
-        continues = f"s more: the repetition continues from {state}" in str(raised.value)
+        continues = f"s or more. The same command then continues from {state}" in str(raised.value)
         assert continues is (path is not None and bool(predicted))
     assert limits[1] == pytest.approx(limits[0], rel=0.2) and limits[2] <= limits[0]
     clock.now = 0.0
