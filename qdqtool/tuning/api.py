@@ -632,7 +632,8 @@ class _TuningRun:
         if reached and not search.is_goal_reached_with(metric):
             text = (
                 f"ranges from all {images} images were not used, because the metric on the "
-                f"held-out images is then {metric:.3f}, which misses the goal"
+                f"held-out images is then {metric:.3f}, which misses the goal. The held-out images "
+                "thus decided on the ranges, so their metric may be too high for other images"
             )
             self.notes.append(Note(text, code="ranges-from-all-worse", metric=metric))
             return self.planner
