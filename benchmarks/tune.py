@@ -36,7 +36,7 @@ from qdqtool.accuracy.detections import DetectionMatches
 from qdqtool.tuning.planner import PlacementCost
 
 FILES = ("model", "calibration", "choose", "judge")
-OBVIOUS = re.compile("everything INT8|worst|head|last|float")  # names of simple placements
+OBVIOUS = re.compile("INT8 by default|worst|head|last|float")  # names of simple placements
 
 
 @dataclass

@@ -285,10 +285,9 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured = [site for site in tuning.sites if site.loss is not None]
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
-        title = _format_title(tuning)
         reason = (
-            f"All-{title} is accurate enough, so no single layer was measured (--front measures "
-            "single layers)"
+            f"No further layer has to be {_float_type(tuning)}, so no single layer was measured "
+            "(--front measures single layers)"
         )
         if tuning.effort["stopped"]:
             reason = f"No single layer was measured before the {tuning.effort['stopped']}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
+from qdqtool.patterns.heads import find_head
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost, Planner
 from qdqtool.tuning.prediction_progress import PredictionProgress
@@ -119,8 +120,8 @@ class PlacementSearch:
 
     @property
     def start_name(self) -> str:
-        """Name of the start configuration."""
-        return f"everything {self.format_title}"
+        """Name of the start configuration: the layers of `insert` that save time are INT8."""
+        return f"{self.format_title} by default"
 
     # Before the first measurement -----------------------------------------------------
 
@@ -227,13 +228,11 @@ class PlacementSearch:
             for decision in self.list_measured_decisions():
                 site = decision.candidate.site
                 if decision.candidate.choice == INT8:
-                    name = site.name if len(site.nodes) == 1 else "whole head"
-                    more.append(
-                        (
-                            f"{name} in {self.format_title}",
-                            self.sensitivity.apply_choice(decision.candidate),
-                        )
-                    )
+                    name = f"{site.name} in {self.format_title}"
+                    if len(site.nodes) > 1:
+                        exception = " except the DFL" if find_head(self.planner.model).dfl else ""
+                        name = f"head in {self.format_title}{exception}"
+                    more.append((name, self.sensitivity.apply_choice(decision.candidate)))
             self.measure(more)
 
     def _report_everything_int8(self) -> None:

@@ -366,7 +366,7 @@ def test_swept_on_limits_images_for_single_choices(tuned: Tuning) -> None:
     fewer = tune(keep=KEEP, swept_on=2, mapper=mapper)
     assert len(swept) == 2 and swept < {0, 1, 2, 3} < whole
     assert (fewer.images["swept_on"], tuned.images["swept_on"]) == (2, 4)
-    first, second = (points_of(t)["everything INT8"].chosen_on for t in (fewer, tuned))
+    first, second = (points_of(t)["INT8 by default"].chosen_on for t in (fewer, tuned))
     assert first == second
 
 

@@ -31,7 +31,7 @@ def test_tuned_model_is_that_of_insert() -> None:
     check(tuning.model)
     counts = tuning.prediction.summary()
     assert (counts["int8"], counts["fp8"]) == (0, 3)
-    assert tuning.reached and tuning.chosen.name == "everything FP8"
+    assert tuning.reached and tuning.chosen.name == "FP8 by default"
     assert {q.method for q in tuning.quantized} == {"max", "weights-max"}
     largest = float(np.abs(samples()).max())
     (first,) = [q for q in tuning.quantized if q.tensor == "x"]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("cached_rows")
 
 def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
     tuning = tune(keep=0.9)
-    assert tuning.reached and tuning.chosen.name == "everything INT8" and not tuning.chosen.sites
+    assert tuning.reached and tuning.chosen.name == "INT8 by default" and not tuning.chosen.sites
     assert all(s.loss is None for s in tuning.sites)
     assert len(tune(keep=0.9, whole_front=True).front) > 2
 
@@ -146,7 +146,7 @@ def test_time_limit_after_everything_int8_is_not_an_error(clock: Clock) -> None:
     """The float and the INT8 model on 4 images are measured after 80 % of the time limit."""
     tuning = tune(keep=0.99, mapper=set_clock(clock, 480.0, runs=8), time_limit=600)
     assert tuning.effort["stopped"] == "time limit" and tuning.chosen.metric is not None
-    assert tuning.chosen.name == "everything INT8"
+    assert tuning.chosen.name == "INT8 by default"
 
 
 @pytest.mark.parametrize("limit", slow_after(2, [60.0, 150.0, 40.0, 90.0]))
@@ -156,7 +156,7 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
     combining = 0.0  # seconds for combinations on the selection images, the first four
     swept: list[set[int]] = []  # convolutions that a sweep quantizes
     before: list[set[int]] = []  # float convolutions of combinations before the first sweep
-    everything: set[int] = set()  # convolutions of the first candidate, "everything INT8"
+    everything: set[int] = set()  # convolutions of the first candidate, "INT8 by default"
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         nonlocal combining
@@ -179,7 +179,7 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
     tuning = tune(keep=0.9999, mapper=mapper, workers=1, time_limit=limit)
     assert clock.now <= 1.1 * limit and tuning.chosen.metric is not None
     names = points_of(tuning).keys()
-    assert {f"{k} by their own error" for k in (1, 2, 4)} | {"everything INT8"} <= names
+    assert {f"{k} by their own error" for k in (1, 2, 4)} | {"INT8 by default"} <= names
     assert max(sweep_ends, default=0.0) <= 0.7 * limit
     # Sweeps come after one, two and four nodes by their own error, the largest error first.
     if swept:

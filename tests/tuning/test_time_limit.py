@@ -92,7 +92,7 @@ def test_shorter_time_limit_keeps_the_earlier_choice(
 ) -> None:
     options: dict[str, Any] = {"keep": 0.984, "method": "mse", "state": tmp_path / "t.tuning"}
     first = qdqtool.tune(branchy(), TUNED_ON, **options)
-    assert first.reached and first.chosen.name != "everything INT8"
+    assert first.reached and first.chosen.name != "INT8 by default"
 
     mapper, limit = slow_mapper(clock, 100.0), 60.0 if measures else 1e-9
     second = qdqtool.tune(branchy(), TUNED_ON, mapper=mapper, time_limit=limit, **options)
@@ -104,7 +104,7 @@ def test_accurate_int8_of_an_earlier_run_is_a_complete_result(clock: Clock, tmp_
     options: dict[str, Any] = {"keep": 0.9, "method": "mse", "state": tmp_path / "t.tuning"}
     mapper = slow_mapper(clock, 30.0)
     first = qdqtool.tune(branchy(), TUNED_ON, mapper=mapper, time_limit=200.0, **options)
-    assert first.reached and first.chosen.name == "everything INT8"
+    assert first.reached and first.chosen.name == "INT8 by default"
     second = qdqtool.tune(branchy(), TUNED_ON, time_limit=1e-9, **options)
     assert second.chosen.configuration == first.chosen.configuration
     assert second.effort["stopped"] == "" and second.effort["runs"] == 0
@@ -199,7 +199,7 @@ def test_limited_search_measures_heads_and_own_errors_before_sensitivity(
     first = names[: names.index("sensitivity")]
     worst = [f"{k} by their own error" for k in (1, 2, 4, 8, 16)]
     assert first[-7:] == ["last convolutions float", "whole head float", *worst]
-    assert set(first[:-7]) == {"everything INT8"}
+    assert set(first[:-7]) == {"INT8 by default"}
     points = {p.name: p for p in [*tuning.front, *tuning.others]}
     assert points.keys() >= set(first) and not tuning.reached
     assert tuning.chosen.chosen_on == max(p.chosen_on for p in points.values())
