@@ -213,7 +213,7 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
         page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
     if tuning.bought or point.sites:
         _add_further_float_layers(page, tuning)
-    _add_changes(page, point)
+    _add_changes(page, tuning)
 
 
 def _add_benefits(page: TextPage, tuning: Tuning) -> None:
@@ -253,11 +253,19 @@ def _add_further_float_layers(page: TextPage, tuning: Tuning) -> None:
         )
 
 
-def _add_changes(page: TextPage, point: PlacementResult) -> None:
-    if point.changed:
+def _add_changes(page: TextPage, tuning: Tuning) -> None:
+    changed = tuning.chosen.changed
+    if changed:
         page.add_heading("Differs from the defaults of insert")
-    for name, choice in point.changed.items():
+    for name, choice in changed.items():
         page.fill(f"{name}: {choice}", 4, "  ")
+    if "int8" in changed.values() and "HEAD-QUANT" in tuning.prediction.findings_by_code():
+        page.fill(
+            "predict will warn of these layers (HEAD-QUANT). The accuracy above was measured with "
+            f"them in {_format_title(tuning)}; 'qdqtool fix --only HEAD-QUANT' would undo the choice",
+            4,
+            "  ",
+        )
 
 
 def _add_trade_off(page: TextPage, tuning: Tuning) -> None:

@@ -20,6 +20,7 @@ from qdqtool.tuning.measure import (
     TuningJob,
     map_on_threads,
 )
+from tests.insertion.nets import detector, images
 from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.tuning.conftest import Clock
@@ -44,6 +45,10 @@ def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
     everything_int8 = replace(tuning, chosen=replace(tuning.chosen, sites=[], changed={}))
     lines = render_tuning(everything_int8, 500).lines
     assert "Every layer is INT8, except those that --head keeps in FP16" in lines
+    inserted = qdqtool.insert(detector(), images(1, 3, 64, name="images"), head="none")
+    chosen = replace(tuning.chosen, changed={"c": "int8"})
+    quantized_head = replace(tuning, chosen=chosen, prediction=inserted.prediction)
+    assert "HEAD-QUANT" in str(render_tuning(quantized_head, 500))
 
 
 def test_tune_front_is_better_than_the_worst_by_sensitivity() -> None:
