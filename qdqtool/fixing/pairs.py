@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from qdqtool.fixing.site import (
 )
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.number_formats import LEVELS
-from qdqtool.insertion.scales import find_scale_groups
+from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
 from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
@@ -44,7 +44,6 @@ from qdqtool.reasons.text import (
     count_lost_bits,
     differ_by_over_two_bits,
     format_number,
-    is_common_scale_too_coarse,
     list_names,
 )
 from qdqtool.trt.targets import Target
@@ -102,10 +101,18 @@ def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | N
 
 
 def _have_common_scale(view: View, tensor: str) -> bool:
-    """Return whether only Qs read a tensor, and their scales are equal or may become equal."""
+    """Return whether only Qs read a tensor, and their scales are equal or may become equal.
+
+    Further quantizers may have to share the scale, for example those around a Concat.
+    """
     consumers = view.model.consumers(tensor)
-    scales = [view.params(n).summary for n in consumers if qdq.is_q(n)]
-    return len(scales) == len(consumers) and not is_common_scale_too_coarse(scales)
+    if not all(map(qdq.is_q, consumers)):
+        return False
+    if len({view.params(n).summary for n in consumers}) <= 1:
+        return True
+    groups = (quantizers for g, quantizers in _find_quantizer_groups(view) if tensor in g.tensors)
+    site = _common_scale_site(view, next(groups), set())
+    return site is not None and not site.skip_reason
 
 
 def _consumers_of_pairs(view: View, quantizers: Sequence[Node]) -> list[Node]:
@@ -442,17 +449,22 @@ def find_different_scales(view: View, target: Target, reasons: Sequence[Reason])
     """
     names = collect_names(reasons)
     sites = []
-    activations = {q.index: q for q in view.activation_qs}
-    tensors = [q.input(0) for q in activations.values()]
-    tensors += [tensor for node in view.model.ordered for tensor in node.outputs]
-    for group in find_scale_groups(view.model, tensors):
-        consumers = {n.index for tensor in group.tensors for n in view.model.consumers(tensor)}
-        quantizers = [activations[index] for index in sorted(consumers & activations.keys())]
+    for group, quantizers in _find_quantizer_groups(view):
         places = {name for q in quantizers for name in (q.name, q.input(0))}
         places |= _find_moving_producers(view.model, group.tensors)
         if not places.isdisjoint(names):
             sites.append(_common_scale_site(view, quantizers, places))
     return drop_missing_sites(sites)
+
+
+def _find_quantizer_groups(view: View) -> Iterator[tuple[ScaleGroup, list[Node]]]:
+    """Yield the groups of connected tensors, with the activation quantizers that read them."""
+    activations = {q.index: q for q in view.activation_qs}
+    tensors = [q.input(0) for q in activations.values()]
+    tensors += [tensor for node in view.model.ordered for tensor in node.outputs]
+    for group in find_scale_groups(view.model, tensors):
+        consumers = {n.index for tensor in group.tensors for n in view.model.consumers(tensor)}
+        yield group, [activations[index] for index in sorted(consumers & activations.keys())]
 
 
 def _find_moving_producers(model: Model, tensors: Iterable[str]) -> set[str]:

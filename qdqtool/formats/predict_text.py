@@ -401,6 +401,7 @@ def _add_conversions(page: TextPage, prediction: Prediction, float_type: Precisi
     conversions = [f for f in prediction.findings if f.code in _CONVERSION_CODES]
     if all(f.code == "INPUT-CONVERSION" for f in conversions):
         return
+    conversions.sort(key=lambda f: -(f.values or 0))
     page.add_heading(f"Q/DQ layers that remain ({len(conversions)}), the largest first")
     for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):
         amount = f" ({_format_amount(finding.values)})" if finding.values else ""

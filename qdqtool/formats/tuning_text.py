@@ -118,9 +118,10 @@ def _describe_float_model(tuning: Tuning) -> str:
         written = f"The float model was written in {tuning.float_type.upper()}."
     if tuning.budget_ms is not None:
         return f"{lead}The float model is within {tuning.budget_ms:g} ms. {written}"
-    chosen_on = format_count(tuning.images["chosen_on"], "selection image")
-    condition = f"is faster than {_float_type(tuning)} and reaches {_format_goal(tuning)} on "
-    condition += chosen_on
+    condition = (
+        f"is faster than {_float_type(tuning)} and reaches {_format_goal(tuning)} on both the "
+        "selection and the held-out images"
+    )
     if tuning.effort["stopped"] or not tuning.reached:
         return (
             f"{lead}No choice of {_format_title(tuning)} layers that {condition} was found before "

@@ -168,6 +168,7 @@ class _SavingFinder:
         Layers that the INT8 convolution could fuse may be between the two.
         """
         writers = []
+        visited: set[int] = set()
         pending = [
             edge.tensor
             for i in convolutions
@@ -176,8 +177,9 @@ class _SavingFinder:
         ]
         while pending:
             i = self.producers.get(pending.pop())
-            if i is None:
+            if i is None or i in visited:
                 continue
+            visited.add(i)
             producer = self.workload.layers[i]
             if producer.kind in work.COMPUTING:
                 if not producer.precision.is_float and producer.written_as.is_float:

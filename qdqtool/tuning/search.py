@@ -719,8 +719,8 @@ class PlacementSearch:
         candidates = [point for point in front if point.chosen_on >= level]
         for position, point in enumerate(candidates):
             is_late = self.judging_deadline is not None and time.monotonic() > self.judging_deadline
-            recipe = self.recipe(point.configuration)
-            if position and is_late and not self.evaluator.is_measured(recipe, samples):
+            if position and is_late and not self._is_judged(point):
+                self.stopped = _TIME_LIMIT
                 continue
             self._measure_for_judging([point.configuration])
             if self._is_goal_reached(point.configuration, samples):
@@ -735,6 +735,10 @@ class PlacementSearch:
             recipe = self.recipe(point.configuration)
             point.metric = self.evaluator.value(recipe, samples)
             point.low, point.high = self.evaluator.estimate_interval(recipe, samples)
+
+    def _is_judged(self, point: PlacementResult) -> bool:
+        recipe = self.recipe(point.configuration)
+        return self.evaluator.is_measured(recipe, self.evaluator.sets.judged_on)
 
     def judge_recipe(self, recipe: Recipe) -> float:
         """Return the metric of a recipe on the held-out samples."""
@@ -772,14 +776,18 @@ class PlacementSearch:
 
         Args:
             placement: Placement whose choices are measured.
-            shown: Placements to evaluate on the held-out samples, in this order.
+            shown: Placements to evaluate on the held-out samples. With a time limit, placements
+                that are measured already come first, because they take no time.
 
         Returns:
             The benefits. Empty if the time limit ended the search, or ends this evaluation, which a
             note then reports.
         """
         self.evaluator.deadline = self.judging_deadline
-        batches = [shown] if self.judging_deadline is None else [[p] for p in shown]
+        batches = [shown]
+        if self.judging_deadline is not None:
+            measured_first = sorted(shown, key=lambda point: not self._is_judged(point))
+            batches = [[point] for point in measured_first]
         try:
             for batch in batches:
                 self.judge_placements(batch)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 _SHOWN_POINTS = 10
 _ACCURATE = "accurate enough in INT8"
+_NO_FASTER = "no choice of layers in INT8 reached the goal in less time"
+_NO_FASTER_BEFORE_LIMIT = (
+    "the time limit ended before a faster choice of layers in INT8 reached the goal on the "
+    "selection images and the held-out images"
+)
 _SiteKey = tuple[str, ...]  # kind and nodes of a site, because sites may have equal names
 
 
@@ -112,7 +117,7 @@ def _explain_choice(
     if nodes <= search.start.floats:
         return FLOAT, FREE
     if not placement.cost.int8:
-        return FLOAT, "no choice of layers in INT8 reached the goal in less time"
+        return FLOAT, _NO_FASTER_BEFORE_LIMIT if search.stopped else _NO_FASTER
     if site.name in placement.sites or nodes <= configuration.floats:
         return FLOAT, "best accuracy for its time"
     if site.default == FLOAT and nodes <= configuration.quantized:

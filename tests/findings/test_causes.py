@@ -47,9 +47,10 @@ def residual(
     behind: bool = True,
     activation: bool = False,
     relu: bool = True,
+    channels: int = 16,
 ) -> onnx.ModelProto:
     g = Graph()
-    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
+    x = g.relu(g.conv(g.input(1, channels, 16, 16), "c0", 16), "r0")
     data = g.pair(x, "skip" if skip == "shared" else "c1.in", 0.07)
     y = g.relu(g.conv(data, "c1", 16, scale=None), "r1")
     y = g.conv(y, "c2", 16, scale=0.06)

@@ -627,9 +627,10 @@ def network_with_computed_number() -> onnx.ModelProto:
         (detector, "trt11"),
         (half_detector, "trt10.13"),
         (half_detector, "trt10.13-strongly-typed"),
+        (half_detector, "trt11"),
         (network_with_computed_number, "trt10.13"),
     ],
-    ids=["plain", "typed", "trt11", "half", "half-typed", "dynamic"],
+    ids=["plain", "typed", "trt11", "half", "half-typed", "half-trt11", "dynamic"],
 )
 def test_times_of_float_and_written_file_agree(
     make: Callable[[], onnx.ModelProto], target: str, precision: str

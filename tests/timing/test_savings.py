@@ -41,6 +41,14 @@ def test_fix_for_accuracy_saves_no_time(prediction: Prediction) -> None:
     assert layer and savings["NOT-QUANTIZED"] is not None
 
 
+def test_advice_on_few_channels_agrees_with_times(prediction: Prediction) -> None:
+    small = {f.node: f for f in prediction.findings if f.code == "CH-SMALL"}
+    others, _ = _predict_time(quantized_detector(exclude=tuple(small)))
+    savings = {f.node: f.saves_ms or 0 for f in others.findings if f.code == "NOT-QUANTIZED"}
+    assert small and all(savings[node] > 0 for node in small)
+    assert all("leave the convolution quantized" in f.fix for f in small.values())
+
+
 def test_fix_of_a_failing_build_saves_no_time() -> None:
     """A float stem avoids the failure and is not faster."""
     prediction, _ = predict_on_gpu(GRAPHS["stem-before-pool"](), "trt10", TimingOptions(gpu="T4"))

@@ -319,6 +319,15 @@ def residual(size: int) -> onnx.ModelProto:
     return net.done(last)
 
 
+def pooled_residual(size: int) -> onnx.ModelProto:
+    """Return float sums of tensors and their poolings before a float convolution."""
+    net = Net()
+    last = net.conv("x")
+    for _ in range(size // 2):
+        last = net.add("Add", last, net.add("MaxPool", last, kernel_shape=[3, 3], pads=[1] * 4))
+    return net.done(net.add("Conv", last, "w"))
+
+
 def mesh(size: int) -> onnx.ModelProto:
     """Return the sum and the product of two tensors at each level, with a pair after the sum."""
     net = Net()
@@ -601,4 +610,5 @@ FAMILIES: dict[str, Family] = {
     "nested Ifs": nested_ifs,
     "Loops": repeated(loop),
     "functions": repeated(function),
+    "pooled residual": pooled_residual,
 }

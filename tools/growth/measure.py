@@ -161,6 +161,7 @@ COUNTED_ALWAYS = (
     ("fix", "C2f"),
     ("extract", "C2f"),
     ("predict on a GPU", "mesh"),
+    ("predict on a GPU", "pooled residual"),
 )
 # Cases that only ``python -m tools.growth`` counts.
 COUNTED_IN_SAMPLE = (
