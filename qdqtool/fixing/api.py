@@ -18,6 +18,7 @@ from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
 from qdqtool.fixing import gains
 from qdqtool.fixing.anchors import find_restorable_constants
+from qdqtool.fixing.common_scale import ScaleHistory
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.promises import withdraw_promises
 from qdqtool.fixing.quantizers import to_axis_opset
@@ -29,7 +30,7 @@ from qdqtool.fixing.session import (
     count_error_findings,
     find_needless_sites,
 )
-from qdqtool.fixing.site import FixSite, FixStep
+from qdqtool.fixing.site import FixSite, FixStep, count_total_loss
 from qdqtool.fixing.speed import SpeedCheck
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
@@ -502,15 +503,15 @@ def add_fix_savings(
     if not time.gpu.has_int8:
         return
     savings = _FixSavings(View(model), prediction, time, target, time.total_ms)
-    fixed = savings.add_steps()
+    savings.add_steps()
     kinds = len(time.fixes)
     for model_step in MODEL_STEPS:
         if model_step.changes_types:
             with contextlib.suppress(QdqtoolError):
                 savings.add_type_change(model_step)
     time.fixes.sort(key=lambda f: -f.saves_ms)
-    if fixed is not None and len(time.fixes) == kinds:  # no type changes
-        time.fixed_ms = savings.estimate_all(fixed)
+    if 0 < kinds == len(time.fixes):  # no type changes
+        time.fixed_ms = savings.estimate_all()
 
 
 def _remove_savings(
@@ -557,6 +558,7 @@ class _FixSavings:
         time: The estimate.
         target: TensorRT version.
         total_ms: Milliseconds of this model.
+        history: Common scales that earlier fixes set.
     """
 
     view: View
@@ -564,30 +566,21 @@ class _FixSavings:
     time: TimeEstimate
     target: Target
     total_ms: float
+    history: ScaleHistory = field(default_factory=ScaleHistory)
 
     def _find_codes(self, step: FixStep) -> set[str]:
         """Return the codes of the findings that a step fixes without a request."""
         return {f.code for f in self.prediction.findings if f.automatic}.intersection(step.codes)
 
-    def add_steps(self) -> _FixedModel | None:
-        """Add the time that each step saves, and return the fixed model of the best step.
-
-        None if no step saves time.
-        """
-        best: _FixedModel | None = None
+    def add_steps(self) -> None:
+        """Add the time that each step saves."""
         for step in STEPS:
-            if step.costs_speed or not self._find_codes(step):
-                continue
-            with contextlib.suppress(QdqtoolError):
-                fixed = self._add_step(step)
-                if fixed is not None and (best is None or fixed.saved_ms > best.saved_ms):
-                    best = fixed
-        return best
+            if not step.costs_speed and self._find_codes(step):
+                with contextlib.suppress(QdqtoolError):
+                    self._add_step(step)
 
-    def _add_step(self, step: FixStep) -> _FixedModel | None:
-        """Add the time that the fixes of a step save, and return the fixed model.
-
-        None if the fixes save no time.
+    def _add_step(self, step: FixStep) -> None:
+        """Add the time that the fixes of a step save.
 
         Raises:
             QdqtoolError: A fix cannot be applied, or the fixed model cannot be predicted.
@@ -595,21 +588,17 @@ class _FixSavings:
         sites = self._find_sites(step, self._find_codes(step))
         if len(sites) > _MAX_SITES:
             self.time.notes += _note_many_sites(sites)
-            return None
+            return
         fixed = self._fix(step, sites)
         accepted = [] if fixed is None else fixed.sites
         if fixed is not None:
             self.time.fixes.append(fixed.to_time())
             _limit_savings(self.prediction, accepted, fixed.saved_ms)
         _remove_savings(self.prediction, sites, accepted)
-        return fixed
 
-    def estimate_all(self, fixed: _FixedModel) -> float:
-        """Return the milliseconds after all fixes that need no request.
-
-        The fixes of one step are applied already. Some others are accepted only after them.
-        """
-        savings = self._continue_from(fixed)
+    def estimate_all(self) -> float:
+        """Return the milliseconds after all fixes that need no request, in the order of `fix`."""
+        savings = self
         for step in (*STEPS, *STEPS):  # later steps may make earlier ones possible
             if not step.costs_speed and savings._find_codes(step):
                 with contextlib.suppress(QdqtoolError):
@@ -628,6 +617,9 @@ class _FixSavings:
                 self.time.further_fixes.append(fixed.to_time())
 
     def _continue_from(self, fixed: _FixedModel) -> _FixSavings:
+        for site in fixed.sites:
+            if site.common_scale is not None:
+                self.history.record(site.common_scale)
         return replace(
             self,
             view=View(fixed.model),
@@ -636,7 +628,8 @@ class _FixSavings:
         )
 
     def _find_sites(self, step: FixStep, codes: set[str]) -> list[FixSite]:
-        return step.find_possible_sites(self.view, self.target, self.prediction, codes)
+        sites = step.find_sites(self.view, self.target, self.prediction, codes)
+        return [site for site in count_total_loss(sites, self.history) if not site.skip_reason]
 
     def _fix(
         self, step: FixStep, sites: list[FixSite], *, must_save: bool = True

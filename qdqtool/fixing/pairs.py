@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.fixing.common_scale import CommonScale, ReplacedScale
 from qdqtool.fixing.site import (
     FixSite,
     collect_names,
@@ -41,8 +42,6 @@ from qdqtool.reasons.heads import ResultAfterHead
 from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import ScaleDead
 from qdqtool.reasons.text import (
-    count_lost_bits,
-    differ_by_over_two_bits,
     format_number,
     list_names,
 )
@@ -476,7 +475,10 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
     scales = [s for q in quantizers if (s := _scalar_scale(view.params(q))) is not None]
     if len(scales) != len(quantizers) or len(set(scales)) < 2:
         return None
-    smallest, largest = min(scales), max(scales)
+    replaced = [
+        ReplacedScale(q.name, q.input(0), s) for q, s in zip(quantizers, scales, strict=True)
+    ]
+    common = CommonScale(max(scales), tuple(replaced))
     is_fp8 = view.params(quantizers[0]).precision == Precision.FP8
 
     def apply(editor: Editor) -> None:
@@ -484,41 +486,24 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
             for node in (q, *_consuming_dqs(view, q)):
                 shape = view.params(node).scale_shape or ()
                 zero_point = None if is_fp8 else np.zeros(shape, np.int8)
-                editor.set_quantizer(node, np.full(shape, largest), zero_point)
+                editor.set_quantizer(node, np.full(shape, common.scale), zero_point)
 
-    lost = count_lost_bits(smallest, largest)
-    bits = f", at most {lost:.1f} bits lost" if smallest > 0 else ""
-    before = list_names(map(format_number, scales), 12)
-    names = list_names((q.name for q in quantizers), _NAMES_SHOWN)
-    description = (
-        f"one scale {format_number(largest)} instead of {before} for {len(quantizers)} quantizers "
-        f"({names}){bits}"
-    )
-    skip_reason = _find_scale_obstacle(view, quantizers, scales)
-    return FixSite(quantizers[0].name, description, apply, places, skip_reason=skip_reason)
+    skip_reason = _find_asymmetric_quantizer(view, quantizers) or common.find_obstacle()
+    name, text = quantizers[0].name, common.describe()
+    return FixSite(name, text, apply, places, skip_reason=skip_reason, common_scale=common)
 
 
-def _find_scale_obstacle(view: View, quantizers: list[Node], scales: list[float]) -> str:
-    """Return why quantizers cannot have the largest of their scales; empty if they can."""
+def _find_asymmetric_quantizer(view: View, quantizers: list[Node]) -> str:
+    """Return why quantizers cannot have a common scale; empty if they can."""
     precision = view.params(quantizers[0]).precision
     precision = precision if precision == Precision.FP8 else Precision.INT8
     other = next((q for q in quantizers if not _is_symmetric(view, q, precision)), None)
-    if other is not None:
-        return Note(
-            "a common scale needs quantizers to one type (INT8 or FP8) with zero point 0",
-            code="not-symmetric-int8",
-            quantizer=other.name,
-        )
-    smallest, largest = min(scales), max(scales)
-    if not differ_by_over_two_bits(smallest, largest):
+    if other is None:
         return ""
-    tensor = quantizers[scales.index(smallest)].input(0)
-    lost = count_lost_bits(smallest, largest)
     return Note(
-        f"one common scale would cost '{tensor}' {lost:.1f} bits of precision, but a fix may "
-        "cost at most 2: keep the scales separate, or leave one of the tensors in float",
-        code="scale-too-coarse",
-        bits=lost,
+        "a common scale needs quantizers to one type (INT8 or FP8) with zero point 0",
+        code="not-symmetric-int8",
+        quantizer=other.name,
     )
 
 

@@ -34,5 +34,5 @@ def find_remaining(model: Model, target: Target, promised: Sequence[Finding]) ->
     session = FixSession(model, target, None, 1.0, judge=_LenientJudge(model, None, 1.0, []))
     for _ in session.try_steps():
         pass
-    left = {(f.code, f.node) for f in session.prediction.findings}
+    left = {(f.code, f.node) for f in session.prediction.findings if f.gains}
     return [f for f in promised if (f.code, f.node) in left]

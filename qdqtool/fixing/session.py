@@ -15,10 +15,18 @@ from qdqtool.findings.rules import (
     needs_request,
 )
 from qdqtool.fixing import gains, quantizers
+from qdqtool.fixing.common_scale import CommonScale, ScaleHistory
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.runner import Arrays
-from qdqtool.fixing.site import FixCriteria, FixSite, FixStep, Place, select_default_sites
+from qdqtool.fixing.site import (
+    FixCriteria,
+    FixSite,
+    FixStep,
+    Place,
+    count_total_loss,
+    select_default_sites,
+)
 from qdqtool.fixing.speed import SpeedCheck
 from qdqtool.fixing.steps import HALVING_CODES, MODEL_STEPS, STEPS, ModelStep
 from qdqtool.ir import qdq
@@ -42,6 +50,8 @@ _FEW_SITES = 4  # for at most this number of sites, both halves are always tried
 _MIN_TRIES = 24  # number of tries that are permitted in each step for a model of any size
 _MAX_NODES = 20_000  # further tries are permitted until this many nodes were predicted
 
+# Codes of the reasons for which changes are refused that other fixes may make needless.
+_NEEDLESS_REFUSALS = ("no-better", "scale-too-coarse")
 # Codes of the reasons that fixes of other kinds may remove.
 _OUTPUT_REFUSALS = ("distance-grows", "distance-of-part-grows")
 
@@ -211,6 +221,8 @@ class FixSession:
         self.notes: list[Note] = []
         self.judge = judge or OutputJudge(model, samples, effort, self.notes)
         self._speed = speed
+        self._history = ScaleHistory()
+        self._common_scales: list[tuple[FixAttempt, CommonScale]] = []  # kept ones
         self._verdict_note: Note | None = None  # note of the current step on detections
         # For each step that was tried: the model after the step, and the reason of the refusal if
         # the outputs refused all places together and the places were not tried separately.
@@ -331,6 +343,7 @@ class FixSession:
         one.
         """
         sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
+        sites = count_total_loss(sites, self._history)
         if not self._requested:
             sites = select_default_sites(sites, self.prediction.findings)
         sites = list(filter(progress.is_open, sites))
@@ -378,12 +391,25 @@ class FixSession:
             )
             objection = next(iter(culprits.values()), None)
         if objection is None:
-            return self._keep_if_accepted(
-                candidate, prediction, [_make_attempt(s) for s in sites], step
-            ), {}
+            attempts = [_make_attempt(site) for site in sites]
+            objection = self._keep_if_accepted(candidate, prediction, attempts, step)
+            if objection is None:
+                self._record_common_scales(sites, attempts)
+            return objection, {}
         if not culprits and objection is gains.NO_GAIN:
             culprits = dict.fromkeys(range(len(sites)), objection)
         return objection, culprits
+
+    def _record_common_scales(
+        self, sites: Sequence[FixSite], attempts: Sequence[FixAttempt]
+    ) -> None:
+        """Record kept common scales, and state them in the fixes that set these scales before."""
+        for site, attempt in zip(sites, attempts, strict=True):
+            if site.common_scale is not None:
+                self._history.record(site.common_scale)
+                self._common_scales.append((attempt, site.common_scale))
+        for attempt, common in self._common_scales:
+            attempt.what = self._history.add_later(common).describe()
 
     def try_model_step(self, step: ModelStep) -> None:
         """Try a rewrite of the whole model if it can remove causes of findings."""
@@ -447,7 +473,8 @@ class FixSession:
     def drop_outdated_refusals(self) -> None:
         """Remove refusals at nodes that other fixes removed from the model.
 
-        Refusals of changes without a gain are removed as well, if nothing is lost at their places.
+        Refusals of common scales or changes without a gain are removed as well, if nothing is lost
+        at their places.
         """
         removed = {n.name for n in self._original.nodes} - {n.name for n in self.model.nodes}
         costly = {(f.code, f.node) for f in self.prediction.findings if f.gains}
@@ -455,7 +482,10 @@ class FixSession:
             attempt
             for attempt in self.refused
             if attempt.node not in removed
-            and (attempt.why_not != gains.NO_GAIN or not costly.isdisjoint(attempt.places))
+            and (
+                Note.from_text(attempt.why_not).code not in _NEEDLESS_REFUSALS
+                or not costly.isdisjoint(attempt.places)
+            )
         ]
 
     def record_unfixed(self, codes: Collection[str]) -> None:

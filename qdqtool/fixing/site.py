@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from qdqtool.errors import ModelError
 from qdqtool.findings.rules import attempted_codes, attempted_reasons, split_fixable
+from qdqtool.fixing.common_scale import CommonScale, ScaleHistory
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
@@ -39,6 +40,7 @@ class FixSite:
         code: Code of the finding that the fix removes. A step sets it.
         findings: Code and node of every finding that the fix may remove.
         skip_reason: Reason why the fix is not tried; empty if it is tried.
+        common_scale: Scale that the fix sets for several quantizers; None for other fixes.
     """
 
     node: str
@@ -48,6 +50,7 @@ class FixSite:
     code: str = ""
     findings: frozenset[tuple[str, str]] = frozenset()
     skip_reason: str = ""
+    common_scale: CommonScale | None = None
 
     @property
     def place(self) -> tuple[str, str]:
@@ -60,6 +63,20 @@ def select_default_sites(sites: Iterable[FixSite], findings: Iterable[Finding]) 
     _, on_request = split_fixable(findings)
     places = {(f.code, f.node) for f in on_request}
     return [site for site in sites if not site.findings <= places]
+
+
+def count_total_loss(sites: Iterable[FixSite], history: ScaleHistory) -> list[FixSite]:
+    """Return the sites with the loss of earlier common scales in their texts and limits."""
+    counted = []
+    for site in sites:
+        if site.common_scale is not None:
+            total = history.add_earlier(site.common_scale)
+            skip_reason = site.skip_reason or total.find_obstacle()
+            site = replace(
+                site, description=total.describe(), skip_reason=skip_reason, common_scale=total
+            )
+        counted.append(site)
+    return counted
 
 
 def collect_names(reasons: Iterable[Reason]) -> set[str]:
@@ -195,13 +212,6 @@ class FixStep(FixCriteria):
             if numbers:
                 sites.append(self._attach_reports(site, [reports[n] for n in sorted(numbers)]))
         return sites
-
-    def find_possible_sites(
-        self, view: View, target: Target, prediction: Prediction, codes: Collection[str]
-    ) -> list[FixSite]:
-        """Return the sites of :meth:`find_sites` that have no skip reason."""
-        sites = self.find_sites(view, target, prediction, codes)
-        return [site for site in sites if not site.skip_reason]
 
     def _collect_reports(self, prediction: Prediction) -> list[_ReasonReport]:
         reports = []

@@ -176,12 +176,6 @@ STEPS = (
         find=quantizers.find_dead_scales,
         requires="an operator with bounded results, or a Q that no layer with weights reads",
     ),
-    FixStep(
-        (QuantizerInsideActivation,),
-        _EXACT,
-        find=pairs.find_pairs_inside_activations,
-        requires="an activation that reads the Q/DQ pair",
-    ),
     FixStep((ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_before_adds),
     FixStep(
         (QuantizerAfterPad,),
@@ -213,6 +207,13 @@ STEPS = (
         _SHARED,
         find=pairs.find_different_scales,
         requires="symmetric INT8 or FP8 quantizers with different, constant scales per tensor",
+    ),
+    # A pair that moves keeps its scale. After the common scales, it needs none of them.
+    FixStep(
+        (QuantizerInsideActivation,),
+        _EXACT,
+        find=pairs.find_pairs_inside_activations,
+        requires="an activation that reads the Q/DQ pair",
     ),
     FixStep(
         (WeightScales,),

@@ -167,6 +167,20 @@ def test_common_scale_that_fix_refuses_is_not_promised(
     assert not any(f.automatic for f in fixed.after.findings if f.code == "CONCAT-SCALE")
 
 
+def test_scales_become_common_before_a_pair_of_another_scale_moves_there(g: Graph) -> None:
+    x = g.silu(g.pair(g.conv(g.input(1, 16, 8, 8), "stem", 16), "inner", 0.47), "silu")
+    parts = g.ops("Split", [x], "split", 2, axis=1)
+    g.channels |= dict.fromkeys(parts, 8)
+    low = g.pair(parts[1], "low", 0.08)
+    high = g.pair(g.relu(g.conv(low, "middle", 8, scale=None), "r"), "high", 0.17)
+    proto = g.model(g.conv(g.concat([parts[0], low, high], "cat"), "last", 16, scale=0.17))
+    prediction, fixed = qdqtool.predict(proto, gpu="RTX 3060"), fix(proto, gpu="RTX 3060")
+    promised = Counter(f.code for f in prediction.findings if f.automatic)
+    assert promised == fixed.fixed_places() == {"CONCAT-SCALE": 1, "SILU-INNER-Q": 1}
+    assert fixed.after.conversions == 1 and prediction.time is not None and fixed.time is not None
+    assert prediction.time["fixed_ms"] == pytest.approx(fixed.time.total_ms, rel=1e-3)
+
+
 def gate(scale: float) -> onnx.ModelProto:
     g = Graph()
     x = g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate")

@@ -7,6 +7,7 @@ from onnx import numpy_helper
 import qdqtool
 from qdqtool.fixing import weights
 from qdqtool.fixing.api import add_fix_savings, fix
+from qdqtool.fixing.common_scale import CommonScale, ReplacedScale, ScaleHistory
 from qdqtool.fixing.gains import NO_GAIN, find_objection, find_worsening_changes
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.formats.fix_text import render
@@ -88,6 +89,19 @@ def test_tries_depend_on_culprits_not_on_places(apart: set[int], monkeypatch) ->
     fixed = fix(concats(6, apart), "trt8.5", ["CONCAT-SCALE"])
     assert (len(fixed.applied), len(fixed.refused)) == (6 - len(apart), len(apart))
     assert len(predictions) <= 2 + 5 * len(apart)  # the first is of the model without fixes
+
+
+def test_common_scales_state_the_loss_of_all_changes() -> None:
+    first = CommonScale(0.2, (ReplacedScale("a.Q", "a", 0.1), ReplacedScale("b.Q", "b", 0.2)))
+    second = CommonScale(0.5, (*(r._replace(scale=0.2) for r in first.replaced),))
+    history = ScaleHistory()
+    for common in (first, second):
+        assert not common.find_obstacle()
+        history.record(common)
+    assert history.add_later(first) == history.add_earlier(second) == replace(first, scale=0.5)
+    total = history.add_earlier(second)
+    assert total.find_obstacle().values == {"bits": pytest.approx(np.log2(5))}
+    assert "one scale 0.5 instead of 0.1, 0.2 " in total.describe()
 
 
 TARGET = target_named("trt8.5")
