@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     "ranges of tensors without a quantizer on these images."
 )
 @options.image_options
-@options.gpu_option("Estimate the time of the fixed model on a GPU (see qdqtool gpus).")
+@options.gpu_option(
+    "Estimate the times on a GPU (see qdqtool gpus). Fixes that are to save time, but make the "
+    "model slower there, are not kept unless --only names them."
+)
 @options.output_format_option
 def command(
     model: str,

@@ -31,6 +31,7 @@ from qdqtool.fixing.session import (
     find_needless_sites,
 )
 from qdqtool.fixing.site import FixSite, FixStep, count_total_loss
+from qdqtool.fixing.speed import SpeedCheck
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
@@ -61,7 +62,7 @@ from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
 from qdqtool.util.progress import track_progress
-from qdqtool.util.text import format_count, format_count_were
+from qdqtool.util.text import format_count, format_count_were, round_significant
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Fixed:
         time: Estimated time of the fixed model, and the time that further fixes would save. None if
             no GPU was given, or if TensorRT rejects the model. ``time.as_json()`` has the fields of
             ``Prediction.time``.
+        time_before_ms: Estimated milliseconds of the model before fixing. None without `time`, if
+            TensorRT rejects the model, or on a GPU without INT8.
     """
 
     proto: onnx.ModelProto
@@ -108,6 +111,7 @@ class Fixed:
     errors: list[OutputError] = field(default_factory=list)
     samples: int = 0
     time: TimeEstimate | None = None
+    time_before_ms: float | None = None
 
     def __repr__(self) -> str:
         places = format_count(self.fixed_places().total(), "place")
@@ -170,6 +174,7 @@ class Fixed:
 
     def as_json(self) -> Json:
         """Return the result as a JSON object."""
+        before_ms = self.time_before_ms
         return {
             "schema": FIX_SCHEMA,
             "tool": TOOL_VERSION,
@@ -190,6 +195,7 @@ class Fixed:
             "outputs": [e.as_json() for e in self.errors],
             "samples": self.samples,
             "time": None if self.time is None else self.time.as_json(),
+            "time_before_ms": before_ms if before_ms is None else round_significant(before_ms),
             "notes": list(self.notes),
             "fixed": dict(self.fixed_places()),
         }
@@ -231,7 +237,8 @@ def fix(
             metadata, else ``yolo`` (letterbox, RGB, divided by 255).
         size: Height and width in pixels, if they are dynamic in the model. Default: ``imgsz`` in
             the model's metadata.
-        gpu: GPU for which the time of the fixed model is estimated; see ``qdqtool gpus``.
+        gpu: GPU for which times are estimated; see ``qdqtool gpus``. Unless `only` is given, a
+            change that is to save time is not kept if it makes the model slower on this GPU.
         progress: Whether to show on stderr how many changes were tried: a bar on a terminal, else
             one line per minute.
 
@@ -261,7 +268,10 @@ def fix(
         images, notes = read_samples(prepared.model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
-            session = FixSession(prepared.model, version, samples, options.effort, requested)
+            speed = None if gpu is None else SpeedCheck.for_gpu(prepared.model, version, gpu)
+            session = FixSession(
+                prepared.model, version, samples, options.effort, requested, speed=speed
+            )
             session.applied += prepared.applied
             session.notes += [*prepared.notes, *notes, *_note_subgraphs(original)]
             attempts = _apply_fixes(session, requested)
@@ -271,6 +281,9 @@ def fix(
             before = session.before if is_unprepared else predict(original, version)
             withdraw_promises(session.model, session.prediction)
             time = None if gpu is None else _estimate_time(session.model, version, gpu)
+            time_before_ms = None
+            if speed is not None and time is not None and not before.rejected:
+                time_before_ms = speed.measure_ms(original)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
     return Fixed(
         session.model.proto,
@@ -285,6 +298,7 @@ def fix(
         session.judge.list_errors(),
         len(samples or ()),
         time,
+        time_before_ms,
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from qdqtool.buildlog.names import base_name
 from qdqtool.fixing.site import FixCriteria
@@ -36,7 +36,7 @@ class PredictionCounts:
     int8: int = 0
     int8_to_int8: int = 0
     conversions: int = 0
-    places: list[str] = field(default_factory=list)
+    places: list[tuple[str, ...]] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -102,19 +102,20 @@ def _compare_counts(
         after.int8 > before.int8
         or after.int8_to_int8 > before.int8_to_int8
         or after.conversions < before.conversions
-        or _has_fewer_findings(before.places, after.places, criteria)
+        or len(after.places) < len(before.places)
+        or (criteria.requantizes_weights and _is_moved(before.places, after.places))
     )
     return None if is_better else NO_GAIN
 
 
-def _has_fewer_findings(before: Sequence[str], after: Sequence[str], criteria: FixCriteria) -> bool:
-    """Return whether findings were removed.
+def _is_moved(before: Sequence[Iterable[str]], after: Sequence[Iterable[str]]) -> bool:
+    """Return whether nodes have no finding any more, although the number of findings is equal.
 
     A check of all weights reports only its worst fault. If this fault was removed, the check may
     report a smaller one at another layer.
     """
-    is_moved = criteria.requantizes_weights and not set(before) <= set(after)
-    return len(after) < len(before) or (is_moved and len(after) == len(before))
+    nodes = set(chain.from_iterable(before)) - set(chain.from_iterable(after))
+    return bool(nodes) and len(after) == len(before)
 
 
 def _describe_regression(
@@ -148,7 +149,11 @@ def _count_all(prediction: Prediction, criteria: FixCriteria) -> PredictionCount
         summary["int8"],
         summary["int8_to_int8"],
         summary["conversions"] or 0,
-        [f.node for f in prediction.findings if f.code in criteria.codes and f.gains],
+        [
+            (f.node, *f.convolutions)
+            for f in prediction.findings
+            if f.code in criteria.codes and f.gains
+        ],
         Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR),
     )
 
@@ -166,7 +171,7 @@ def _count_by_group(
     for finding in prediction.findings:
         group = counts[nearest.get(finding.node, _FAR)]
         if finding.code in criteria.codes and finding.gains:
-            group.places.append(finding.node)
+            group.places.append((finding.node, *finding.convolutions))
         if finding.severity == Severity.ERROR:
             group.errors[finding.code] += 1
     return counts

@@ -27,6 +27,7 @@ from qdqtool.fixing.site import (
     count_total_loss,
     select_default_sites,
 )
+from qdqtool.fixing.speed import SpeedCheck
 from qdqtool.fixing.steps import HALVING_CODES, MODEL_STEPS, STEPS, ModelStep
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
@@ -189,6 +190,7 @@ class FixSession:
         effort: Factor for the limits of the runs that compare outputs.
         requested: Codes that the user named; empty for the fixes that are made by default.
         judge: Comparison of outputs. Default: a comparison on the samples.
+        speed: Comparison of times, by which slower changes are refused. None: times do not decide.
 
     Attributes:
         model: The model with the fixes that were kept.
@@ -208,6 +210,7 @@ class FixSession:
         effort: float,
         requested: Collection[str] = (),
         judge: OutputJudge | None = None,
+        speed: SpeedCheck | None = None,
     ) -> None:
         self._requested = requested
         self.model = self._original = model
@@ -217,6 +220,7 @@ class FixSession:
         self.refused: list[FixAttempt] = []
         self.notes: list[Note] = []
         self.judge = judge or OutputJudge(model, samples, effort, self.notes)
+        self._speed = speed
         self._history = ScaleHistory()
         self._common_scales: list[tuple[FixAttempt, CommonScale]] = []  # kept ones
         self._verdict_note: Note | None = None  # note of the current step on detections
@@ -439,6 +443,12 @@ class FixSession:
         criteria: FixCriteria,
     ) -> Note | None:
         fewer_errors = count_error_findings(prediction) < count_error_findings(self.prediction)
+        if self._speed is not None and not (fewer_errors or self._requested):
+            slowdown = self._speed.find_slowdown(
+                self.model, candidate, {attempt.code for attempt in attempts}
+            )
+            if slowdown is not None:
+                return slowdown
         reason = self.judge.accept_if_close(self.model, candidate, criteria, fewer_errors)
         if reason is None:
             self.model, self.prediction = candidate, prediction

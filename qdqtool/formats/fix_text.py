@@ -62,7 +62,7 @@ def render(
     page.add_row("Before", verdict(fixed.before))
     page.add_row("After", verdict(fixed.after) + _describe_slow_places(fixed))
     if fixed.time is not None:
-        page.add_row("Time", _describe_time(fixed.time))
+        _add_time(page, fixed, fixed.time)
     _add_errors(page, fixed)
     for note in fixed.notes:
         if note.code not in (*_LOSSES, *_LISTED_ERRORS):
@@ -129,10 +129,18 @@ def _find_gaining_codes(fixed: Fixed) -> set[str]:
     return {f.code for f in fixed.after.findings if f.gains and f.severity != Severity.INFO}
 
 
-def _describe_time(time: TimeEstimate) -> str:
-    text = f"{format_ms(time.total_ms)} on {time.gpu.name} (estimated)"
+def _add_time(page: TextPage, fixed: Fixed, time: TimeEstimate) -> None:
+    """Add the time before and after the fixes, with a warning if the fixed model is slower."""
+    before_ms = fixed.time_before_ms if _is_changed(fixed) else None
+    before, after = format_ms(before_ms or time.total_ms), format_ms(time.total_ms)
+    change = after if before_ms is None else f"{before} -> {after}"
     other = time.float_time
-    return text if other is None else f"{text}; in {other.precision} {format_ms(other.total_ms)}"
+    text = "" if other is None else f"; in {other.precision} {format_ms(other.total_ms)}"
+    page.add_row("Time", f"{change} on {time.gpu.name} (estimated){text}")
+    if before_ms is not None and time.total_ms > before_ms and before != after:
+        slower = format_ms(time.total_ms - before_ms)
+        text = f"warning: the fixed model is {slower} slower on this GPU (estimated)"
+        page.fill(text, style=Style.UNCLEAR)
 
 
 def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: str) -> None:

@@ -591,19 +591,20 @@ def test_fixed_model_is_valid_and_not_worse(proto):
         ) == fixed.proto.SerializeToString(deterministic=True)
 
 
-@given(networks())
-@example(network(117))  # W-SCALE: new scales of some weights show another misfit
-@example(network(158))  # ACT-INNER-Q: a moved pair adds a conversion
-@example(network(207))  # SKIP-FLOAT, and ACT-INNER-Q that makes an output float
-@example(network(359))  # SCALE-FP16: the outputs differ by the rounding of float16
-@example(network(358))  # CT-AXIS: float activations, so only the weights have an error
-@example(network(212))  # ADD-BOTH: a removed pair makes an output float
-def test_fix_keeps_the_promises_of_predict(proto):
-    fixed = qdqtool.fix(proto, "trt8.5")
-    promised = marked_places(qdqtool.predict(proto, "trt8.5"))
+@given(networks(), st.sampled_from(["trt8.5", "trt10"]))
+@example(network(117), "trt8.5")  # W-SCALE: new scales of some weights show another misfit
+@example(network(158), "trt8.5")  # ACT-INNER-Q: a moved pair adds a conversion
+@example(network(207), "trt8.5")  # SKIP-FLOAT, and ACT-INNER-Q that makes an output float
+@example(network(359), "trt8.5")  # SCALE-FP16: the outputs differ by the rounding of float16
+@example(network(358), "trt8.5")  # CT-AXIS: float activations, so only the weights have an error
+@example(network(212), "trt8.5")  # ADD-BOTH: a removed pair makes an output float
+@example(network(1120), "trt10")  # W-SCALE: one of the misfits is of stored integers
+def test_fix_keeps_the_promises_of_predict(proto, target):
+    fixed = qdqtool.fix(proto, target)
+    promised = marked_places(qdqtool.predict(proto, target))
     assert not promised & {(f.code, f.node) for f in fixed.after.findings}
-    assert not marked_places(qdqtool.predict(fixed.proto, "trt8.5"))
-    assert not qdqtool.fix(fixed.proto, "trt8.5").applied
+    assert not marked_places(qdqtool.predict(fixed.proto, target))
+    assert not qdqtool.fix(fixed.proto, target).applied
 
 
 def test_fix_command_shows_progress(

@@ -175,6 +175,20 @@ def test_fix_of_a_note_is_refused_if_it_adds_a_conversion(g: Graph) -> None:
     assert "Left\n  ADD-ACT (2): reason above for 1\n" in text and text.count("ADD-ACT (") == 2
 
 
+@pytest.mark.parametrize(("gpu", "is_slower"), [("Orin Nano 8GB", True), ("RTX 4090", False)])
+def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None:
+    """With one scale, a copy of the resized tensor replaces a conversion before the Resize."""
+    x = g.pair(g.silu(g.conv(g.input(1, 64, 160, 160), "c0", 64), "s0"), "p0", 0.055)
+    y = g.pair(g.silu(g.conv(x, "c1", 64, stride=2, scale=None), "s1"), "p1", 0.0476)
+    z = g.conv(g.concat([g.resize(y, "up"), x], "cat0"), "c2", 64, stride=2, scale=0.055)
+    model = Model(g.model(g.conv(g.concat([z, y], "cat1"), "c3", 64, scale=0.0476)))
+    fixed, requested = fix(model, gpu=gpu), fix(model, only=["CONCAT-SCALE"], gpu=gpu)
+    assert [c.why_not.code for c in fixed.refused] == ["slower"] * is_slower
+    assert len(fixed.applied) + len(fixed.refused) == len(requested.applied) == 1
+    assert (requested.time.total_ms > requested.time_before_ms) == is_slower
+    assert ("warning" in str(render(requested, "f.onnx", 80))) == is_slower
+
+
 def test_savings_name_each_place_once() -> None:
     (silus,) = estimate_savings(Model(chain_of_silus(2, (0.05, 0.05))), "RTX 3060")[1].fixes
     assert silus.nodes == ["inner0.Q", "inner1.Q"]

@@ -134,7 +134,7 @@ def run(view: View, report: FindingReport) -> None:
         report.add(
             misfit,
             convolutions=[f.node.name for f in bad],
-            automatic=misfit.cause != WeightScalesCause.AXIS and any(f.is_float for f in bad),
+            automatic=misfit.cause != WeightScalesCause.AXIS and all(f.is_float for f in bad),
         )
 
 
