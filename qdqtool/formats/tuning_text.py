@@ -262,7 +262,7 @@ def _add_changes(page: TextPage, tuning: Tuning) -> None:
     if "int8" in changed.values() and "HEAD-QUANT" in tuning.prediction.findings_by_code():
         page.fill(
             "predict will warn of these layers (HEAD-QUANT). The accuracy above was measured with "
-            f"them in {_format_title(tuning)}; 'qdqtool fix --only HEAD-QUANT' would undo the choice",
+            f"them in {_format_title(tuning)}; 'fix --only HEAD-QUANT' would undo the choice",
             4,
             "  ",
         )
