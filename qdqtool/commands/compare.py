@@ -171,6 +171,7 @@ def command(
         result,
         *(compare(*sides, target=target, gpu=name, size=images.size) for name in others),
     ]
+    result.notes += [n for r in results[1:] for n in r.notes if n not in result.notes]
     if page is not None:
         from qdqtool.reporting.api import report
         from qdqtool.reporting.page import require_packages

@@ -281,9 +281,11 @@ def choose_distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[
 def _compare_models(
     first: Model, second: Model, target: Target, timing: TimingOptions
 ) -> Comparison:
+    gpu_notes: Sequence[Note] = ()
     if timing.gpu is not None:
         device = choose_gpu(timing.gpu)
         require_gpu_support(target, device.cc, device.name)
+        gpu_notes = device.notes
     titles = choose_distinct_names([first.path or "first model"], [second.path or "second model"])
     a, b = (
         _predict_side(model, target, timing, title)
@@ -292,6 +294,7 @@ def _compare_models(
     matching = match_nodes(a.view, b.view)
     _check_same_network(a, b, matching)
     comparison = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
+    comparison.notes += gpu_notes
     if target.borrows_rules:
         note = Note(f"the rules are {target.borrowed_rules}", code="borrowed-rules")
         comparison.notes.append(note)

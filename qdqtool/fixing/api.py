@@ -250,8 +250,7 @@ def fix(
     """
     version, options = target_named(target), FixOptions(only, inputs, effort)
     requested = _resolve_codes(options.only)
-    if gpu is not None:
-        choose_gpu(gpu)
+    gpu_notes = () if gpu is None else choose_gpu(gpu).notes
     if data is not None and inputs is not None:
         raise QdqtoolError(
             "`inputs` and `data` exclude each other: give one of them",
@@ -273,7 +272,7 @@ def fix(
                 prepared.model, version, samples, options.effort, requested, speed=speed
             )
             session.applied += prepared.applied
-            session.notes += [*prepared.notes, *notes, *_note_subgraphs(original)]
+            session.notes += [*prepared.notes, *notes, *_note_subgraphs(original), *gpu_notes]
             attempts = _apply_fixes(session, requested)
             for _ in track_progress(attempts, "attempts to fix") if progress else attempts:
                 pass

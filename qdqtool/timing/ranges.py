@@ -24,7 +24,7 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
     elif not correction.direct:
         spread = load_constants().spreads["total_calibrated"]
     if gpu.notes:
-        wider = "" if correction else ". Therefore, the range of the estimate is wider"
+        wider = "" if correction else ". Therefore, the range in ms is wider."
         time.notes.append(Note("; ".join(gpu.notes) + wider, code="of-gpu"))
     unknown, layers = len(time.unknown), time.layer_count
     if unknown:

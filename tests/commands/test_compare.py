@@ -120,6 +120,14 @@ def test_second_gpu(models: Path, cli: Cli, second: tuple[str, ...]) -> None:
     assert "\n  Tesla T4 " in cli(*compare, *gpus)
 
 
+@pytest.mark.parametrize(
+    "command", ["compare float.onnx good.onnx --gpu L4", "fix good.onnx -o f.onnx"]
+)
+def test_gpu_that_a_name_could_also_mean_is_noted(models: Path, cli: Cli, command: str) -> None:
+    notes = cli.json(*command.split(), "--gpu", "Orin Nano")["notes"]
+    assert "could also mean Jetson Orin Nano 4GB" in "".join(notes)
+
+
 def test_compare_min_agreement_that_is_unknown(models: Path, cli: Cli) -> None:
     """Without variation in the outputs, the agreement is unknown."""
     np.save("images.npy", np.full((1, 4, 16, 16), 0.0, np.float32))
