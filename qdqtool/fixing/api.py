@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from qdqtool.fixing.common_scale import ScaleHistory
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.promises import withdraw_promises
 from qdqtool.fixing.quantizers import to_axis_opset
+from qdqtool.fixing.rehearsal import rehearse
 from qdqtool.fixing.runner import FixOptions
 from qdqtool.fixing.session import (
     FixAttempt,
@@ -30,15 +32,15 @@ from qdqtool.fixing.session import (
     count_error_findings,
     find_needless_sites,
 )
-from qdqtool.fixing.site import FixSite, FixStep, count_total_loss
-from qdqtool.fixing.speed import SpeedCheck
+from qdqtool.fixing.site import FixSite, FixStep, Place, count_total_loss
+from qdqtool.fixing.speed import SLOWER, TOLERANCE_MS, SpeedCheck
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
 from qdqtool.ir.branches import count_subgraphs, has_nested_quantizers
 from qdqtool.ir.graph import Model
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
-from qdqtool.ir.modelfile import ModelSource, load_full, save
+from qdqtool.ir.modelfile import ModelSource, load_full, require_weights, save
 from qdqtool.ir.qdq import is_quantized
 from qdqtool.patterns.fake_quantizers import (
     find_aten_nodes,
@@ -49,7 +51,7 @@ from qdqtool.patterns.fake_quantizers import (
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.prediction import predict
-from qdqtool.reasons.finding import Severity
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.timing.alternatives import estimate_variant
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.on_gpu import predict_on_gpu
@@ -497,7 +499,8 @@ def add_fix_savings(
     prediction, or if it cannot be applied because weights are missing. It is also left out, with a
     note, if it has more than 512 places. Nothing is added for a GPU without INT8. ``saves_ms`` of
     findings becomes None if their fix saves no time or is refused. Otherwise, it becomes at most
-    the saving of this kind of fix.
+    the saving of this kind of fix. ``automatic`` of findings is cleared if :func:`fix` with this
+    GPU refuses their fix because the model would become slower.
     """
     if not time.gpu.has_int8:
         return
@@ -511,6 +514,42 @@ def add_fix_savings(
     time.fixes.sort(key=lambda f: -f.saves_ms)
     if 0 < kinds == len(time.fixes):  # no type changes
         time.fixed_ms = savings.estimate_all()
+    if savings.slower_codes - ON_REQUEST_CODES:
+        with contextlib.suppress(QdqtoolError):
+            require_weights(model)
+            _withdraw_slower_fixes(model, prediction, time, target)
+
+
+def _withdraw_slower_fixes(
+    model: Model, prediction: Prediction, time: TimeEstimate, target: Target
+) -> None:
+    """Withdraw the fixes that make the model slower, with a note, and estimate the others.
+
+    Raises:
+        QdqtoolError: A fix cannot be applied, or a fixed model cannot be predicted.
+    """
+    speed = SpeedCheck(time, target)
+    session = rehearse(model, target, speed)
+    refused = [a for a in session.refused if Note.from_text(a.why_not).code == SLOWER]
+    places = set(itertools.chain.from_iterable(attempt.places for attempt in refused))
+    withdrawn = [f for f in prediction.findings if _concerns(f, places)]
+    for finding in withdrawn:
+        finding.automatic, finding.saves_ms = False, None
+    if time.fixed_ms is not None:
+        time.fixed_ms = speed.measure_ms(session.model)
+    if refused:
+        names = ", ".join(dict.fromkeys(attempt.code for attempt in refused))
+        text = (
+            f"the fixes of {names} ({format_count(len(refused), 'place')}) would make the model "
+            "slower on this GPU. 'qdqtool fix' applies them only without `gpu`"
+        )
+        time.notes.append(Note(text, code="fixes-slower", places=len(refused)))
+
+
+def _concerns(finding: Finding, places: Collection[Place]) -> bool:
+    """Return whether a finding is at one of the places, or refers to one of them."""
+    references = itertools.chain.from_iterable(cause.see for cause in finding.causes)
+    return any(place in places for place in ((finding.code, finding.node), *references))
 
 
 def _remove_savings(
@@ -521,7 +560,7 @@ def _remove_savings(
     refused_places = {(s.code, s.node) for s in sites} - {(s.code, s.node) for s in accepted}
     for finding in prediction.findings:
         is_refused = finding.automatic and finding.code in refused_codes
-        if is_refused or (finding.code, finding.node) in refused_places:
+        if is_refused or _concerns(finding, refused_places):
             finding.saves_ms = None
 
 
@@ -529,7 +568,7 @@ def _limit_savings(prediction: Prediction, accepted: Sequence[FixSite], saved_ms
     """Limit ``saves_ms`` of findings at accepted sites to the saving of all these sites."""
     places = {(site.code, site.node) for site in accepted}
     for finding in prediction.findings:
-        if finding.saves_ms is not None and (finding.code, finding.node) in places:
+        if finding.saves_ms is not None and _concerns(finding, places):
             finding.saves_ms = min(finding.saves_ms, round(saved_ms, 5))
 
 
@@ -558,6 +597,7 @@ class _FixSavings:
         target: TensorRT version.
         total_ms: Milliseconds of this model.
         history: Common scales that earlier fixes set.
+        slower_codes: Codes of the findings whose fixes make the model slower.
     """
 
     view: View
@@ -566,6 +606,7 @@ class _FixSavings:
     target: Target
     total_ms: float
     history: ScaleHistory = field(default_factory=ScaleHistory)
+    slower_codes: set[str] = field(default_factory=set)
 
     def _find_codes(self, step: FixStep) -> set[str]:
         """Return the codes of the findings that a step fixes without a request."""
@@ -642,6 +683,8 @@ class _FixSavings:
         while sites:
             candidate, edited = apply_sites(model, sites)
             saved_ms = self._measure_gain(candidate)
+            if saved_ms < -TOLERANCE_MS:
+                self.slower_codes.update(site.code for site in sites)
             if must_save and saved_ms <= 0:
                 break
             after = predict(candidate, self.target)

@@ -17,7 +17,10 @@ from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_ms
 
-_TOLERANCE_MS = 5e-5  # smaller differences are not reported
+TOLERANCE_MS = 5e-5
+"""Milliseconds by which a model may be slower without being reported as slower."""
+SLOWER = "slower"
+"""Code of the note on a change that makes a model slower."""
 
 
 class SpeedCheck:
@@ -69,10 +72,10 @@ class SpeedCheck:
             return None
         before, after = self.measure_ms(model), self.measure_ms(candidate)
         self._known = [(model, before), (candidate, after)]
-        if before is None or after is None or after - before <= _TOLERANCE_MS:
+        if before is None or after is None or after - before <= TOLERANCE_MS:
             return None
         text = (
             f"the estimated time on {self._time.gpu.name} would rise by "
             f"{format_ms(after - before)} (`only` applies the change nevertheless)"
         )
-        return Note(text, code="slower", ms=after - before)
+        return Note(text, code=SLOWER, ms=after - before)
