@@ -230,7 +230,7 @@ class PlacementSearch:
                 if decision.candidate.choice == INT8:
                     name = f"{site.name} in {self.format_title}"
                     if len(site.nodes) > 1:
-                        exception = " except the DFL" if find_head(self.planner.model).dfl else ""
+                        exception = " except DFL" if find_head(self.planner.model).dfl else ""
                         name = f"head in {self.format_title}{exception}"
                     more.append((name, self.sensitivity.apply_choice(decision.candidate)))
             self.measure(more)
