@@ -17,7 +17,7 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.ir.precision import Precision
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count, format_count_were, format_layer_counts
+from qdqtool.util.text import format_count, format_count_were, format_factor, format_layer_counts
 
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
@@ -36,7 +36,6 @@ _UNKNOWN = "unknown"
 _MIN_IMAGES = 100  # with 100 images, the 95 % interval of an agreement near 0.97 is about 0.03 wide
 _MIN_TIMES = 0.1  # a relative change of at least this is printed as a factor, such as "times 2"
 _MIN_SPEED_CHANGE = 0.005  # a smaller relative change of the time is printed as "as fast"
-_EXACT_BELOW = 1.2  # a smaller ratio of the times is printed with two decimals
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
 
@@ -355,8 +354,7 @@ def describe_speed(ratio: float) -> str:
     if abs(ratio - 1) < _MIN_SPEED_CHANGE:
         return "as fast"
     word = "slower" if ratio > 1 else "faster"
-    factor = max(ratio, 1 / ratio)
-    return f"{factor:.{2 if factor < _EXACT_BELOW else 1}f}x {word}"
+    return f"{format_factor(max(ratio, 1 / ratio))} {word}"
 
 
 def describe_changes(

@@ -175,9 +175,8 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     labels = _list_columns(times)
     column = max(len(time.gpu.name) for time in times) + 2
     heads = "".join(f"{label.split()[0]:>11}" for label in labels)
-    page.add_lines(f"  {'':<{column}}{heads}  speed (80 % range)")
-    if origins := "".join(f"{_name_origin(label):>11}" for label in labels).rstrip():
-        page.add_lines(f"  {'':<{column}}{origins}")
+    origins = "".join(f"{_name_origin(label):>11}" for label in labels)
+    page.add_lines(f"  {'':<{column}}{heads}  speed", f"  {'':<{column}}{origins}  (80 % range)")
     for time in times:
         ratio, style = _format_speed(time)
         row = f"  {time.gpu.name:<{column}}{_format_cells(time, labels)}  "

@@ -12,7 +12,7 @@ from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.gpus import GpuLimit
 from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.trt.result import Assumption, Prediction
-from qdqtool.util.text import format_count, format_layer_counts, format_list
+from qdqtool.util.text import format_count, format_factor, format_layer_counts, format_list
 
 if TYPE_CHECKING:
     from qdqtool.timing.results import SpeedGain, TimeEstimate
@@ -485,10 +485,10 @@ def describe_ratio(gain: SpeedGain) -> str:
 
 def format_ratio(gain: SpeedGain) -> str:
     """Return ``1.7x faster``, or :data:`EVEN` for an uncertain ratio of 1.0."""
-    ratio = f"{max(gain.value, 1 / gain.value):.1f}x"
-    if ratio == "1.0x" and not gain.is_sure:
+    factor = max(gain.value, 1 / gain.value)
+    if f"{factor:.1f}" == "1.0" and not gain.is_sure:
         return EVEN
-    return f"{ratio} {'faster' if gain.value >= 1 else 'slower'}"
+    return f"{format_factor(factor)} {'faster' if gain.value >= 1 else 'slower'}"
 
 
 def describe_range(gain: SpeedGain) -> str:
@@ -503,10 +503,4 @@ def describe_range(gain: SpeedGain) -> str:
     if gain.is_sure and is_slower:
         low, high = 1 / gain.high, 1 / gain.low
     unit = " its speed" if is_slower and not gain.is_sure else ""
-    return f"{_format_bound(low)} to {_format_bound(high)}{unit}"
-
-
-def _format_bound(factor: float) -> str:
-    """Return a factor with one decimal, or with two or three if one decimal would show 1.0."""
-    digits = next((d for d in (1, 2) if float(f"{factor:.{d}f}") != 1), 3)
-    return f"{factor:.{digits}f}x"
+    return f"{format_factor(low)} to {format_factor(high)}{unit}"

@@ -153,6 +153,12 @@ def round_significant(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+def format_factor(factor: float) -> str:
+    """Return a factor with one decimal, or with two or three if one decimal would show 1.0."""
+    digits = next((d for d in (1, 2) if float(f"{factor:.{d}f}") != 1), 3)
+    return f"{factor:.{digits}f}x"
+
+
 def format_ms(value: float, *, unit: bool = True) -> str:
     """Return a time with about three significant digits, such as ``0.681 ms``."""
     rounded = round_significant(value)
