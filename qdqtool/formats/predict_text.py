@@ -23,6 +23,7 @@ from qdqtool.formats.time_text import (
 )
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.ir.precision import EIGHT_BITS, Precision
+from qdqtool.patterns.view import AXIS_OPSET
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.result import ConvOutcome, EngineLayer, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
@@ -476,7 +477,10 @@ def _add_recipe(page: TextPage, prediction: Prediction, options: str) -> None:
     page.fill("In Python (reader: a CalibrationDataReader of your images):", 3, "1. ")
     for call in (_RECIPE_IMPORTS, recipe):
         page.add_lines(*wrap_call(call, page.width), style=Style.COMMAND)
-    page.fill("In the shell, for one scale at the inputs of each Concat:", 3, "2. ")
+    opset = ""
+    if 0 < prediction.model.opset < AXIS_OPSET:
+        opset = f"opset {AXIS_OPSET} (required by per-channel scales) and for "
+    page.fill(f"In the shell, for {opset}one scale at the inputs of each Concat:", 3, "2. ")
     fixed = fixed_model_path(_RECIPE_OUTPUT)
     page.add_command("", f"qdqtool fix {_RECIPE_OUTPUT} -o {fixed}{options}")
 

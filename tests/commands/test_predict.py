@@ -80,14 +80,14 @@ def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
     assert not modules & {"PIL", "onnxruntime", "calibration", "qdqtool.timing.time_calibration"}
 
 
-def test_predict_rejected_model_has_no_times_and_no_build_command(
-    cli: Cli, g: Graph, model: str
-) -> None:
+def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, model: str) -> None:
     """The output starts with the rejection; the fix is a command with file names."""
+    g = Graph(opset=12)
     x = g.dq(g.q(g.input(1, 16, 8, 8), "q", zero=3), "dq", zero=3)
     onnx.save(g.model(g.conv(x, "c", 16, scale=None)), model)
     text = cli("predict", model, "--gpu", "T4")
     assert "will reject" in text.splitlines()[2] and "ZP-NONZERO" in text
+    assert "2. In the shell, for opset 13 (" in text
     assert "trtexec" not in text and not re.search(r"\d ms", text)
     assert "qdqtool fix m.onnx -o m_fixed.onnx" in text
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
