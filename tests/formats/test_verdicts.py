@@ -138,18 +138,18 @@ def test_confidence_names_the_version_whose_rules_apply(
     assert text.endswith(origin) if origin else "by the rules" not in text
 
 
-def test_verdict_of_quantized_models_without_quantized_layers_names_both_types(g: Graph) -> None:
-    x = g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")
-    prediction = predict(g.model(g.relu(g.pair(x, "p", 0.1), "r")))
-    text = overall_verdict(prediction, None).text
-    assert text == "No layer is INT8 or FP8: 1 convolution in FP16."
-    assert "1 convolution in FP16" in verdict(prediction) and "none of" not in verdict(prediction)
-
-
-def test_verdict_without_convolutions_names_no_type(g: Graph) -> None:
+@pytest.mark.parametrize(
+    ("has_convolution", "layers"),
+    [(True, "1 convolution in FP16"), (False, "no convolution or matrix product")],
+)
+def test_verdict_of_quantized_models_without_quantized_layers(
+    g: Graph, has_convolution: bool, layers: str
+) -> None:
     x = g.input(1, 16, 8, 8)
-    text = overall_verdict(predict(g.model(g.relu(g.pair(x, "p", 0.1), "r"))), None).text
-    assert text == "No layer is INT8 or FP8: no convolution or matrix product."
+    x = g.conv(x, "c", 16, scale=None, weights="float") if has_convolution else x
+    prediction = predict(g.model(g.relu(g.pair(x, "p", 0.1), "r")))
+    assert overall_verdict(prediction, None).text == f"No layer is INT8 or FP8: {layers}."
+    assert layers in verdict(prediction) and "none of" not in verdict(prediction)
 
 
 def test_float_type_is_that_of_float_layers_and_not_of_outputs() -> None:
