@@ -262,16 +262,14 @@ class OutputJudge:
 
             self._detections = find_detection_judge(floats, outputs)
         if self.noise.relative > _WEAK:
-            advice = "give images with `data`, because random inputs do not fit the scales"
+            text = "random inputs do not fit the scales: give images with `data`"
             if self.has_samples:
-                advice = "check that the images and their preprocessing fit the scales"
-            self._notes.append(
-                Note(
+                text = (
                     f"the outputs differ by {self.noise.relative:.0%} from the float network, so "
-                    f"the comparison is unreliable; {advice}",
-                    code="weak-comparison",
+                    "the comparison is unreliable; check that the images and their preprocessing "
+                    "fit the scales"
                 )
-            )
+            self._notes.append(Note(text, code="weak-comparison"))
         if cut and not self._body:
             self._notes.append(
                 Note(

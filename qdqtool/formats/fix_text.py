@@ -226,36 +226,28 @@ def _list_untried_codes(fixed: Fixed) -> dict[FindingCode, str]:
 def _add_errors(page: TextPage, fixed: Fixed) -> None:
     """Add the errors of outputs against the network with float activations, before and after.
 
-    For random inputs, which say little about accuracy, only errors that grew and outputs that
-    became constant are listed.
+    Errors on random inputs do not show the accuracy, so they are left out.
     """
-    errors = fixed.errors
-    if not errors:
+    if not fixed.errors:
         return
-    if fixed.samples:
-        inputs = format_count(fixed.samples, "sample")
-        page.add_row("Output error", f"before and after, against float activations ({inputs})")
-    else:
-        errors = [error for error in errors if error.has_grown or error.lost]
-        text = "not measured on images: give --calib images/ (random inputs are not meaningful)"
+    if not fixed.samples:
+        text = "not measured: give --calib images/ (errors on random inputs only limit the changes)"
         page.add_row("Output error", text)
-    for error in errors:
-        change = f"{error.before:>7.2%} -> {error.after:>7.2%}"
-        if not fixed.samples:
-            change = f"on random inputs: {error.before:.2%} -> {error.after:.2%}"
-        mark = _rate_change(error)
+        return
+    samples = format_count(fixed.samples, "sample")
+    text = (
+        "RMS difference to float activations, in percent of their RMS, before and after "
+        f"({samples}). To compare detections, use qdqtool compare --calib"
+    )
+    page.add_row("Output error", text)
+    for error in fixed.errors:
         style = Style.BAD if error.lost else Style.UNCLEAR if error.has_grown else Style.PLAIN
+        change = f"{error.before:>7.2%} -> {error.after:>7.2%}{_rate_change(error)}"
+        page.fill(f"{change}  {error.title}", ROW_COLUMN + 2, " " * ROW_COLUMN, style)
+    if any(error.has_grown for error in fixed.errors):
         page.fill(
-            f"{change}{mark}  {error.title}",
-            ROW_COLUMN + 2,
-            " " * ROW_COLUMN,
-            style,
-        )
-    if any(error.has_grown for error in errors):
-        inputs = "" if fixed.samples else " on random inputs"
-        page.fill(
-            f"warning: an output error grew{inputs}. Measure the agreement with the float model on "
-            "images (command at the end). If it is too low, quantize the float model again "
+            "warning: an output error grew. Measure the agreement with the float model on images "
+            "(command at the end). If it is too low, quantize the float model again "
             "(qdqtool insert FLOAT.onnx --calib images/).",
             style=Style.UNCLEAR,
         )
