@@ -239,12 +239,6 @@ def test_minimize_keeps_finding_and_outcomes(model: onnx.ModelProto) -> None:
     assert sum(onnx.numpy_helper.to_array(t).size for t in small.proto.graph.initializer) < 200
 
 
-def test_minimize_stops_at_the_limit(model: onnx.ModelProto) -> None:
-    result = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True, limit=3)
-    assert note("stopped", tries=3) in result.notes
-    assert reports(result.prediction, "SKIP-FLOAT")
-
-
 def same_values(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
     return np.array_equal(onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b))
 

@@ -216,7 +216,8 @@ def test_measure_confirms_gain_on_other_images(clipping: Insertion) -> None:
     losses = measure_all(clipping, data, samples=None)
     assert (losses.samples, losses.trial_samples) == (8, 2)
     worst = losses.tensors[0]
-    assert (worst.tensor, worst.confirmed, worst.confirmed_on) == ("b/relu.out", True, 6)
+    assert (worst.tensor, worst.readers) == ("b/relu.out", ("c",))
+    assert (worst.confirmed, worst.confirmed_on) == (True, 6)
     entry = next(a for a in clipping.activations if a.tensor == worst.tensor)
     floats = remove_pairs(clipping.model, *clipping.activations)
     other = remove_pairs(clipping.model, entry)
@@ -226,18 +227,18 @@ def test_measure_confirms_gain_on_other_images(clipping: Insertion) -> None:
         assert gain == pytest.approx(1 - ratio, abs=5e-3)
 
 
-@pytest.mark.parametrize(("count", "confirmed_on"), [(3, 0), (5, 0), (6, 4)])
-def test_measure_confirms_on_four_images_or_more(
-    clipping: Insertion, count: int, confirmed_on: int
+@pytest.mark.parametrize(
+    ("count", "samples", "trial", "confirmed_on"),
+    [(3, None, 2, 0), (5, None, 2, 0), (6, None, 2, 4), (8, 5, 5, 5)],
+)
+def test_measure_confirms_on_four_other_images_or_on_the_requested_number(
+    clipping: Insertion, count: int, samples: int | None, trial: int, confirmed_on: int
 ) -> None:
-    worst = measure_all(clipping, images(count), samples=None).tensors[0]
-    assert (worst.confirmed_on, worst.confirmed) == (confirmed_on, bool(confirmed_on))
-
-
-def test_measure_confirms_on_all_requested_images(clipping: Insertion) -> None:
-    losses = measure_all(clipping, images(8), samples=5)
-    assert (losses.tensors[0].confirmed_on, losses.trial_samples) == (5, 5)
-    assert losses.tensors[0].confirmed_gain == pytest.approx(losses.tensors[0].gain)
+    losses = measure_all(clipping, images(count), samples=samples)
+    worst = losses.tensors[0]
+    assert (losses.trial_samples, worst.confirmed_on) == (trial, confirmed_on)
+    assert worst.confirmed == bool(confirmed_on)
+    assert samples is None or worst.confirmed_gain == pytest.approx(worst.gain)
 
 
 def test_measure_does_not_confirm_gain_of_single_images() -> None:
@@ -269,11 +270,6 @@ def test_losses_leave_out_activation_without_error() -> None:
     assert (losses.samples, losses.tried) == (2, 4)
     assert "x" not in [loss.tensor for loss in losses.tensors] and len(losses.tensors) == 3
     assert measure_losses(Model(result.model), [exact], data, activations=[exact]) is None
-
-
-def test_losses_name_clipped_tensor_and_consumers_first(clipping: Insertion) -> None:
-    first = measure_all(clipping, images(2), samples=2).tensors[0]
-    assert (first.tensor, first.readers) == ("b/relu.out", ("c",))
 
 
 def test_candidates_are_sorted_by_error() -> None:
