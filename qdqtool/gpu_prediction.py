@@ -256,18 +256,19 @@ def predict_with_time(
     model = load(model)
     check_image_size(options.size, model)
     prediction, time = predict_on_gpu(
-        model, target, options, assume=assume, way=way, extend=_add_fix_savings
+        model, target, options, assume=assume, way=way, extend=add_fix_savings
     )
     if time is None:
         _withdraw_promises(model, prediction)
     return prediction, time
 
 
-def _add_fix_savings(
+def add_fix_savings(
     model: Model, prediction: Prediction, time: TimeEstimate, target: Target
 ) -> None:
+    """Add what automatic fixes save, and withdraw those that ``fix`` does not make, in place."""
     _withdraw_promises(model, prediction)
     if any(f.automatic for f in prediction.findings):
-        from qdqtool.fixing.api import add_fix_savings
+        from qdqtool.fixing import api
 
-        add_fix_savings(model, prediction, time, target)
+        api.add_fix_savings(model, prediction, time, target)

@@ -541,7 +541,7 @@ def _withdraw_slower_fixes(
         names = ", ".join(dict.fromkeys(attempt.code for attempt in refused))
         text = (
             f"the fixes of {names} ({format_count(len(refused), 'place')}) would make the model "
-            "slower on this GPU. 'qdqtool fix' applies them only without `gpu`"
+            "slower on this GPU. 'qdqtool fix' applies them only if no GPU is given"
         )
         time.notes.append(Note(text, code="fixes-slower", places=len(refused)))
 

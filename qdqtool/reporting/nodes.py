@@ -26,7 +26,7 @@ from qdqtool.formats.verdicts import (
     remarks,
     verdict,
 )
-from qdqtool.gpu_prediction import predict_without_gpu
+from qdqtool.gpu_prediction import add_fix_savings, predict_without_gpu
 from qdqtool.ir.graph import Model, Node as OnnxNode
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
@@ -649,14 +649,17 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
     model, prediction, target = subject.model, subject.prediction, subject.target
     build = subject.build
     gpu = gpus.remove_unsupported_int8(target, gpu)
+    assumed_target = apply_assumptions(target, assume)
     subject.time = estimate_time(
         model,
         prediction,
         gpu,
-        apply_assumptions(target, assume),
+        assumed_target,
         float_type=float_layer_precision(build) if build else gpu.float_type,
         cuda_graph=build is not None and is_timed_as_cuda_graph(build),
     )
+    if build is None:
+        add_fix_savings(model, prediction, subject.time, assumed_target)
     prediction.time = subject.time.as_json()
     prediction.compute_capabilities = target.capability_names or [gpu.cc]
     prediction.findings += gpu_findings(prediction, gpu, model)
