@@ -102,23 +102,6 @@ def test_other_products_are_not_attention(build: Callable[[Net], str]) -> None:
     assert find_attentions(net.output(build(net)).index()) == []
 
 
-@pytest.mark.parametrize("square", ["Pow", "Mul"])
-def test_decomposed_layer_norms(square: str) -> None:
-    norms = find_decomposed_layer_norms(Model(vit(pieces=True, square=square)))
-    assert [norm.nodes[0].name for norm in norms] == [
-        "b0.ln1.mean",
-        "b0.ln2.mean",
-        "b1.ln1.mean",
-        "b1.ln2.mean",
-        "ln.mean",
-    ]
-    first = norms[0]
-    assert (first.input, first.output) == ("embed.tokens.out", "b0.ln1.shift.out")
-    assert (first.square.name, first.axes) == ("b0.ln1.square", (-1,))
-    assert first.epsilon == pytest.approx(1e-6)
-    assert (first.scale, first.bias) == ("b0.ln1.gamma", "b0.ln1.beta")
-
-
 @pytest.mark.parametrize("root", ["variance", "standard deviation", "squares"])
 @pytest.mark.parametrize("inverse", [True, False])
 def test_layer_norm_with_gain_before_division_is_not_fused(root: str, inverse: bool) -> None:
@@ -151,41 +134,6 @@ def test_layer_norm_with_gain_before_division_is_not_fused(root: str, inverse: b
     assert norm.square.name == ("x2" if root == "squares" else "square")
     assert layer_norm_inputs(model, norm) is None
     assert {"root", "out"} <= {n.name for n in norm.fp32_nodes}
-
-
-def vit_with_change(change: str) -> Model:
-    proto = ModelProto.FromString(vit(pieces=True).SerializeToString())
-    nodes = {n.name: n for n in proto.graph.node}
-    if change == "cube":
-        exponent = next(t for t in proto.graph.initializer if t.name == "b0.ln1.two")
-        exponent.raw_data = np.float32(3).tobytes()
-    elif change == "other mean":
-        nodes["b0.ln1.mean"].input[0] = "embed.shape"
-    elif change == "other axes":
-        nodes["b0.ln1.mean"].attribute[0].ints[:] = [1]
-    elif change == "no epsilon":
-        nodes["b0.ln1.eps"].op_type = "Mul"
-    return Model(proto)
-
-
-@pytest.mark.parametrize(
-    ("change", "count"),
-    [
-        ("", 5),
-        ("cube", 4),
-        # The changed nodes of these still divide by a root mean square.
-        ("other mean", 5),
-        ("other axes", 5),
-        ("no epsilon", 5),
-    ],
-)
-def test_changed_layer_norm_is_not_fused(change: str, count: int) -> None:
-    model = vit_with_change(change)
-    norms = find_decomposed_layer_norms(model)
-    assert len(norms) == count
-    assert sum(layer_norm_inputs(model, norm) is not None for norm in norms) == (
-        5 if change == "" else 4
-    )
 
 
 @pytest.mark.parametrize(
