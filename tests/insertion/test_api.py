@@ -8,14 +8,12 @@ import pytest
 
 import calibration
 import qdqtool
-from calibration.range_tables import read_range_table
 from calibration.runner import CacheMismatch
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
-from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
@@ -137,15 +135,6 @@ def test_cache_is_reused_for_another_target(
     assert qdqtool.insert(
         path, images(2), calib_cache=cache, overwrite_cache=True, predict=False
     ).calibration["notes"] == [note("not-used", cache=cache, why=CacheMismatch.MODEL)]
-
-
-def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -> None:
-    table = tmp_path / "calib.table"
-    first = qdqtool.insert(small(), folder, predict=False)
-    write_table(first, table)
-    assert read_range_table(table).scales["x"] == pytest.approx(first.activations[0].scale)
-    second = qdqtool.insert(small(), calib_table=table, predict=False)
-    assert [q.scale for q in second.activations] == [q.scale for q in first.activations]
 
 
 def test_insert_keeps_dynamic_batch_and_size(folder: Path) -> None:

@@ -473,12 +473,13 @@ def test_powers_of_searched_ranges() -> None:
     }
 
 
-def test_losses_are_not_measured_with_calibration_table(tmp_path: Path) -> None:
+def test_calibration_table_gives_scales_and_no_losses(tmp_path: Path) -> None:
     first = qdqtool.insert(one_layer(), images(), predict=False, losses=1)
     assert first.losses is not None
     write_table(first, tmp_path / "t")
     second = qdqtool.insert(one_layer(), calib_table=tmp_path / "t", losses=1)
     assert second.losses is None
+    assert [q.scale for q in second.activations] == [q.scale for q in first.activations]
     assert second.calibration == {
         "table": str(tmp_path / "t"),
         "images": 0,
