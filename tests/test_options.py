@@ -14,7 +14,6 @@ import qdqtool
 from qdqtool import builders
 from qdqtool.builders.options import BUILDERS, BuildOptions
 from qdqtool.commands.cli import cli
-from qdqtool.commands.options import DEFAULT_TARGET as COMMAND_TARGET
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.options import (
     CHECKED_MODELS,
@@ -328,10 +327,6 @@ def test_help_states_default(command: str, name: str, text: str) -> None:
 )
 def test_docstring_states_default(function: Function, text: str) -> None:
     assert text in " ".join((inspect.getdoc(function) or "").split())
-
-
-def test_commands_have_the_default_target() -> None:
-    assert COMMAND_TARGET == DEFAULT_TARGET
 
 
 def quoted_names(options: set[str]) -> set[str]:

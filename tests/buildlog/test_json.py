@@ -79,6 +79,18 @@ def test_read_json_builder_and_version(
         ({"Layers": [LAYER, {"x": 1}]}, "wrong-layer", "layer 1"),
         ('"text', "file-damaged", "column"),
         pytest.param("[" * 100_000, "too-many-values", "nested", id="nested"),
+        pytest.param(
+            '{"Layers": [' + '{"Name": "a", "x": ' * 50_000,
+            "too-many-values",
+            "nested",
+            id="nested layers",
+        ),
+        pytest.param(
+            '{"Layers": [{"Name": "a", "Inputs": [' + "[" * 50_000,
+            "too-many-values",
+            "nested",
+            id="nested inputs",
+        ),
         (5, "wrong-format", "profile"),
         ([1, 2], "wrong-format", "profile"),
         ([], "wrong-format", "profile"),

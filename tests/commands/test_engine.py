@@ -76,28 +76,3 @@ def test_engine_compare(engine: Path, cli: Cli) -> None:
     assert "3.0000    1.5000   -1.5000  A FP16, FP16 -> FP16" in text
     assert "-    0.5000   +0.5000  B FP32 -> INT8" in text
     assert [pair["change_ms"] for pair in cli.json(*arguments)["pairs"]] == [-1.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        pytest.param('{"Layers": ["a", "b"]}', "names-only ", id="names"),
-        pytest.param('[{"count": 1}]', "no-engine-listing ", id="profile"),
-        pytest.param('{"x": 1}', "no-layer-list ", id="other JSON"),
-        pytest.param("[" * 100_000, "too-many-values ", id="nested lists"),
-        pytest.param(
-            '{"Layers": [' + '{"Name": "a", "x": ' * 50_000, "too-many-values ", id="nested layers"
-        ),
-        pytest.param(
-            '{"Layers": [{"Name": "a", "Inputs": [' + "[" * 50_000,
-            "too-many-values ",
-            id="nested inputs",
-        ),
-    ],
-)
-def test_engine_without_listing_is_refused(
-    content: str, cause: str, tmp_path: Path, cli: Cli
-) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(content)
-    assert cli.refuse("engine", path, cause=cause).startswith(f"qdqtool: {path}: ")

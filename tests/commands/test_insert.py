@@ -133,11 +133,12 @@ def test_build_command_has_the_size_of_insert(dynamic_input: str, cli: Cli) -> N
     ("model", "options", "gpu"),
     [
         ("small.onnx", ["--target", "rtx1.7"], "Tesla T4"),
+        ("small.onnx", ["--target", "10", "--strongly-typed"], "Tesla T4"),
         ("m.onnx", ["--target", "trt10.16"], "L4"),
         ("m.onnx", ["--target", "trt10.16", "--precision", "fp8"], "RTX 4090"),
         ("m.onnx", ["--target", "trt10.16", "--precision", "auto"], SLOW_GPU),
     ],
-    ids=["rtx", "int8", "fp8", "auto"],
+    ids=["rtx", "typed", "int8", "fp8", "auto"],
 )
 def test_insert_and_its_next_command_print_the_same_times(
     folder: Path, cli: Cli, model: str, options: list[str], gpu: str
@@ -201,23 +202,6 @@ def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None
     arguments = ("--calib", "images", "--target", "rtx1.7", "--residual", "none", "--losses", "0")
     text = cli("insert", "skip.onnx", *arguments, "--max-images", "1", "--method", "max")
     assert "Kept in FP16" in text and "Kept in FP32" not in text
-
-
-@pytest.mark.parametrize(
-    ("options", "int8", "precision"),
-    [
-        (["--gpu", "T4", "--target", "rtx1.7"], 0, "FP16"),
-        (["--gpu", "T4", "--target", "10", "--strongly-typed"], 2, "FP32"),
-    ],
-)
-def test_insert_gpu_decides_what_runs_in_int8(
-    folder: Path, cli: Cli, options: list[str], int8: int, precision: str
-) -> None:
-    answer = cli.json("insert", "small.onnx", "--calib", "images", "--losses", "0", *options)
-    assert answer["prediction"]["int8"] == int8
-    assert answer["time"]["float"]["precision"] == precision
-    gain = answer["time"]["gain"]
-    assert gain is None or gain["low"] <= gain["value"] <= gain["high"]
 
 
 @pytest.fixture

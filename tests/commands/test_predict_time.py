@@ -141,11 +141,6 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
     assert "reject" in cli("predict", path, "--gpu", "Jetson Orin Nano 8GB")
 
 
-def test_predict_unsupported_gpu_meets_no_gain(model: str, cli: Cli) -> None:
-    cli("predict", model, "--gpu", "GTX 1080", "--require-gain", "1", code=1)
-    assert "GPU-VERSION" in cli.err
-
-
 def test_predict_warns_of_a_batch_that_the_file_does_not_have(model: str, cli: Cli) -> None:
     assert "warning: the times are for the model" in cli(
         "predict", model, "--gpu", "L4", "--batch", "8"
@@ -153,10 +148,17 @@ def test_predict_warns_of_a_batch_that_the_file_does_not_have(model: str, cli: C
     assert "fixed batch" not in cli("predict", model, "--gpu", "L4")
 
 
-def test_predict_float_model_meets_no_gain(tmp_path: Path, cli: Cli) -> None:
-    path = save_model(tmp_path, convolution_chain(quantized=False))
-    cli("predict", path, "--gpu", "rtx 3060", "--require-gain", "1.1", code=1)
-    assert "--require-gain 1.1" in cli.err
+@pytest.mark.parametrize(
+    ("quantized", "gpu", "reason"),
+    [(False, "rtx 3060", "--require-gain 1.1"), (True, "GTX 1080", "GPU-VERSION")],
+    ids=["float model", "unsupported GPU"],
+)
+def test_predict_without_gain_meets_no_gain(
+    tmp_path: Path, cli: Cli, quantized: bool, gpu: str, reason: str
+) -> None:
+    path = save_model(tmp_path, convolution_chain(quantized=quantized))
+    cli("predict", path, "--gpu", gpu, "--require-gain", "1.1", code=1)
+    assert reason in cli.err
 
 
 def test_gpus_lists_all_or_one(cli: Cli) -> None:
