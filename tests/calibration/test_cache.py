@@ -321,35 +321,6 @@ def test_statistics_may_take_the_limit(good: Path) -> None:
 # TensorRT's calibration table
 
 
-TABLE = b"TRT-8601-MinMaxCalibration\ny: 3f800000\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "code", "values"),
-    [
-        (b"", "wrong-format", []),
-        (b"\nTRT-1\n", "wrong-format", []),
-        (b" TRT-1\n", "wrong-format", []),
-        (b"TRT-1\n\xff: 0\n", "wrong-encoding", []),
-        (TABLE + b"nocolon\n", "invalid-line", ["line 3"]),
-        (TABLE + b"x: 3f8000001\n", "invalid-line", ["line 3"]),
-        (TABLE + b"x: 3f80000000\n", "invalid-line", ["line 3"]),
-        (TABLE + b"x: 3g800000\n", "invalid-line", ["line 3"]),
-        (TABLE + b": 3f800000\n", "invalid-scale", ["line 3", "1", "''"]),
-        (TABLE + b"x: 7f800000\n", "invalid-scale", ["line 3", "inf", "'x'"]),
-        (TABLE + b"x: 7fc00000\n", "invalid-scale", ["line 3", "nan", "'x'"]),
-        (TABLE + b"x: 80000001\n", "invalid-scale", ["line 3", "-1.4013e-45", "'x'"]),
-    ],
-)
-def test_file_that_is_no_table_is_rejected(
-    tmp_path: Path, content: bytes, code: str, values: list[str]
-) -> None:
-    path = tmp_path / "t.cache"
-    path.write_bytes(content)
-    with pytest.raises(DataError, check=has(code, *values, path=str(path))):
-        read_range_table(path)
-
-
 @pytest.mark.parametrize(
     ("text", "scales"),
     [

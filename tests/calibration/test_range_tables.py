@@ -224,43 +224,64 @@ def test_unusable_range_is_refused(tmp_path: Path, content: Any) -> None:
         read_range_table(path)
 
 
+TABLE = "TRT-8601-MinMaxCalibration\ny: 3f800000\n"
+
+
 @pytest.mark.parametrize(
-    ("content", "code"),
+    ("content", "code", "values"),
     [
-        ("", "wrong-format"),
-        ("only words\n", "wrong-format"),
-        ("{", "wrong-format"),
-        ("[" * 100_000, "wrong-format"),
-        ("[1, 2]", "wrong-format"),
-        ({}, "wrong-format"),
-        ({"x": 2.54, "y": "many"}, "wrong-format"),
-        ({"x": {"min": 0.0}}, "invalid-line"),
-        ({"x": {"scale": "s"}}, "invalid-line"),
-        ({"layers": [{"name": "x"}]}, "wrong-format"),
-        ({"Layers": [], "Bindings": []}, "wrong-format"),
-        ("x: 3c23d70a\ny: 3f000000\n", "wrong-format"),  # the first line is missing
-        ("x: 1.0\ny: many\n", "invalid-line"),
-        ({"activation_encodings": {"x": [{"bitwidth": 8}]}}, "invalid-line"),
-        ({"activation_encodings": [{"name": "x"}]}, "invalid-line"),
-        ({"activation_encodings": [7]}, "invalid-line"),
-        ({"version": "2.0.0", "encodings": [{"name": "x"}]}, "invalid-line"),
-        ({"configs": {"conv": {"x": 1}}}, "invalid-line"),
-        ({"x": ["a", "b"]}, "wrong-format"),
-        ({"x": [1.0]}, "invalid-line"),
-        ({"x": [True, False]}, "invalid-line"),
+        *(
+            (content, code, [])
+            for content, code in (
+                ("", "wrong-format"),
+                ("only words\n", "wrong-format"),
+                ("{", "wrong-format"),
+                ("[" * 100_000, "wrong-format"),
+                ("[1, 2]", "wrong-format"),
+                ({}, "wrong-format"),
+                ({"x": 2.54, "y": "many"}, "wrong-format"),
+                ({"x": {"min": 0.0}}, "invalid-line"),
+                ({"x": {"scale": "s"}}, "invalid-line"),
+                ({"layers": [{"name": "x"}]}, "wrong-format"),
+                ({"Layers": [], "Bindings": []}, "wrong-format"),
+                ("x: 3c23d70a\ny: 3f000000\n", "wrong-format"),  # the first line is missing
+                ("x: 1.0\ny: many\n", "invalid-line"),
+                ({"activation_encodings": {"x": [{"bitwidth": 8}]}}, "invalid-line"),
+                ({"activation_encodings": [{"name": "x"}]}, "invalid-line"),
+                ({"activation_encodings": [7]}, "invalid-line"),
+                ({"version": "2.0.0", "encodings": [{"name": "x"}]}, "invalid-line"),
+                ({"configs": {"conv": {"x": 1}}}, "invalid-line"),
+                ({"x": ["a", "b"]}, "wrong-format"),
+                ({"x": [1.0]}, "invalid-line"),
+                ({"x": [True, False]}, "invalid-line"),
+            )
+        ),
+        ("\nTRT-1\n", "wrong-format", []),
+        (" TRT-1\n", "wrong-format", []),
+        (TABLE + "nocolon\n", "invalid-line", ["line 3"]),
+        (TABLE + "x: 3f8000001\n", "invalid-line", ["line 3"]),
+        (TABLE + "x: 3f80000000\n", "invalid-line", ["line 3"]),
+        (TABLE + "x: 3g800000\n", "invalid-line", ["line 3"]),
+        (TABLE + ": 3f800000\n", "invalid-scale", ["line 3", "1", "''"]),
+        (TABLE + "x: 7f800000\n", "invalid-scale", ["line 3", "inf", "'x'"]),
+        (TABLE + "x: 7fc00000\n", "invalid-scale", ["line 3", "nan", "'x'"]),
+        (TABLE + "x: 80000001\n", "invalid-scale", ["line 3", "-1.4013e-45", "'x'"]),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_other_contents_are_refused(tmp_path: Path, content: Any, code: str) -> None:
+def test_other_contents_are_refused(
+    tmp_path: Path, content: Any, code: str, values: list[str]
+) -> None:
     path = write(tmp_path, content)
-    with pytest.raises(DataError, check=has(code, path=str(path))) as caught:
+    with pytest.raises(DataError, check=has(code, *values, path=str(path))) as caught:
         read_range_table(path)
     assert "\n" not in str(caught.value)
 
 
-def test_binary_tables_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"\x0c\0\0\0\xff\xfe", b"TRT-1\n\xff: 0\n"])
+def test_binary_tables_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "calibration.flatbuffers"
-    path.write_bytes(b"\x0c\0\0\0\xff\xfe")
+    path.write_bytes(content)
     with pytest.raises(DataError, check=has("wrong-encoding", "calibration.json", path=str(path))):
         read_range_table(path)
 

@@ -18,15 +18,12 @@ def with_weights(scale: Any, weights: np.ndarray | None = None, axis: int = 0) -
     g = Graph()
     if weights is None:
         weights = np.random.default_rng(0).normal(0, 0.3, (4, 4, 1, 1)).astype(np.float32)
-    w = g.pair(g.const("w", weights), "wq", scale, axis=axis)
+    add = g.dq if weights.dtype == np.int8 else g.pair
+    w = add(g.const("w", weights), "wq", scale, axis=axis)
     return g.model(g.op("Conv", [g.pair(g.input(1, 4, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
 
 
-def with_integers(scale: Any) -> onnx.ModelProto:
-    g = Graph()
-    stored = np.random.default_rng(0).integers(1, 127, (4, 4, 1, 1)).astype(np.int8)
-    w = g.dq(g.const("w", stored), "wdq", scale, axis=0)
-    return g.model(g.op("Conv", [g.pair(g.input(1, 4, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+INTEGERS = np.random.default_rng(0).integers(1, 127, (4, 4, 1, 1)).astype(np.int8)
 
 
 def with_half_scale(scale: float) -> onnx.ModelProto:
@@ -99,7 +96,7 @@ def test_single_channel_of_activation_is_counted(value: float) -> None:
     [
         (lambda value: simple(scale=value), ScaleOwner.ACTIVATION),
         (lambda value: with_weights(channel(1, value)), ScaleOwner.WEIGHTS),
-        (lambda value: with_integers(channel(1, value)), ScaleOwner.INTEGERS),
+        (lambda value: with_weights(channel(1, value), INTEGERS), ScaleOwner.INTEGERS),
         (
             lambda value: with_weights(channel(1, value), np.full((4, 4, 1, 1), NAN, np.float32)),
             ScaleOwner.BROKEN_WEIGHTS,
@@ -144,8 +141,8 @@ def test_fix_computes_scales_of_weights_from_the_weights(value: float) -> None:
 
 def test_fix_keeps_zeros_of_stored_integers() -> None:
     """A scale of 0 makes the channel 0, whatever its integers are."""
-    fixed = qdqtool.fix(with_integers(channel(2, 0.0)), only=[NOT_POSITIVE])
-    (dq,) = (n for n in fixed.proto.graph.node if n.name == "wdq")
+    fixed = qdqtool.fix(with_weights(channel(2, 0.0), INTEGERS), only=[NOT_POSITIVE])
+    (dq,) = (n for n in fixed.proto.graph.node if n.name == "wq")
     assert (value_of(fixed.proto, dq.input[1]) > 0).all()
     integers = value_of(fixed.proto, dq.input[0])
     assert not integers[2].any() and integers[1].all()
@@ -197,13 +194,13 @@ def test_scales_of_weights_that_are_nearly_zero_are_not_reported() -> None:
 
 @pytest.mark.parametrize("value", [1e22, 3e4])
 def test_huge_scale_of_integer_weights_is_reported(value: float) -> None:
-    assert EXTREME in codes(with_integers(channel(0, value)))
+    assert EXTREME in codes(with_weights(channel(0, value), INTEGERS))
 
 
 def test_tiny_scales_of_integer_weights_are_reported_if_all_are_tiny() -> None:
     """A single tiny scale may belong to a channel of zeros."""
-    assert not finding(with_integers(np.full(4, 1e-30)), EXTREME).automatic
-    assert EXTREME not in codes(with_integers(channel(0, 1e-30)))
+    assert not finding(with_weights(np.full(4, 1e-30), INTEGERS), EXTREME).automatic
+    assert EXTREME not in codes(with_weights(channel(0, 1e-30), INTEGERS))
 
 
 def test_infinite_scale_that_rtx_accepts_is_reported() -> None:
