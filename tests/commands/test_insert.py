@@ -51,13 +51,6 @@ def test_insert_writes_a_valid_model_next_to_the_float_model(folder: Path, cli: 
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_insert_names_borrowed_rules(folder: Path, cli: Cli) -> None:
-    arguments = ["insert", "m.onnx", "--calib", "images", "--losses", "0", "--max-images", "1"]
-    text = " ".join(cli(*arguments, "--target", "10.3").split())
-    assert "Rules those of trt10: TensorRT 10.3 has no rules of its own" in text
-    assert "rules of its own" not in " ".join(cli(*arguments).split())
-
-
 def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
     arguments = ["--method", "max", "--target", "trt10", "--losses", "0", "--max-images", "1"]
     tensors = cli.json("insert", "m.onnx", "--calib", "images", *arguments)["quantized"]

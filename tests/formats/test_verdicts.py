@@ -113,13 +113,6 @@ def test_float_type_is_that_of_the_build(target: str, half: bool, expected: Prec
     assert str(expected) in verdict(prediction, half=half)
 
 
-def test_confidence_counts_every_convolution() -> None:
-    prediction = predict(detector())
-    assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
-    text = describe_confidence(prediction)
-    assert str(len(prediction.convolutions)) in text and ("assumed" in text) == bool(assumed)
-
-
 @pytest.mark.parametrize(
     ("target", "origin"),
     [

@@ -525,16 +525,21 @@ def test_tuning_that_chose_the_float_model_is_marked(tmp_path: Path) -> None:
     assert read(tmp_path, result(front=front, chosen={**front[1], "index": 1, "int8": 0})).is_float
 
 
-def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
-        read_tuning(tmp_path / "none.json", Model(relus(["/a"])))
-
-
-def test_measurements_of_tune_are_not_its_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (None, None, "no such file"),
+        (gzip.compress(b"{}"), "wrong-format", "measurements of tune"),
+    ],
+    ids=["missing", "measurements"],
+)
+def test_file_that_tune_did_not_write_as_its_result_is_refused(
+    tmp_path: Path, content: bytes | None, code: str | None, message: str
+) -> None:
     path = tmp_path / "model.onnx.tuning"
-    path.write_bytes(gzip.compress(b"{}"))
-    expected = has("wrong-format", path=str(path), parameter="tuning")
-    with pytest.raises(DataError, match="measurements of tune", check=expected):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=message, check=has(code, path=str(path))):
         read_tuning(path, Model(relus(["/a"])))
 
 

@@ -13,7 +13,6 @@ from qdqtool.timing.physics import NAMES, architecture_factor, estimate_seconds,
 from qdqtool.timing.regions import RegionNodes, find_region_nodes
 from qdqtool.timing.work import (
     LayerWork,
-    Layout,
     find_layout_changes,
 )
 from qdqtool.trt.result import EngineLayer, TensorPrecision
@@ -145,10 +144,6 @@ def test_reformats_of_small_engines(
     expected: list[tuple[str, str, str]],
 ) -> None:
     assert layout_changes(*engine, outputs=outputs) == expected
-
-
-def test_layouts_are_linear_or_vectorized() -> None:
-    assert {str(x) for x in Layout} == {"linear", "NC/2HW2", "NC/4HW4", "NC/32HW32", "NHWC8"}
 
 
 @pytest.mark.parametrize(
