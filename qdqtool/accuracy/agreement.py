@@ -33,7 +33,8 @@ from qdqtool.errors import DataError, ModelError
 from qdqtool.findings.preprocess_notes import describe_preprocess
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
-from qdqtool.ir.qdq import is_dq, is_q
+from qdqtool.ir.qdq import is_dq, is_q, is_qdq
+from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
@@ -151,7 +152,7 @@ def measure_agreement(
         ModelError: onnxruntime cannot run a network, or the inputs or outputs of the networks do
             not correspond.
     """
-    metrics = choose_agreement_metrics(reference)
+    metrics = _choose_metrics(reference)
     names = _pair_tensors(reference, model, metrics, counterparts)
     feeder = _SampleFeeder(reference, model, data, images, max_images)
     pair = _NetworkPair(reference, model, names, feeder)
@@ -172,6 +173,15 @@ def measure_agreement(
     )
     notes = (*feeder.notes, *note_unmeasured(reference, metrics))
     return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, notes)
+
+
+def _choose_metrics(reference: Model) -> list[Metric]:
+    """Return the metrics that fit the reference, also if Q/DQ follow its class scores."""
+    metrics = choose_agreement_metrics(reference)
+    if not isinstance(metrics[0], OutputAgreementMetric) or not any(map(is_qdq, reference.nodes)):
+        return metrics
+    floats = choose_agreement_metrics(remove_quantizers(reference.copy(), weights=True))
+    return [*floats[:-1], *metrics] if isinstance(floats[-1], OutputAgreementMetric) else floats
 
 
 def _summarize_metric(metric: Metric, evidence: Sequence[Evidence]) -> AgreementMeasure:

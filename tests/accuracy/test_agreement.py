@@ -24,6 +24,7 @@ from tests.calibration.nets import write_pictures
 from tests.comparison.networks import quantize
 from tests.errors import has
 from tests.insertion.nets import Net, copy_model, detector, images, run, set_value, value_of
+from tests.insertion.test_transformers import add_pairs
 from tests.tuning.nets import open_dimensions, resnet
 
 
@@ -193,10 +194,15 @@ def test_agreement_of_lost_detection() -> None:
     )
 
 
-def test_agreement_without_any_detection_is_unknown() -> None:
-    empty = ROWS * np.array([1, 1, 1, 1, 0, 1], np.float32)
-    result = agreement(sorting_detector(), sorting_detector(), [{"rows": empty}])
-    assert (result.measure.value, result.measure.low, result.measure.count) == (None, None, 0)
+@pytest.mark.parametrize("has_dfl", [False, True])
+def test_agreement_without_any_detection_is_unknown(has_dfl: bool) -> None:
+    """In the network with a DFL, Q/DQ surround the Sigmoid of the scores."""
+    model, data = sorting_detector(), [{"rows": ROWS * np.float32([1, 1, 1, 1, 0, 1])}]
+    if has_dfl:
+        model = add_pairs(detector(), "/model.22/Sigmoid", "/model.22/Concat_5")
+        data = images(1, 3, 64, "images")
+    measure = agreement(model, model, data).measure
+    assert (measure.metric, measure.value, measure.count) == ("agreement-map", None, 0)
 
 
 def detecting_network() -> onnx.ModelProto:
