@@ -197,6 +197,16 @@ def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None
     assert "Kept in FP16" in text and "Kept in FP32" not in text
 
 
+@pytest.mark.parametrize(("target", "int8"), [("rtx1.7", 0), ("10", 2)])
+def test_insert_predicts_int8_of_the_gpu(folder: Path, cli: Cli, target: str, int8: int) -> None:
+    """TensorRT has INT8 on a T4, TensorRT-RTX does not."""
+    options = ("--losses", "0", "--gpu", "T4", "--target", target)
+    assert (
+        cli.json("insert", "small.onnx", "--calib", "images", *options)["prediction"]["int8"]
+        == int8
+    )
+
+
 @pytest.fixture
 def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qdqtool.insertion.format_choice.LARGE_ERROR", 0.0)

@@ -384,6 +384,8 @@ def test_minimize_ends_within_its_budget(budget: str, monkeypatch: pytest.Monkey
     bounded = minimize(model)
     assert not whole.notes and "stopped-early" in note_codes(bounded.notes)
     assert len(whole.proto.graph.node) < len(bounded.proto.graph.node)
+    shown = [{f.code for f in result.shown.findings} for result in (whole, bounded)]
+    assert shown[0] == shown[1] != set()
     assert note("stopped", tries=20) in minimize(model, limit=20).notes  # a limit replaces it
 
 

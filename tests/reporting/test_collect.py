@@ -421,6 +421,13 @@ def test_report_without_convolutions_says_so(names: list[str]) -> None:
     assert "no convolution or matrix product" in qdqtool.report(relus(names)).html
 
 
+@pytest.mark.parametrize(("target", "int8"), [("rtx1.7", 0), ("trt10", 2)])
+def test_report_counts_int8_of_the_gpu(target: str, int8: int) -> None:
+    """TensorRT has INT8 on a T4, TensorRT-RTX does not."""
+    report = qdqtool.report(two_convolutions(), target=target, gpu="T4")
+    assert [c.precision for c in report.page.model.convs].count("INT8") == int8
+
+
 def two_convolutions() -> onnx.ModelProto:
     g = Graph()
     return g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
