@@ -58,11 +58,6 @@ def test_engine_json_has_times_of_a_profile(engine: Path, cli: Cli) -> None:
     assert data["totals"]["kind"]["conversion"]["layers"] == 1
 
 
-def test_engine_dot(engine: Path, cli: Cli) -> None:
-    assert cli("engine", "layers.json", "--dot", "engine.dot").startswith("2 ")
-    assert (engine / "engine.dot").read_text().startswith("digraph engine")
-
-
 def test_engine_compare(engine: Path, cli: Cli) -> None:
     inputs = [tensor("i", [2, 64, 56, 56], FP16), *CONV["Inputs"][1:]]
     fp16 = {"Layers": [{**CONV, "Inputs": inputs}], "Bindings": []}

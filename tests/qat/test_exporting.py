@@ -525,7 +525,6 @@ def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
     counts = fp8.summary
     # The stem has 3 input channels, the last product 10 columns.
     assert (counts["int8"], counts["fp8"]) == (0, int8.summary["int8"] - 2)
-    assert fp8.fp8_difference is not None and fp8.fp8_difference < 0.3
     assert int8.check.text() in fp8.check.text() != int8.check.text()
     assert f"in the FP8 file, the outputs differ by {fp8.fp8_difference:.1e}" in fp8.check.text()
     scales = [

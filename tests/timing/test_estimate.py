@@ -593,10 +593,7 @@ def network_with_computed_number() -> onnx.ModelProto:
     return g.model(g.op("Mul", [moved, g.const("three", np.full((1, 64, 1, 1), 3.0))], "last"))
 
 
-def small_chain() -> onnx.ModelProto:
-    return convolution_chain(size=28, quantized=False)
-
-
+small_chain = functools.partial(convolution_chain, size=28, quantized=False)
 # TensorRT-RTX has no INT8 on an RTX 2060; a small network is faster in FP16 than in TF32.
 SMALL_AMPERE = "sm=8.6,sms=8,clock=765,bandwidth=102"
 
