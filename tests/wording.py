@@ -27,9 +27,9 @@ from tests.findings.graphs import GRAPHS, attention, ones, weighted
 from tests.findings.lint import test_api as lint, test_bfloat16 as bfloat16
 from tests.findings.lint.test_operators import conv3d, pair_of, recurrent, runtime_model
 from tests.findings.lint.test_quantizers import (
+    INTEGERS,
     channel,
     with_half_scale,
-    with_integers,
     with_weights,
 )
 from tests.findings.test_causes import residual
@@ -98,7 +98,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "NaN weights": with_weights(
             channel(1, float("nan")), np.full((4, 4, 1, 1), np.nan, np.float32)
         ),
-        "integers with scale of NaN": with_integers(channel(1, float("nan"))),
+        "integers with scale of NaN": with_weights(channel(1, float("nan")), INTEGERS),
         "float16 scale of 0": with_half_scale(0.0),
         "scales by channel": lint.simple(scale=np.full(16, 0.1), axis=1),
         "bare weights": lint.weights_model("float"),

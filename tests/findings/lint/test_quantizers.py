@@ -18,8 +18,8 @@ def with_weights(scale: Any, weights: np.ndarray | None = None, axis: int = 0) -
     g = Graph()
     if weights is None:
         weights = np.random.default_rng(0).normal(0, 0.3, (4, 4, 1, 1)).astype(np.float32)
-    add = g.dq if weights.dtype == np.int8 else g.pair
-    w = add(g.const("w", weights), "wq", scale, axis=axis)
+    add, name = (g.dq, "wdq") if weights.dtype == np.int8 else (g.pair, "wq")
+    w = add(g.const("w", weights), name, scale, axis=axis)
     return g.model(g.op("Conv", [g.pair(g.input(1, 4, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
 
 
@@ -142,7 +142,7 @@ def test_fix_computes_scales_of_weights_from_the_weights(value: float) -> None:
 def test_fix_keeps_zeros_of_stored_integers() -> None:
     """A scale of 0 makes the channel 0, whatever its integers are."""
     fixed = qdqtool.fix(with_weights(channel(2, 0.0), INTEGERS), only=[NOT_POSITIVE])
-    (dq,) = (n for n in fixed.proto.graph.node if n.name == "wq")
+    (dq,) = (n for n in fixed.proto.graph.node if n.name == "wdq")
     assert (value_of(fixed.proto, dq.input[1]) > 0).all()
     integers = value_of(fixed.proto, dq.input[0])
     assert not integers[2].any() and integers[1].all()
