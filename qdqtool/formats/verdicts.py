@@ -248,8 +248,11 @@ def describe_uncertain_conversions(prediction: Prediction, most: int = 3) -> str
 
 
 def myelin_kernels(prediction: Prediction) -> list[str]:
-    """Return the names of Qs and DQs that run as kernels inside Myelin layers."""
-    return [name for region in prediction.regions for name in region.kernels]
+    """Return the names of Qs and DQs that run as kernels inside Myelin layers.
+
+    Each name is listed once, also if TensorRT copies the node, as for the inputs of a Concat.
+    """
+    return list(dict.fromkeys(name for region in prediction.regions for name in region.kernels))
 
 
 def describe_myelin_kernels(prediction: Prediction) -> str:

@@ -406,6 +406,7 @@ class Outcome:
             region,
             nodes=names,
             fused=list(dict.fromkeys([*region.fused, *quantizers])),
+            kernels=list(dict.fromkeys(region.kernels)),  # the copies of a Q have one name
             products=sum(name in types for name in names),
             int8_products=sum(types.get(name) in BYTES for name in names),
             fp8_products=sum(types.get(name) is Precision.FP8 for name in names),

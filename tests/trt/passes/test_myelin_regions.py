@@ -120,6 +120,16 @@ def test_kernel_at_softmax_is_not_described_as_matrix_product(g: Graph) -> None:
     )
 
 
+def test_q_that_is_copied_to_the_inputs_of_a_concat_is_one_node(g: Graph) -> None:
+    x = g.input(1, 16, 8, 8)
+    floats = (g.conv(x, name, 16, scale=None, weights="float") for name in "ab")
+    parts = [g.pair(part, f"{part}.out") for part in floats]
+    both = g.pair(g.op("Concat", parts, "cat", axis=1), "c", 0.3)
+    result = predict_graph(g, g.op("Softmax", both, "soft"))
+    assert sorted(result.regions[0].kernels) == ["a:0.out.DQ", "b:0.out.DQ", "c.Q"]
+    assert "3 Q/DQ nodes run inside Myelin's layers (Softmax)" in verdict(result)
+
+
 def test_q_after_pointwise_layer_may_remain(g: Graph) -> None:
     x = g.op("Tanh", g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft"), "tanh")
     result = predict_graph(g, g.conv(x, "b", 16))
