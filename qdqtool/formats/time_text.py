@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style, TextPage, as_options
@@ -27,6 +27,7 @@ _MAX_TYPES = 3  # maximum number of columns of times in a table of GPUs
 # For a model with Q/DQ, the time with the Q/DQ of `insert` in the same format is listed only if it
 # differs from the time of the model by more than this fraction.
 _MIN_DIFFERENCE = 0.02
+_FLOAT_TYPES = frozenset(("FP16", "FP32"))  # only the faster one of a GPU is estimated
 _MIN_SAVING = 0.002  # minimum saving that is printed, as a fraction of the total time
 _WARNING_NOTES = ("batch-scaled",)  # codes of notes that are printed as warnings
 _MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total
@@ -34,15 +35,17 @@ _MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of 
 
 def add_speed_verdict(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     """Add the verdict on the speed, and a table with a row for each type or for each GPU."""
+    supported = [time for time in times if time.is_supported]
     if len(times) > 1:
-        _add_gpu_table(page, times)
+        labels = _list_columns(times)
+        _add_gpu_table(page, times, labels)
     else:
+        labels = list(list_times(times[0]))
         result = speed_verdict(times[0])
         page.fill(result.text, 4, "  ", result.style)
         _add_time_table(page, times[0])
-    supported = [time for time in times if time.is_supported]
     _add_remarks(page, supported if len(times) > 1 else times, name_gpus=len(times) > 1)
-    if any(label.startswith("FP8") for time in supported for label in list_times(time)):
+    if supported and any(label.startswith("FP8") for label in labels):
         page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
 
 
@@ -171,8 +174,7 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
         page.add_lines(f"  {label:<{column}}{format_ms(listed.ms):>11}{bounds:>21}".rstrip())
 
 
-def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
-    labels = _list_columns(times)
+def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate], labels: Sequence[str]) -> None:
     column = max(len(time.gpu.name) for time in times) + 2
     heads = "".join(f"{label.split()[0]:>11}" for label in labels)
     origins = "".join(f"{_name_origin(label):>11}" for label in labels)
@@ -181,9 +183,11 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         ratio, style = _format_speed(time)
         row = f"  {time.gpu.name:<{column}}{_format_cells(time, labels)}  "
         page.fill(ratio, len(row), row, style)
-    if any(_list_missing(time, labels) for time in times if time.is_supported):
-        text = "note: '-' is for a type that the GPU lacks, and for the slower of FP16 and FP32"
-        page.fill(text, 4, "  ")
+    missing = {
+        label for time in times if time.is_supported for label in _list_missing(time, labels)
+    }
+    if missing:
+        page.fill(f"note: '-' is for {_explain_missing(missing)}", 4, "  ")
 
 
 def _list_columns(times: Sequence[TimeEstimate]) -> list[str]:
@@ -202,6 +206,14 @@ def _name_origin(label: str) -> str:
 
 def _list_missing(time: TimeEstimate, labels: Sequence[str]) -> list[str]:
     return [label for label in labels if label not in list_times(time, every=True)]
+
+
+def _explain_missing(labels: Collection[str]) -> str:
+    """Explain why the times of these columns are missing for some GPUs."""
+    causes = [] if _FLOAT_TYPES.issuperset(labels) else ["a type that the GPU lacks"]
+    if not _FLOAT_TYPES.isdisjoint(labels):
+        causes.append("the slower of FP16 and FP32")
+    return ", and for ".join(causes)
 
 
 def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:

@@ -95,15 +95,35 @@ def test_columns_for_several_gpus_have_one_order(
     assert page.lines[0].index("speed") == page.lines[1].index("(80 % range)")
 
 
-def test_table_of_gpus_explains_missing_times() -> None:
-    base, page = FloatTime(Precision.FP16, 9.8), TextPage(200)
-    bests = best_time(5.0, 9.8), best_time(10.0, 9.8), None
-    times = [TimeEstimate(GPU, 10.0, float_time=base, best=best) for best in bests]
-    add_speed_verdict(page, times[:2])
-    assert page.lines[3].count("10.00 ms") == 2 and "'-' is for" not in "".join(page.lines)
-    add_speed_verdict(page, times[1:])
+@pytest.mark.parametrize(
+    ("bests", "types", "note"),
+    [
+        ((5.0, 10.0), ("FP16", "FP16"), ""),
+        ((10.0, None), ("FP16", "FP16"), ""),
+        ((5.0, None), ("FP16", "FP16"), "a type that the GPU lacks"),
+        ((5.0, 5.0), ("FP16", "FP32"), "the slower of FP16 and FP32"),
+        ((5.0, None), ("FP32", "FP16"), "a type that the GPU lacks, and .* FP16 and FP32"),
+    ],
+)
+def test_table_of_gpus_explains_missing_times(
+    bests: tuple[float | None, ...], types: tuple[Precision, ...], note: str
+) -> None:
+    """The last row is of a GPU with FP8, but the 3 columns are those of FP16 and INT8."""
+    times = [
+        TimeEstimate(
+            GPU,
+            10.0,
+            float_time=FloatTime(Precision(float_type), 9.8),
+            best=None if best is None else best_time(best, 9.8),
+            best_fp8=best_time(8.0, 9.8),
+        )
+        for best, float_type in zip(bests, types, strict=True)
+    ]
+    page = TextPage(200)
     add_speed_verdict(page, times)
-    assert "\n".join(page.lines).count("note: '-' is for a type that the GPU lacks") == 1
+    text = "\n".join(page.lines)
+    (found,) = re.findall("'-' is for (.*)", text) or [""]
+    assert re.fullmatch(note, found) and ("FP8 times" in text) == ("FP8" in page.lines[0])
 
 
 @pytest.mark.parametrize(
