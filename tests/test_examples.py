@@ -42,8 +42,9 @@ def test_edit_with_graphsurgeon_cuts_and_quantizes(tmp_path: Path) -> None:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     onnx.save(detector(), folder / "yolov8n.onnx")
-    (folder / "images").mkdir()
-    write_images(folder / "images", 4, 64)
+    for name in ("images", "other-images"):
+        (folder / name).mkdir()
+        write_images(folder / name, 4, 64)
     qdqtool.insert(folder / "yolov8n.onnx", folder / "images", predict=False).save(
         folder / "yolov8n_qdq.onnx"
     )
