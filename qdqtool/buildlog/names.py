@@ -66,7 +66,12 @@ class FusedName:
     @property
     def is_copy(self) -> bool:
         """Whether the layer only moves data: a reformat or a copy."""
-        return self.kind in ("reformat-input", "reformat-output", "reformat-network", "copy")
+        return self.is_reformat or self.kind == "copy"
+
+    @property
+    def is_reformat(self) -> bool:
+        """Whether the layer is a reformat that the builder added."""
+        return self.kind in ("reformat-input", "reformat-output", "reformat-network")
 
 
 def base_name(component: str) -> str:

@@ -97,7 +97,10 @@ def summarize(build: Build) -> Json:
         "passes": summarize_passes(build),
         "engine": _summarize_engine(build),
         "conversions": [_summarize_conversion(layer) for layer in build.conversions],
-        "reformats": [_summarize_conversion(layer) for layer in build.layout_reformats],
+        "reformats": [
+            {**_summarize_conversion(layer), "copy": not layer.parse_name().is_reformat}
+            for layer in build.layout_reformats
+        ],
         "merged": [e.subject.split(" || ") for e in build.trace if e.kind == "Merging layers"],
         "tuning": _summarize_tuning(build),
         "seconds": dict(build.seconds),

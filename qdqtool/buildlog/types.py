@@ -611,7 +611,7 @@ class Build:
 
     @property
     def layout_reformats(self) -> list[BuiltLayer]:
-        """Layers that change only the memory layout."""
+        """Layers that change only the memory layout, and copies."""
         return [layer for layer in self.layers if layer.kind == LayerRole.REFORMAT]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPag
     """Return the text of ``log``.
 
     `facts` is the result of :func:`qdqtool.findings.errors.explain_messages`. If `everything` is
-    set, all conversions, reformats and merged layers are listed.
+    set, all conversions, reformats, copies and merged layers are listed.
     """
     page = TextPage(width, everything)
     _add_log_summary(page, facts)
@@ -34,8 +33,7 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPag
         _add_problems,
         _add_layers,
         _add_passes,
-        functools.partial(_add_edges, title="Q/DQ layers at run time", field="conversions"),
-        functools.partial(_add_edges, title="Reformats (layout only)", field="reformats"),
+        _add_moves,
         _add_merged_layers,
         _add_tuning,
         _add_memory,
@@ -151,10 +149,19 @@ def _add_passes(page: TextPage, facts: Json) -> None:
         page.fill(events, column + 10, start)
 
 
-def _add_edges(page: TextPage, facts: Json, *, title: str, field: str) -> None:
-    rows = facts[field]
-    if not rows:
-        return
+def _add_moves(page: TextPage, facts: Json) -> None:
+    """Add the layers that only convert or move data: Q/DQ layers, reformats and copies."""
+    moves = facts["reformats"]
+    for title, rows in (
+        ("Q/DQ layers at run time", facts["conversions"]),
+        ("Reformats (layout only)", [row for row in moves if not row["copy"]]),
+        ("Copies (such as inputs of a Concat)", [row for row in moves if row["copy"]]),
+    ):
+        if rows:
+            _add_edges(page, title, rows)
+
+
+def _add_edges(page: TextPage, title: str, rows: list[Json]) -> None:
     page.add_heading(f"{title}: {len(rows)}")
     cells = [(_format_types(row), _format_shape(row)) for row in page.first_rows(rows, _MAX_ROWS)]
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))

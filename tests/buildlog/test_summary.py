@@ -233,12 +233,14 @@ def test_summarize_engine_conversions_and_reformats() -> None:
         BuiltLayer("odd"),
         layer("QuantizeLinear_1", "Reformat", "FP32", "INT8", line=7),
         layer("x copy", "Reformat", "INT8", "INT8"),
+        layer("Slice_1", "Reformat", "INT8", "INT8"),
+        layer("Reformatting CopyNode for Input Tensor 0 to c", "Reformat", "INT8", "INT8"),
     ]
     summary = summarize(Build(layers=layers, bindings=["x"]))
     assert summary["engine"] == {
-        "layers": 6,
+        "layers": 8,
         "listing": "",
-        "types": {"CaskConvolution": 3, "Reformat": 2, "unknown": 1},
+        "types": {"CaskConvolution": 3, "Reformat": 4, "unknown": 1},
         "convolutions": 3,
         "signatures": {"INT8 -> FP16": 2, "FP16 -> FP16": 1},
         "bindings": ["x"],
@@ -253,7 +255,11 @@ def test_summarize_engine_conversions_and_reformats() -> None:
             "line": 7,
         }
     ]
-    assert [(r["name"], r["qdq"]) for r in summary["reformats"]] == [("x copy", False)]
+    assert [(r["name"], r["qdq"], r["copy"]) for r in summary["reformats"]] == [
+        ("x copy", False, True),
+        ("Slice_1", False, True),
+        (layers[-1].name, False, False),
+    ]
 
 
 def test_summarize_conversion_without_tensors() -> None:
