@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, Severity, fixable_rule
 from qdqtool.reasons.text import format_node, format_number
+from qdqtool.util.text import format_count
 
 # Minimum score of a reported object; the default of Ultralytics.
 CONFIDENCE = 0.25
@@ -18,12 +20,22 @@ COARSE_PIXELS = 2.0
 
 
 def describe_destroyed_results(findings: Sequence[Finding]) -> str:
-    """Describe which scores or boxes a wrong scale destroys; empty if all are kept."""
+    """Describe which scores or boxes a wrong scale destroys; empty if all are kept.
+
+    If this differs between the findings, each description has its number of places.
+    """
+    kinds: dict[tuple[bool, bool], list[ResultAfterHead]] = defaultdict(list)
     for finding in findings:
         r = finding.causes[0].reason
         if finding.severity == Severity.ERROR and isinstance(r, ResultAfterHead):
-            return f"{r.describe_loss()} (the scale is {format_number(r.scale or 0.0)})"
-    return ""
+            kinds[bool(r.scores), not r.scores and r.box_step > 0].append(r)
+    texts = []
+    for same in kinds.values():
+        r = same[0] if same[0].scores else min(same, key=lambda r: (r.box_step, r.score_step))
+        scale = f" (the scale is {format_number(r.scale or 0.0)})" if r.scores else ""
+        places = f"at {format_count(len(same), 'place')}, " if len(same) < len(findings) else ""
+        texts.append(f"{places}{r.describe_loss()}{scale}")
+    return "; ".join(texts)
 
 
 _HEADS = {

@@ -3,6 +3,7 @@ import pytest
 
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.heads import describe_destroyed_results
 from tests.trt.builder import Graph
 
 
@@ -146,6 +147,18 @@ def test_head_concat_of_boxes(
     assert [f.node for f in found] == ["q.Q"] * len(expected)
     assert [(f.severity, f.causes[0].reason.box_step) for f in found] == [
         (severity, pytest.approx(step)) for severity, step in expected
+    ]
+
+
+def test_destroyed_results_have_their_numbers_of_places(g: Graph) -> None:
+    box, score = branches(g)
+    stride = g.const("stride", np.float32(32))
+    parts = [g.op("Mul", [box, stride], "decode"), g.op("Sigmoid", score, "probability")]
+    joined = g.concat([g.pair(parts[0], "pixels", 5.0), parts[1]], "all")
+    found = findings(g, g.pair(joined, "behind", 5.0), "HEAD-CONCAT")
+    assert sorted(describe_destroyed_results(found).split("; ")) == [
+        "at 1 place, all scores become 0, and the detector finds nothing (the scale is 5)",
+        "at 1 place, one step of a box is 5 pixels or more",
     ]
 
 
