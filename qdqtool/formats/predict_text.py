@@ -80,7 +80,8 @@ def render(
     Args:
         prediction: The prediction.
         width: Columns.
-        everything: Whether to print all convolutions and the full findings.
+        everything: Whether to print all convolutions (unless the model is rejected) and the full
+            findings.
         layers: Whether to list the layers of the engine.
         trace: Whether to print the predicted lines of TensorRT's log.
         times: Estimated time on each GPU.
@@ -95,12 +96,11 @@ def render(
     float_type = verdicts.name_float_type(prediction, half=half)
     common_type = find_float_type(prediction, half=half)
     is_rejected = prediction.rejected
-    has_details = everything or not is_rejected
     engine_times = [] if is_rejected else times
     page.fill(_describe_subject(prediction, times, target), style=Style.BOLD)
     page.add_gap()
     _add_verdict(page, prediction, times, float_type)
-    if has_details:
+    if not is_rejected:
         page.add_gap()
         _add_uncovered_parts(page, prediction, float_type)
         _add_layer_facts(page, prediction, times, float_type)
@@ -108,7 +108,7 @@ def render(
     if way is not None:
         _add_build_method(page, way, prediction.target)
     _add_findings(page, prediction, engine_times, common_type)
-    if has_details:
+    if not is_rejected:
         _add_conversions(page, prediction, common_type)
     _add_convolution_tables(page, prediction, float_type)
     if engine_times and (everything or layers):
@@ -252,7 +252,7 @@ def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: 
     if unexplained:
         title = "Not INT8 to INT8, for an unknown reason"
         _add_convolutions(page, title, unexplained, prediction.findings, float_type)
-    if page.everything:
+    if page.everything and not prediction.rejected:
         _add_convolutions(
             page, "Every convolution", prediction.convolutions, prediction.findings, float_type
         )

@@ -88,6 +88,7 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, mode
     text = cli("predict", model, "--gpu", "T4")
     assert "will reject" in text.splitlines()[2] and "ZP-NONZERO" in text
     assert "trtexec" not in text and not re.search(r"\d ms", text)
+    assert not re.search("at run time|in INT8|Every convolution", cli("predict", model, "--all"))
     assert "qdqtool fix m.onnx -o m_fixed.onnx" in text and "2. In the shell, for opset 13" in text
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
     prediction = cli.json("predict", model, "--gpu", "T4")
