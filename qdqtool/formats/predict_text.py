@@ -324,12 +324,13 @@ def _add_findings(
 ) -> None:
     products = {c.name for c in prediction.convolutions if c.is_product}
     default, on_request = split_fixable(prediction.findings)
-    marks = {f.code: f" {_BY_FIX}" for f in default}
-    marks |= {f.code: f" {_ON_REQUEST}" for f in on_request}
+    marks = {id(f): f" {_BY_FIX}" for f in default}
+    marks |= {id(f): f" {_ON_REQUEST}" for f in on_request}
     for same in _group_by_code(prediction.findings):
         if same[0].severity != Severity.INFO or page.everything:
             page.add_gap()
-            _add_finding_title(page, same, marks.get(same[0].code, ""), products, float_type)
+            mark = next((marks[id(f)] for f in same if id(f) in marks), "")
+            _add_finding_title(page, same, mark, products, float_type)
             _add_places(page, same, float_type)
             if saving := describe_saving(same, times):
                 page.add_row("saves:", saving, _LABEL)

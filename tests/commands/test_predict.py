@@ -1,12 +1,15 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
 
+from qdqtool.formats.predict_text import render
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Severity
 from tests.commands.conftest import Cli
 from tests.findings.lint.test_bfloat16 import quantized as bfloat16_model
 from tests.findings.test_causes import residual
@@ -149,3 +152,14 @@ def test_predict_promises_no_fix_of_notes(
     """The finding at the first Add is a note; `fix` rejects its fix if the prediction gets worse."""
     onnx.save(proto, model)
     assert promise in " ".join(cli("predict", model, "--target", "8.5").split())
+
+
+def test_predict_marks_only_groups_with_a_fix() -> None:
+    prediction = predict(residual("float"))
+    finding = prediction.findings[0]
+    prediction.findings.append(replace(finding, severity=Severity.INFO, automatic=False))
+    text = str(render(prediction, everything=True))
+    assert re.findall(r"^\w+ SKIP-FLOAT.{5}", text, re.M) == [
+        "warning SKIP-FLOAT [*] ",
+        "note SKIP-FLOAT  The",
+    ]
