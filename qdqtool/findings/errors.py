@@ -40,6 +40,8 @@ class KnownError:
         versions: TensorRT versions that print the text; empty if unknown.
         fixed: For a bug of TensorRT: the version in which NVIDIA fixed it, and the source.
         unknown: Unknown facts about the problem.
+        option: Option of trtexec that `fix` advises, if a build with it may print the text too.
+        fix_with_option: Advice if the command has `option`.
     """
 
     id: str
@@ -53,6 +55,8 @@ class KnownError:
     versions: str = ""
     fixed: str = ""
     unknown: str = ""
+    option: str = ""
+    fix_with_option: str = ""
 
 
 _PLACE = re.compile(r"\[([\w.-]{1,80}\.(?:cpp|h|cu|hpp|cuh))::?([\w:~<>]{1,200}?)::?(\d{1,6})\]")
@@ -520,10 +524,13 @@ def explain_messages(facts: Json) -> Json:
     """Add id, severity, cause and fix of each message to the facts of a build, in place.
 
     `facts` is the result of :func:`qdqtool.buildlog.summary.summarize`. If a message has no entry,
-    the added fields are None.
+    the added fields are None. The fix does not advise an option that the command has.
     """
+    options = (facts["command"] or "").split()
     for message in facts["messages"]:
         entry = _SKIPPED_TACTIC if message["level"] == "note" else lookup(message["text"])
         message["known"] = entry.id if entry else None
         message |= {name: getattr(entry, name, None) for name in ("severity", "cause", "fix")}
+        if entry and entry.option in options:
+            message["fix"] = entry.fix_with_option
     return facts

@@ -273,7 +273,21 @@ def test_note_of_a_skipped_tactic_needs_no_action() -> None:
         "Error[9]: Error Code: 9: Skipping tactic 0x0 due to exception [type.cpp:186: infer_type] "
         "Could not infer output types for operation: dequantize"
     )
-    facts = {"messages": [{"level": level, "text": text} for level in ("note", "error")]}
-    note, error = explain_messages(facts)["messages"]
+    messages = [{"level": level, "text": text} for level in ("note", "error")]
+    note, error = explain_messages({"command": None, "messages": messages})["messages"]
     assert (note["known"], note["severity"]) == ("tactic-skipped", "warning")
     assert error["known"] != "tactic-skipped"
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("* GPU compute time is unstable, with coefficient of variance = 7.7%.", "--useSpinWait"),
+        ("* Throughput may be bound by Enqueue Time rather than GPU Compute", "--useCudaGraph"),
+    ],
+)
+def test_fix_advises_no_option_of_the_command(text: str, option: str) -> None:
+    for command in (None, "trtexec --best", f"trtexec {option} --best"):
+        messages = [{"level": "warning", "text": text}]
+        (message,) = explain_messages({"command": command, "messages": messages})["messages"]
+        assert (option in message["fix"]) == (option not in (command or "")) and message["fix"]
