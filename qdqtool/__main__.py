@@ -31,7 +31,8 @@ def _print_overview() -> None:
         print(render_overview())
     except BrokenPipeError:  # the reader of the pipe has ended
         silence_stdout()
-    except OSError:
+    except OSError as error:
+        sys.stderr.write(f"qdqtool: standard output: {error.strerror}\n")
         sys.exit(2)
     process.exit_process(0)
 
