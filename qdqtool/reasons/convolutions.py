@@ -141,7 +141,7 @@ class DepthwiseSilu(Reason):
                 f"{text} at the end of the network: TensorRT 8.5.2 found no kernel for such a "
                 "layer."
             )
-        return f"{text}. TensorRT may leave the SiLU unfused."
+        return f"{text}. The prediction fuses the SiLU (assumed); TensorRT may leave it unfused."
 
     def skip_reason(self) -> str:
         return f"depthwise convolution with SiLU{_FAILED_BUILDS}"

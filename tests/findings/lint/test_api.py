@@ -378,8 +378,14 @@ def test_three_channels_of_converted_pixels_have_no_finding(
 def test_silu_after_depthwise_convolution_is_reported(g: Graph, normalized: bool) -> None:
     """A BatchNormalization between the convolution and the SiLU is fused into the convolution."""
     x = g.conv(g.relu(g.input(1, 32, 8, 8), "r"), "dw", 32, groups=32)
-    fault = finding(g.model(g.silu(g.bn(x, "bn") if normalized else x, "s")), "DW-SILU")
+    silu = g.silu(g.bn(x, "bn") if normalized else x, "s")
+    fault = finding(g.model(silu), "DW-SILU")
     assert fault.node == "dw" and (normalized or cause(fault).last)
+    result = predict(g.model(g.conv(silu, "next", 32)))
+    (layer,) = (x for x in result.layers if "dw" in x.nodes)
+    assert any(node.startswith("s.") for node in layer.nodes), layer.nodes
+    (fault,) = (x for x in result.findings if x.code == "DW-SILU")
+    assert "The prediction fuses the SiLU (assumed)" in fault.message
 
 
 def test_add_after_depthwise_convolution_is_reported_before_trt10(g: Graph) -> None:
