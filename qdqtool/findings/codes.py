@@ -92,8 +92,11 @@ class FindingCodeEntry(NamedTuple):
     @property
     def severity_text(self) -> str:
         """The severities for users: ``warning``, or ``warning or note, depending on the case``."""
-        words = [s.word for s in (self.severity, *map(Severity, self.other_severities))]
-        return f"{' or '.join(words)}, depending on the case" if len(words) > 1 else words[0]
+        by_target = (scope.severity for scope in self.holds if scope.severity is not None)
+        severities = (self.severity, *map(Severity, self.other_severities), *by_target)
+        words = list(dict.fromkeys(severity.word for severity in severities))
+        basis = "case" if self.other_severities else "target"
+        return f"{' or '.join(words)}, depending on the {basis}" if len(words) > 1 else words[0]
 
     def scope_on(self, target: str) -> CodeScope | None:
         """Return the scope that includes a target; None if the code does not apply to it.

@@ -355,11 +355,11 @@ def render_finding_code(entry: FindingCodeEntry, width: int) -> TextPage:
             "  ",
         )
     page.add_heading("Applies to")
+    varies = any(holds.severity is not None for holds in entry.holds)
     for holds in entry.holds:
-        evidence = str(holds.evidence)
-        if holds.severity not in (None, entry.severity):
-            evidence += f", {holds.severity.word}"
-        page.fill(f"{evidence}: {holds.source}", 4, f"  {', '.join(holds.targets)}: ")
+        severity = f" ({(holds.severity or entry.severity).word})" if varies else ""
+        start = f"  {', '.join(holds.targets)}{severity}: "
+        page.fill(f"{holds.evidence}: {holds.source}", 4, start)
     other = [t for t in ALL_TARGETS if entry.scope_on(t) is None]
     if other:
         page.fill(f"not on {', '.join(other)}", 2, "  ")
