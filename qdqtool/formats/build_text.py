@@ -413,9 +413,7 @@ def verdict(result: Verification) -> str:
 
 
 def _list_counts(result: Verification) -> dict[str, str]:
-    conv, conversions = result.convolutions, result.conversions
-    listed = result.prediction.convolutions if result.prediction is not None else []
-    products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
+    conv, conversions, products = result.convolutions, result.conversions, result.products
     counts = {
         "Layers": f"{conv.agree} of {format_layer_counts(conv.total - products, products)} run as "
         "predicted"

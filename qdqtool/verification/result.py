@@ -22,7 +22,7 @@ from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import format_count
+from qdqtool.util.text import format_count, format_layer_counts
 from qdqtool.verification.convolutions import find_built_nodes
 from qdqtool.verification.local_build import ConvolutionPair, pair_convolutions
 from qdqtool.version import TOOL_VERSION
@@ -62,10 +62,16 @@ class Verification(SavableResult):
 
     def __repr__(self) -> str:
         c, count = self.convolutions, len(self.mismatches)
-        agree = f"{c.agree} of {c.total} convolutions agree"
+        agree = f"{c.agree} of {format_layer_counts(c.total - self.products, self.products)} agree"
         mismatches = "1 mismatch" if count == 1 else f"{count} mismatches"
         missing = "" if self.complete else f", incomplete: {', '.join(self._list_missing())}"
         return f"<Verification: {agree}, {mismatches}{missing}>"
+
+    @property
+    def products(self) -> int:
+        """Number of matrix products among the convolutions that were compared; 0 if unknown."""
+        listed = self.prediction.convolutions if self.prediction is not None else []
+        return sum(c.is_product for c in listed) if len(listed) == self.convolutions.total else 0
 
     def _list_missing(self) -> list[str]:
         """Return the parts of the build that are missing, as texts."""

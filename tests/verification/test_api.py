@@ -148,8 +148,11 @@ def test_choose_target_rejects_unknown_targets(
 def test_verify_log_without_engine_layers(lines: list[str]) -> None:
     result = verify(MODEL, build_of(lines[: index_of(lines, "Engine Layer Information")]))
     assert (result.convolutions.agree, result.conversions.built, exit_code(result)) == (21, 1, 2)
-    counts, missing = "21 of 21 convolutions agree, 0 mismatches", result.build.missing
-    assert repr(result) == f"<Verification: {counts}, incomplete: {', '.join(missing)}>"
+    counts, missing = "21 of 21 layers (20 convolutions, 1 matrix product)", result.build.missing
+    assert (
+        repr(result)
+        == f"<Verification: {counts} agree, 0 mismatches, incomplete: {', '.join(missing)}>"
+    )
     assert str(Gap(Section.LISTING)) in missing
 
 
