@@ -484,8 +484,13 @@ class Comparison(SavableResult):
         return self.b.ms / self.a.ms if self.a.ms and self.b.ms else None
 
     def summary(self) -> Json:
-        """Return the totals for the JSON result."""
+        """Return the totals.
+
+        Two models that are matched by names are matched by structure as well. The JSON output
+        states ``names`` for them.
+        """
         counts = self._counts
+        is_by_both = self.a.kind == self.b.kind == "model" and self.matched_by == "names"
         return {
             "lost_int8": counts[ChangeKind.LOST_INT8],
             "gained_int8": counts[ChangeKind.GAINED_INT8],
@@ -503,7 +508,7 @@ class Comparison(SavableResult):
             "only_in_b": counts[ChangeKind.ONLY_IN_B],
             "ms": [self.a.shown_ms, self.b.shown_ms],
             "times_as_long": self.times_as_long,
-            "matched_by": self.matched_by,
+            "matched_by": "structure and names" if is_by_both else self.matched_by,
         }
 
     def as_json(self) -> Json:
@@ -512,7 +517,7 @@ class Comparison(SavableResult):
             "schema": COMPARISON_SCHEMA,
             "tool": TOOL_VERSION,
             **to_json_fields(self, "a", "b"),
-            "summary": self.summary(),
+            "summary": {**self.summary(), "matched_by": self.matched_by},
             "nodes": [n.as_json() for n in self.changed],
             "layers": self.engines.as_json() if self.engines is not None else None,
             "agreement": self.agreement.as_json() if self.agreement is not None else None,

@@ -191,10 +191,7 @@ def render_comparison(
     page.add_gap()
     _add_side_summary(page, "A", comparison.a)
     _add_side_summary(page, "B", comparison.b)
-    are_models = comparison.a.kind == comparison.b.kind == "model"
-    by_both = are_models and comparison.matched_by == "names"
-    matched_by = "structure and names" if by_both else comparison.matched_by
-    page.fill(f"Matched by {matched_by}.", 0)
+    page.fill(f"Matched by {comparison.summary()['matched_by']}.", 0)
     _add_layout_changes(page, comparison.a, comparison.b)
     if comparison.agreement is not None:
         page.add_gap()

@@ -309,6 +309,8 @@ def test_compare_files_of_models(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     result = qdqtool.compare(tmp_path / "a.onnx", tmp_path / name)
     assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
+    assert result.summary()["matched_by"] == "structure and names"
+    assert result.as_json()["summary"]["matched_by"] == "names"
 
 
 # Models that onnxruntime quantized.
