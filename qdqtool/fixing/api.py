@@ -153,8 +153,13 @@ class Fixed:
         return (removed & change) + hidden
 
     def summary(self) -> Json:
-        """Return the numbers of kept and refused fixes, and both predictions' summaries."""
+        """Return the numbers of fixed places and of changes, and both predictions' summaries.
+
+        ``applied`` and ``refused`` count changes. One change may fix several places, and one place
+        may need several changes.
+        """
         return {
+            "places": self.fixed_places().total(),
             "applied": len(self.applied),
             "refused": len(self.refused),
             "before": self.before.summary(),

@@ -177,6 +177,7 @@ def test_scales_become_common_before_a_pair_of_another_scale_moves_there(g: Grap
     prediction, fixed = qdqtool.predict(proto, gpu="RTX 3060"), fix(proto, gpu="RTX 3060")
     promised = Counter(f.code for f in prediction.findings if f.automatic)
     assert promised == fixed.fixed_places() == {"CONCAT-SCALE": 1, "SILU-INNER-Q": 1}
+    assert fixed.summary()["places"] == 2
     assert fixed.after.conversions == 1 and prediction.time is not None and fixed.time is not None
     assert prediction.time["fixed_ms"] == pytest.approx(fixed.time.total_ms, rel=1e-3)
 
