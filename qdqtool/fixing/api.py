@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ from qdqtool.fixing import gains
 from qdqtool.fixing.anchors import find_restorable_constants
 from qdqtool.fixing.common_scale import ScaleHistory
 from qdqtool.fixing.outputs import OutputError, read_samples
-from qdqtool.fixing.promises import withdraw_promises
+from qdqtool.fixing.promises import concerns, withdraw_promises
 from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.rehearsal import rehearse
 from qdqtool.fixing.runner import FixOptions
@@ -32,7 +32,7 @@ from qdqtool.fixing.session import (
     count_error_findings,
     find_needless_sites,
 )
-from qdqtool.fixing.site import FixSite, FixStep, Place, count_total_loss
+from qdqtool.fixing.site import FixSite, FixStep, count_total_loss
 from qdqtool.fixing.speed import SLOWER, TOLERANCE_MS, SpeedCheck
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
@@ -51,7 +51,7 @@ from qdqtool.patterns.fake_quantizers import (
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.prediction import predict
-from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.finding import Severity
 from qdqtool.timing.alternatives import estimate_variant
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.on_gpu import predict_on_gpu
@@ -537,7 +537,7 @@ def _withdraw_slower_fixes(
     session = rehearse(model, target, speed)
     refused = [a for a in session.refused if Note.from_text(a.why_not).code == SLOWER]
     places = set(itertools.chain.from_iterable(attempt.places for attempt in refused))
-    withdrawn = [f for f in prediction.findings if _concerns(f, places)]
+    withdrawn = [f for f in prediction.findings if concerns(f, places)]
     for finding in withdrawn:
         finding.automatic, finding.saves_ms = False, None
     if time.fixed_ms is not None:
@@ -551,12 +551,6 @@ def _withdraw_slower_fixes(
         time.notes.append(Note(text, code="fixes-slower", places=len(refused)))
 
 
-def _concerns(finding: Finding, places: Collection[Place]) -> bool:
-    """Return whether a finding is at one of the places, or refers to one of them."""
-    references = itertools.chain.from_iterable(cause.see for cause in finding.causes)
-    return any(place in places for place in ((finding.code, finding.node), *references))
-
-
 def _remove_savings(
     prediction: Prediction, sites: Sequence[FixSite], accepted: Sequence[FixSite]
 ) -> None:
@@ -565,7 +559,7 @@ def _remove_savings(
     refused_places = {(s.code, s.node) for s in sites} - {(s.code, s.node) for s in accepted}
     for finding in prediction.findings:
         is_refused = finding.automatic and finding.code in refused_codes
-        if is_refused or _concerns(finding, refused_places):
+        if is_refused or concerns(finding, refused_places):
             finding.saves_ms = None
 
 
@@ -573,7 +567,7 @@ def _limit_savings(prediction: Prediction, accepted: Sequence[FixSite], saved_ms
     """Limit ``saves_ms`` of findings at accepted sites to the saving of all these sites."""
     places = {(site.code, site.node) for site in accepted}
     for finding in prediction.findings:
-        if finding.saves_ms is not None and _concerns(finding, places):
+        if finding.saves_ms is not None and concerns(finding, places):
             finding.saves_ms = min(finding.saves_ms, round(saved_ms, 5))
 
 

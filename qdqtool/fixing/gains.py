@@ -26,15 +26,15 @@ class PredictionCounts:
     """Numbers of convolutions, conversions and findings in a prediction or a part of it.
 
     Attributes:
-        int8: Number of INT8 convolutions.
-        int8_to_int8: Number of INT8 convolutions that write INT8.
+        quantized: Number of INT8 and FP8 convolutions.
+        quantized_output: Number of these convolutions that write INT8 or FP8.
         conversions: Number of remaining Q and DQ.
         places: Nodes of the findings with the codes to fix, without findings that cost nothing.
         errors: Number of findings that are errors, by code.
     """
 
-    int8: int = 0
-    int8_to_int8: int = 0
+    quantized: int = 0
+    quantized_output: int = 0
     conversions: int = 0
     places: list[tuple[str, ...]] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
@@ -99,10 +99,10 @@ def _compare_counts(
     if regression is not None:
         return regression
     is_better = (
-        after.int8 > before.int8
-        or after.int8_to_int8 > before.int8_to_int8
+        after.quantized > before.quantized
+        or after.quantized_output > before.quantized_output
         or after.conversions < before.conversions
-        or len(after.places) < len(before.places)
+        or (len(after.places) < len(before.places) and not criteria.shares_scales)
         or (criteria.requantizes_weights and _is_moved(before.places, after.places))
     )
     return None if is_better else NO_GAIN
@@ -123,15 +123,16 @@ def _describe_regression(
 ) -> Note | None:
     if criteria.costs_speed:
         return None
-    if after.int8 < before.int8:
+    if after.quantized < before.quantized:
         return Note(
-            f"the number of INT8 convolutions would fall from {before.int8} to {after.int8}",
+            "the number of INT8 or FP8 convolutions would fall from "
+            f"{before.quantized} to {after.quantized}",
             code="fewer-int8",
         )
-    if after.int8_to_int8 < before.int8_to_int8:
+    if after.quantized_output < before.quantized_output:
         return Note(
-            "the number of convolutions with INT8 input and output would fall from "
-            f"{before.int8_to_int8} to {after.int8_to_int8}",
+            "the number of convolutions with INT8 or FP8 input and output would fall from "
+            f"{before.quantized_output} to {after.quantized_output}",
             code="fewer-int8-to-int8",
         )
     if after.conversions > before.conversions and not criteria.changes_types:
@@ -146,8 +147,8 @@ def _describe_regression(
 def _count_all(prediction: Prediction, criteria: FixCriteria) -> PredictionCounts:
     summary = prediction.summary()
     return PredictionCounts(
-        summary["int8"],
-        summary["int8_to_int8"],
+        summary["int8"] + summary["fp8"],
+        summary["int8_to_int8"] + summary["fp8_to_fp8"],
         summary["conversions"] or 0,
         [
             (f.node, *f.convolutions)
@@ -164,8 +165,8 @@ def _count_by_group(
     counts: defaultdict[int, PredictionCounts] = defaultdict(PredictionCounts)
     for conv in prediction.convolutions:
         group = counts[nearest.get(conv.name, _FAR)]
-        group.int8 += conv.is_int8
-        group.int8_to_int8 += conv.int8_in_int8_out
+        group.quantized += conv.is_quantized
+        group.quantized_output += conv.quantized_in_quantized_out
     for name in prediction.conversion_nodes:
         counts[nearest.get(name if name in nearest else base_name(name), _FAR)].conversions += 1
     for finding in prediction.findings:

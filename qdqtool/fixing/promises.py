@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings.rules import ON_REQUEST_CODES, split_fixable
+from qdqtool.fixing.gains import NO_GAIN
 from qdqtool.fixing.site import FixStep, Place, select_default_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.editor import Editor
@@ -16,8 +18,10 @@ from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
+from qdqtool.util.notes import Note
 
-# Fixes of these codes may make the prediction worse at other places, so that `fix` refuses them.
+# Fixes of these codes may make the prediction worse at other places, so that `fix` refuses them. In
+# a model with FP8, a common scale often does not improve the prediction.
 _UNCERTAIN_CODES = frozenset({"ACT-INNER-Q", "ADD-BOTH", "SKIP-FLOAT"})
 _STEP_CODES = frozenset(code for step in STEPS for code in step.codes)
 _MODEL_CODES = frozenset(code for step in MODEL_STEPS for code in step.codes)
@@ -25,6 +29,8 @@ _MODEL_CODES = frozenset(code for step in MODEL_STEPS for code in step.codes)
 
 def withdraw_promises(model: Model, prediction: Prediction) -> None:
     """Clear ``automatic`` of findings for which ``fix`` has no possible change, in place.
+
+    If a change would not improve the prediction, the savings of its findings are cleared as well.
 
     The rules that set ``automatic`` examine single reasons. For example, the scales around a Concat
     may differ little, but a further tensor that shares their scale may differ more. Findings that
@@ -48,11 +54,25 @@ def withdraw_promises(model: Model, prediction: Prediction) -> None:
 def _find_refused(
     model: Model, prediction: Prediction, promised: Sequence[Finding]
 ) -> list[Finding]:
-    if _UNCERTAIN_CODES.isdisjoint(f.code for f in promised):
+    has_fp8 = any(conv.is_fp8 for conv in prediction.convolutions)
+    if not has_fp8 and _UNCERTAIN_CODES.isdisjoint(f.code for f in promised):
         return _find_unfixable(model, prediction, promised)
-    from qdqtool.fixing.rehearsal import find_remaining
+    from qdqtool.fixing.rehearsal import rehearse
 
-    return find_remaining(model, target_named(prediction.target), promised)
+    session = rehearse(model, target_named(prediction.target))
+    useless = (a.places for a in session.refused if Note.from_text(a.why_not).code == NO_GAIN.code)
+    places = set(itertools.chain.from_iterable(useless))
+    for finding in prediction.findings:
+        if concerns(finding, places):
+            finding.saves_ms = None
+    left = {(f.code, f.node) for f in session.prediction.findings if f.gains}
+    return [f for f in promised if (f.code, f.node) in left]
+
+
+def concerns(finding: Finding, places: Collection[Place]) -> bool:
+    """Return whether a finding is at one of the places, or refers to one of them."""
+    references = itertools.chain.from_iterable(cause.see for cause in finding.causes)
+    return any(place in places for place in ((finding.code, finding.node), *references))
 
 
 def _find_unfixable(

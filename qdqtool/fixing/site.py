@@ -132,6 +132,8 @@ class FixCriteria:
         rounding: Permitted growth of the error in addition to `noise_factor`.
         requantizes_weights: Whether the changes quantize weights again. The models before and after
             the changes are then compared with the network that has float weights.
+        shares_scales: Whether the changes make tensors share a scale. This costs precision, so it
+            is no gain if only the finding disappears.
         requires: What a place must have so that it can be changed, as a noun. Empty: nothing.
     """
 
@@ -141,6 +143,7 @@ class FixCriteria:
     changes_types: bool = False
     rounding: float = ATOL
     requantizes_weights: bool = False
+    shares_scales: bool = False
     requires: str = ""
 
     @functools.cached_property

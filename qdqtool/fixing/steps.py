@@ -205,6 +205,7 @@ STEPS = (
             RemainingConversion,
         ),
         _SHARED,
+        shares_scales=True,
         find=pairs.find_different_scales,
         requires="symmetric INT8 or FP8 quantizers with different, constant scales per tensor",
     ),

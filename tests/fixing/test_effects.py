@@ -24,6 +24,7 @@ from tests.fixing.test_compare import chain_of_silus
 from tests.insertion.nets import run
 from tests.trt import evidence
 from tests.trt.builder import Graph
+from tools.fuzz.fp8 import convert_to_fp8
 from tools.growth.families import Net, convolutions
 
 AIM = FixCriteria((ResidualFloat,), noise_factor=1.0)
@@ -153,6 +154,22 @@ def test_refused_fix_promises_no_saving(g: Graph) -> None:
     prediction, time = estimate_savings(model, "T4")
     assert {f.saves_ms for f in prediction.findings if f.automatic} == {None}
     assert not time.fixes and not fix(model, TARGET).applied
+
+
+def test_common_scale_without_fewer_conversions_is_refused(g: Graph) -> None:
+    """Each Concat in FP8 keeps its conversions with one scale as well."""
+    x = g.conv(g.input(1, 16, 16, 16), "c0", 16)
+    p = g.pair(g.silu(x, "s0"), "p0", 0.05)
+    q = g.pair(g.silu(g.conv(p, "c1", 16, scale=None), "s1"), "p1", 0.06)
+    low = g.concat([p, q], "cat0")
+    high = g.concat([g.resize(low, "up0"), g.resize(q, "up1")], "cat1")
+    model = convert_to_fp8(
+        g.model(g.conv(low, "c2", 16, scale=0.06), g.conv(high, "c3", 16, scale=0.07))
+    )
+    prediction, fixed = qdqtool.predict(model, gpu="L4"), fix(model)
+    (finding,) = (f for f in prediction.findings if f.code == "CONCAT-SCALE")
+    assert not finding.automatic and finding.saves_ms is None
+    assert [(c.node, c.why_not.code) for c in fixed.refused] == [("cat1", "no-better")]
 
 
 def test_fix_of_a_note_is_refused_if_it_adds_a_conversion(g: Graph) -> None:
