@@ -156,8 +156,8 @@ def command(
         if time is not None and result.precision != FLOAT:
             page.add_heading(f"Estimated on {time.gpu.name}")
             add_speed_verdict(page, [time])
-            if formats is not None:
-                page.fill(describe_fastest(formats, time), 4, "  ")
+            if formats is not None and (fastest := describe_fastest(formats, time)):
+                page.fill(fastest, 4, "  ")
         page.add_gap()
         written = "the float model unchanged to " if result.unchanged else ""
         page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)

@@ -130,6 +130,9 @@ def describe_times(time: TimeEstimate) -> str:
 def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
     """Describe the fastest type: that of the written model, its float type, or another format.
 
+    The text is empty if it is uncertain whether the float type is faster, and no other format is:
+    the verdict on the speed of the written model states this.
+
     Args:
         formats: Times of the float model, and of the INT8 and FP8 models that ``insert`` makes of
             it with its defaults.
@@ -139,13 +142,11 @@ def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
     if gain is None or rival is None:
         return "The fastest type is unknown."
     written, float_type = gain.quantized, gain.precision
-    unsure = f"Whether {written} or {float_type} is faster is not certain (estimated)."
     lead = rival.value / max(gain.value, 1)
     if is_worthwhile(lead):
-        text = _describe_rival(rival, written)
-        return text if gain.is_sure else f"{unsure} {text}"
+        return _describe_rival(rival, written)
     if not gain.is_sure:
-        return unsure
+        return ""
     if gain.value > 1 and lead > 1 and rival.quantized != written:
         return f"{written} and {rival.quantized} are about equally fast (estimated)."
     return f"{written if gain.value > 1 else float_type} is the fastest type (estimated)."
