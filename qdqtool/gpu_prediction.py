@@ -191,6 +191,7 @@ def predict_on_gpus(
     Returns:
         The prediction with ``times``, and the time estimates.
     """
+    model = load(model)
     results = [
         predict_with_time(model, target, request, assume=assume, way=way) for request in requests
     ]
@@ -200,7 +201,7 @@ def predict_on_gpus(
         # The first prediction provides the facts of the model. So GPUs that the engine can be
         # built for come first.
         ordered = sorted(results, key=lambda result: _is_unsupported(result[1]))
-    prediction = _merge_findings([prediction for prediction, _ in ordered])
+    prediction = _merge_findings([prediction for prediction, _ in ordered], model)
     capabilities = itertools.chain.from_iterable(p.compute_capabilities for p, _ in results)
     prediction.compute_capabilities = list(dict.fromkeys(capabilities))
     # A prediction without `time` is that of a model that TensorRT rejects.
@@ -212,13 +213,15 @@ def _is_unsupported(time: TimeEstimate | None) -> bool:
     return time is not None and not time.is_supported
 
 
-def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
+def _merge_findings(predictions: Sequence[Prediction], model: Model) -> Prediction:
     first, *others = predictions
     places = {_make_finding_key(finding) for finding in first.findings}
+    added: list[Finding] = []
     for other in others:
-        first.findings += [f for f in other.findings if _make_finding_key(f) not in places]
+        added += [f for f in other.findings if _make_finding_key(f) not in places]
         places |= {_make_finding_key(finding) for finding in other.findings}
         first.notes += [note for note in other.notes if note not in first.notes]
+    prediction_module.add_findings(first, added, model)
     return first
 
 

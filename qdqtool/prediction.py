@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from qdqtool.errors import QdqtoolError
@@ -162,7 +162,13 @@ def check_activations(
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
     # These findings replace the finding that is based on the scales only.
     findings = [f for f in prediction.findings if not isinstance(f.causes[0].reason, OutlierScales)]
-    prediction.findings = _sort_findings([*findings, *report.findings])
+    prediction.findings = findings
+    add_findings(prediction, report.findings, model)
+
+
+def add_findings(prediction: Prediction, findings: Iterable[Finding], model: Model) -> None:
+    """Add findings to a prediction, and sort and number all of its findings, in place."""
+    prediction.findings = _sort_findings([*prediction.findings, *findings])
     _number_and_link_findings(prediction.findings, prediction, model)
 
 

@@ -33,7 +33,7 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import is_dq, is_q, is_qdq
 from qdqtool.patterns.view import View
-from qdqtool.prediction import choose_typing
+from qdqtool.prediction import add_findings, choose_typing
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import (
@@ -662,7 +662,7 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
         add_fix_savings(model, prediction, subject.time, assumed_target)
     prediction.time = subject.time.as_json()
     prediction.compute_capabilities = target.capability_names or [gpu.cc]
-    prediction.findings += gpu_findings(prediction, gpu, model)
+    add_findings(prediction, gpu_findings(prediction, gpu, model), model)
     if build is None and prediction.rejected:
         subject.time = None  # the page shows no times of an engine that cannot be built
         for finding in prediction.findings:

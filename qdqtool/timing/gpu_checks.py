@@ -62,8 +62,7 @@ def gpu_from_capability(sm: str) -> Gpu:
 def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -> list[Finding]:
     """Return findings about running a predicted engine on a GPU.
 
-    The ids continue the ids of the prediction's findings. Empty for TensorRT-RTX, whose prediction
-    already considers its GPUs.
+    Empty for TensorRT-RTX, whose prediction already considers its GPUs.
 
     Args:
         prediction: The prediction.
@@ -81,9 +80,6 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
         reason = GpuLimit("GPU", "", fact, name, len(convolutions), first, values)
         fatal = False if fact == GpuFact.PARTLY else None
         report.add(reason, convolutions=convolutions, evidence=evidence, fatal=fatal)
-    start = max((finding.id for finding in prediction.findings), default=-1) + 1
-    for number, finding in enumerate(report.findings, start):
-        finding.id = number
     return report.findings
 
 

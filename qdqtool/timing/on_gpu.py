@@ -9,7 +9,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import with_size
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.precision import Precision
-from qdqtool.prediction import choose_typing, predict
+from qdqtool.prediction import add_findings, choose_typing, predict
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate_time
@@ -104,7 +104,7 @@ def predict_on_gpu(
         if options.save_calibration and time.calibration is not None:
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
     findings = gpu_findings(prediction, gpu, model)
-    prediction.findings += findings
+    add_findings(prediction, findings, model)
     for finding in prediction.findings:
         finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:

@@ -15,6 +15,7 @@ from qdqtool.evidence import Evidence
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Severity
 from qdqtool.timing import built_engine, gpus, time_calibration
 from qdqtool.timing.built_engine import find_device_gpu, parse_device
 from qdqtool.timing.gpus import find_gpu
@@ -312,8 +313,10 @@ def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
 
 
 def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
-    prediction, _ = predict_on_gpu(proto, target, TimingOptions(sm=sm))
-    return {f.code for f in prediction.findings if f.code.startswith("GPU-")}
+    findings = predict_on_gpu(proto, target, TimingOptions(sm=sm))[0].findings
+    ranks = [list(Severity).index(f.severity) for f in findings]
+    assert ranks == sorted(ranks) and [f.id for f in findings] == list(range(len(findings)))
+    return {f.code for f in findings if f.code.startswith("GPU-")}
 
 
 @pytest.mark.parametrize(
