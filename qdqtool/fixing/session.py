@@ -33,7 +33,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.view import View
-from qdqtool.prediction import predict
+from qdqtool.prediction import choose_typing, predict
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.text import list_names
 from qdqtool.reasons.weights import WeightsPerTensor
@@ -194,6 +194,7 @@ class FixSession:
 
     Attributes:
         model: The model with the fixes that were kept.
+        target: TensorRT version, strongly typed if the model has FP8 quantizers.
         before: Prediction of the model without fixes.
         prediction: Prediction of the model with the fixes that were kept.
         applied: Fixes that were kept.
@@ -214,7 +215,8 @@ class FixSession:
     ) -> None:
         self._requested = requested
         self.model = self._original = model
-        self.target = target
+        self._named_target = target
+        self.target = choose_typing(model, target)
         self.before = self.prediction = predict(model, target)
         self.applied: list[FixAttempt] = []
         self.refused: list[FixAttempt] = []
@@ -380,7 +382,7 @@ class FixSession:
             candidate, edited = apply_sites(self.model, sites)
         except ModelError as error:
             return Note(str(error), code=error.code), {}
-        prediction = predict(candidate, self.target)
+        prediction = predict(candidate, self._named_target)
         objection = gains.find_objection(self.prediction, prediction, step)
         culprits = gains.find_worsening_changes(
             self.model, candidate, edited, self.prediction, prediction, step
@@ -425,7 +427,7 @@ class FixSession:
         else:
             if candidate is None:
                 return
-            prediction = predict(candidate, self.target)
+            prediction = predict(candidate, self._named_target)
             objection = gains.find_objection(self.prediction, prediction, step)
             attempt.why_not = (
                 objection or self._keep_if_accepted(candidate, prediction, [attempt], step) or ""
@@ -494,7 +496,7 @@ class FixSession:
         present.update(a.code for a in (*self.applied, *self.refused))
         self.notes += [
             Note(
-                f"{code} does not occur in this model for {self.target.name}",
+                f"{code} does not occur in this model for {self._named_target.name}",
                 code="code-not-found",
                 finding=code,
             )
@@ -532,7 +534,7 @@ class FixSession:
             if relu.input(0) in sources:
                 editor.bypass(relu, relu.input(0))
         self.model = editor.finish()
-        self.prediction = predict(self.model, self.target)
+        self.prediction = predict(self.model, self._named_target)
 
     def note_added_relus(self) -> None:
         """Add a note with the number of Relus that fixes added."""

@@ -292,13 +292,18 @@ def test_pair_moves_before_pad(g):
 
 
 @pytest.mark.parametrize(("float_layers", "applied"), [(0, []), (1, ["FLOAT-FP32"])])
-def test_float_layers_become_fp16_by_default_if_some_are_not_quantized(g, float_layers, applied):
+@pytest.mark.parametrize(("fp8", "target"), [(False, "trt11"), (True, "trt10")])
+def test_float_layers_become_fp16_by_default_if_some_are_not_quantized(
+    float_layers, applied, fp8, target
+):
+    """FP8 makes the target strongly typed."""
+    g = Graph(opset=19, fp8=fp8)
     y = g.input(1, 16, 8, 8)
     for i in range(6):
         y = g.relu(g.conv(y, f"c{i}", 16), f"r{i}")
     for i in range(float_layers):
         y = g.conv(y, f"f{i}", 16, scale=None, weights="float")
-    assert [c.code for c in qdqtool.fix(g.model(y), "trt11").applied] == applied
+    assert [c.code for c in qdqtool.fix(g.model(y), target).applied] == applied
 
 
 def test_float_layers_become_fp16_for_strongly_typed_targets():
