@@ -50,10 +50,11 @@ from qdqtool.patterns.fake_quantizers import (
 )
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.view import AXIS_OPSET, View
-from qdqtool.prediction import predict
+from qdqtool.prediction import add_findings, predict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing.alternatives import estimate_variant
-from qdqtool.timing.gpus import choose_gpu
+from qdqtool.timing.gpu_checks import gpu_findings
+from qdqtool.timing.gpus import Gpu, choose_gpu
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.results import FixTime, TimeEstimate
@@ -257,7 +258,9 @@ def fix(
     """
     version, options = target_named(target), FixOptions(only, inputs, effort)
     requested = _resolve_codes(options.only)
-    gpu_notes = () if gpu is None else choose_gpu(gpu).notes
+    named_gpu = None if gpu is None else choose_gpu(gpu)
+    if named_gpu is not None:
+        version = version.with_capability(named_gpu.cc, named_gpu.name)
     if data is not None and inputs is not None:
         raise QdqtoolError(
             "`inputs` and `data` exclude each other: give one of them",
@@ -279,7 +282,7 @@ def fix(
                 prepared.model, version, samples, options.effort, requested, speed=speed
             )
             session.applied += prepared.applied
-            session.notes += [*prepared.notes, *notes, *_note_subgraphs(original), *gpu_notes]
+            session.notes += [*prepared.notes, *notes, *_note_subgraphs(original)]
             attempts = _apply_fixes(session, requested)
             for _ in track_progress(attempts, "attempts to fix") if progress else attempts:
                 pass
@@ -287,6 +290,11 @@ def fix(
             before = session.before if is_unprepared else predict(original, version)
             withdraw_promises(session.model, session.prediction)
             time = None if gpu is None else _estimate_time(session.model, version, gpu)
+            if named_gpu is not None:
+                session.notes += named_gpu.notes
+                _add_gpu_findings(session.model, session.prediction, named_gpu)
+                if before is not session.prediction:
+                    _add_gpu_findings(original, before, named_gpu)
             time_before_ms = None
             if speed is not None and time is not None and not before.rejected:
                 time_before_ms = speed.measure_ms(original)
@@ -312,6 +320,10 @@ def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate | Non
     options = TimingOptions(gpu=gpu)
     prediction, time = predict_on_gpu(model, target, options, extend=add_fix_savings)
     return None if prediction.time is None else time
+
+
+def _add_gpu_findings(model: Model, prediction: Prediction, gpu: Gpu) -> None:
+    add_findings(prediction, gpu_findings(prediction, gpu, model), model)
 
 
 @dataclass(slots=True)

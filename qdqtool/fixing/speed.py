@@ -38,15 +38,19 @@ class SpeedCheck:
 
     @classmethod
     def for_gpu(cls, model: Model, target: Target, gpu: str) -> SpeedCheck | None:
-        """Return a comparison with the estimate of a model; None for a GPU without INT8."""
+        """Return a comparison with the estimate of a model.
+
+        None for a GPU without INT8, or for which no engine of the model can be built.
+        """
         checks: list[SpeedCheck] = []
 
         def add_check(_: Model, __: Prediction, time: TimeEstimate, resolved: Target) -> None:
             if time.gpu.has_int8:
                 checks.append(cls(time, resolved))
 
-        predict_on_gpu(model, target, TimingOptions(gpu), with_insert=False, extend=add_check)
-        return checks[0] if checks else None
+        options = TimingOptions(gpu)
+        _, time = predict_on_gpu(model, target, options, with_insert=False, extend=add_check)
+        return checks[0] if checks and time is not None and time.is_supported else None
 
     def measure_ms(self, model: Model) -> float | None:
         """Return the estimated milliseconds of a model; None if it cannot be simulated."""

@@ -16,6 +16,7 @@ from tests.findings.test_causes import residual
 from tests.fixing.test_effects import concats
 from tests.insertion.nets import detector
 from tests.trt.builder import Graph
+from tools.fuzz.fp8 import convert_to_fp8
 
 
 @pytest.fixture
@@ -148,6 +149,15 @@ def test_refused_fix_states_the_time_that_it_would_save(
     assert "slower because of" in text and "SKIP-FLOAT place" in text and "reason above" in text
     without_gpu = " ".join(cli("fix", *options[:3]).split())
     assert "slower because of" in without_gpu and "would save" not in without_gpu
+
+
+def test_fix_for_a_gpu_without_fp8_fails_without_times(folder: Path, cli: Cli) -> None:
+    onnx.save(convert_to_fp8(onnx.load("m.onnx")), "m.onnx")
+    command = ("fix", "m.onnx", "-o", "f.onnx", "--gpu", "T4")
+    fixed, text = cli.json(*command, code=1), cli(*command, code=1)
+    assert all(fixed[side]["findings"]["FP8-GPU"] == 1 for side in ("before", "after"))
+    assert fixed["applied"] and fixed["time_before_ms"] is fixed["time"]["total_ms"] is None
+    assert "builds no engine" in text and not re.search(r"\d ms", text)
 
 
 @pytest.mark.parametrize(("offset", "is_rounded"), [(0, True), (0.3, False)])
