@@ -277,11 +277,21 @@ def add_slowest_layers(page: TextPage, time: TimeEstimate) -> None:
         page.fill(f"{kernel.kind:<11} {name}", 26, f"  {format_ms(kernel.ms):>10}  ")
 
 
-def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) -> str:
+def describe_saving(
+    findings: Sequence[Finding],
+    times: Sequence[TimeEstimate],
+    others: Sequence[Finding] = (),
+) -> str:
     """Describe the time that the fixes of findings with one code save.
 
     The time is that on the first GPU for which the engine can be built. The savings in the findings
     are for this GPU too. The text is empty without such a GPU, or if the time is negligible.
+
+    Args:
+        findings: Findings with one code.
+        times: Estimated time on each GPU.
+        others: Findings that the text may refer to, because their savings include those of
+            ``findings``.
     """
     time, basis = _find_basis(times)
     if time is None:
@@ -298,7 +308,25 @@ def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) 
         return ""
     if code == "NO-QDQ":
         return f"{format_ms(largest.saves_ms or 0.0)} by qdqtool insert ({basis})"
+    if code == "OUT-FLOAT":
+        separate = _list_separate_savings(findings, others, minimum)
+        if not separate:
+            return "included in the saving of NOT-QUANTIZED"
+        largest = max(separate, key=lambda finding: finding.saves_ms or 0.0)
     return f"at most {_describe_bound(findings, largest)} ({basis})"
+
+
+def _list_separate_savings(
+    findings: Sequence[Finding], others: Sequence[Finding], minimum: float
+) -> list[Finding]:
+    """Return the findings that save more than `minimum`, except outputs of NOT-QUANTIZED layers.
+
+    If a layer gets Q/DQ, the layer before it writes INT8. The saving of NOT-QUANTIZED includes the
+    time that this saves.
+    """
+    layers = [f for f in others if f.code == "NOT-QUANTIZED" and (f.saves_ms or 0.0) > minimum]
+    nodes = {finding.node for finding in layers}
+    return [f for f in findings if (f.saves_ms or 0.0) > minimum and nodes.isdisjoint(f.nodes)]
 
 
 def describe_fixed_time(times: Sequence[TimeEstimate]) -> str:

@@ -34,6 +34,21 @@ def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
     assert float(saving) == pytest.approx(time["conversions_ms"], rel=1e-2)
 
 
+@pytest.mark.parametrize("has_next", [True, False])
+def test_saving_of_not_quantized_layer_includes_output_before(
+    cli: Cli, current_folder: Path, has_next: bool
+) -> None:
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 64, 80, 80), "c0", 64), "r0")
+    y = g.relu(g.conv(x, "c1", 64, scale=None, weights="float"), "r1") if has_next else x
+    path = save_model(current_folder, g.model(y))
+    text = cli("predict", path, "--gpu", "rtx 3060", "--all")
+    savings = re.findall(r" (OUT-FLOAT|NOT-QUANTIZED)  .*?\n  saves: (\w+)", text, re.S)
+    assert dict(savings) == (
+        {"OUT-FLOAT": "included", "NOT-QUANTIZED": "at"} if has_next else {"OUT-FLOAT": "at"}
+    )
+
+
 def test_predict_several_gpus_have_a_row_each(model: str, cli: Cli) -> None:
     gpus = ("Tesla T4", "RTX 3060", "Jetson Orin Nano 8GB")
     arguments = ["predict", model, *(word for gpu in gpus for word in ("--gpu", gpu))]
