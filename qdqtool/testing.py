@@ -93,12 +93,13 @@ def _match_convolutions(
 def _failure_message(prediction: Prediction, required: int, failures: list[str]) -> str:
     summary = prediction.summary()
     path = prediction.model.path or "model"
-    conversions = ""
+    name, conversions = _name_types(prediction), ""
     if prediction.conversions is not None:
         conversions = f", {format_count(prediction.conversions, 'conversion')}"
     lines = [
-        f"{path} on {prediction.target}: {summary['int8']} of {summary['convolutions']} "
-        f"convolutions in INT8 ({summary['int8_to_int8']} with INT8 output), {required} "
+        f"{path} on {prediction.target}: {summary['int8'] + summary['fp8']} of "
+        f"{summary['convolutions']} convolutions in {name} "
+        f"({summary['int8_to_int8'] + summary['fp8_to_fp8']} with {name} output), {required} "
         f"required{conversions}"
     ]
     lines.extend(failures[:_MAX_FAILURES])
@@ -108,10 +109,16 @@ def _failure_message(prediction: Prediction, required: int, failures: list[str])
     return "\n".join(lines)
 
 
+def _name_types(prediction: Prediction) -> str:
+    """Return the quantized types of the convolutions: INT8, FP8, or both."""
+    types = {"FP8" if c.is_fp8 else "INT8" for c in prediction.convolutions if c.is_quantized}
+    return " or ".join(sorted(types, reverse=True)) or "INT8"
+
+
 def _float_message(prediction: Prediction, conv: ConvOutcome) -> str:
     findings = [f for f in prediction.findings if f.id in set(conv.findings)]
     causes = [f for f in findings if f.severity != Severity.INFO] or findings
-    text = f"* {conv.name} ({conv.op}) is {conv.precision}, not INT8"
+    text = f"* {conv.name} ({conv.op}) is {conv.precision}, not {_name_types(prediction)}"
     if not causes:
         cause = "its data input or its weights have no Q/DQ pair"
         return f"{text}\n    cause: {cause}\n    fix: add Q/DQ pairs to both"
@@ -132,12 +139,16 @@ def _count_conversions(prediction: Prediction) -> int:
 def _find_conversion_causes(prediction: Prediction) -> list[Finding]:
     """Return findings that may explain the conversions.
 
-    These are the errors and warnings at the conversions. Without such findings, they are all
-    warnings. Without warnings either, they are all findings that are not about a conversion itself.
+    These are the errors and warnings at the conversions, and the findings to which the findings at
+    the conversions refer. Without them, they are all warnings. Without warnings either, they are
+    all findings that are not about a conversion itself.
     """
     findings, names = prediction.findings, set(prediction.conversion_nodes)
+    local = [f for f in findings if f.node in names]
+    places = {place for f in local for cause in f.causes for place in cause.see}
+    places |= {(f.code, f.node) for f in local if f.severity != Severity.INFO}
     return (
-        [f for f in findings if f.severity != Severity.INFO and f.node in names]
+        [f for f in findings if (f.code, f.node) in places]
         or [f for f in findings if f.severity == Severity.WARNING]
         or [f for f in findings if not f.code.endswith("CONVERSION")]
     )
@@ -161,5 +172,6 @@ def _conversions_message(prediction: Prediction, limit: int) -> str:
 
 
 def _finding_message(finding: Finding, more: str = "") -> str:
-    cause = f"{finding.code} at {finding.node}{more}: {finding.message}"
+    place = f" at {finding.node}" if finding.node else ""
+    cause = f"{finding.code}{place}{more}: {finding.message}"
     return f"\n    cause: {cause}\n    fix: {finding.fix}"

@@ -5,13 +5,13 @@ import onnx
 import pytest
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.prediction import predict
 from qdqtool.testing import assert_int8
 from tests.errors import has
 from tests.trt.builder import Graph
+from tools.fuzz.fp8 import convert_to_fp8
 
 
-def network(*quantized: bool, skip: bool = False) -> onnx.ModelProto:
+def network(*quantized: bool) -> onnx.ModelProto:
     g = Graph()
     x = g.input(1, 16, 8, 8)
     for i, has_qdq in enumerate(quantized):
@@ -22,18 +22,14 @@ def network(*quantized: bool, skip: bool = False) -> onnx.ModelProto:
             scale=0.1 if has_qdq else None,
             weights="tensor" if has_qdq else "float",
         )
-        x = g.relu(g.add(y, x, f"add{i}") if skip else y, f"relu{i}")
+        x = g.relu(y, f"relu{i}")
     return g.model(x)
-
-
-def test_assert_int8_returns_the_prediction() -> None:
-    prediction = assert_int8(network(True, True, True), "trt8.5", require="conv", max_conversions=1)
-    assert [c.is_int8 for c in prediction.convolutions] == [True, True, True]
 
 
 def test_assert_int8_allows_float_by_pattern() -> None:
     model = network(True, False, True)
-    assert_int8(model, "trt8.5", allow_float="conv1")
+    prediction = assert_int8(model, "trt8.5", allow_float="conv1", max_conversions=3)
+    assert [c.is_int8 for c in prediction.convolutions] == [True, False, True]
     assert_int8(model, "trt8.5", allow_float=["1$"])
     assert_int8(model, "trt8.5", require="conv[02]")
     with pytest.raises(AssertionError, match="conv1"):
@@ -47,23 +43,26 @@ def test_assert_int8_message_shows_the_first_failures() -> None:
     assert names == {f"conv{i}" for i in range(8)} and "12" in str(caught.value)
 
 
-def test_assert_int8_message_names_convolution_cause_and_fix() -> None:
-    with pytest.raises(AssertionError) as caught:
-        assert_int8(network(True, False, True), "trt8.5")
+@pytest.mark.parametrize("precision", ["INT8", "FP8"])
+def test_assert_int8_message_names_convolution_cause_and_fix(precision: str) -> None:
+    model = network(True, False, True)
+    with pytest.raises(AssertionError, match=r"conv1 \(Conv\)") as caught:
+        assert_int8(convert_to_fp8(model) if precision == "FP8" else model, "trt10")
     message = str(caught.value)
-    assert "2 of 3" in message and "conv1 (Conv)" in message and "FLOAT" in message
+    assert f"2 of 3 convolutions in {precision} " in message and f", not {precision}" in message
     assert "conv0 (Conv)" not in message and "conv2 (Conv)" not in message
     assert message.count("cause: ") >= 1 and message.count("fix: ") == message.count("cause: ")
 
 
-def test_assert_int8_limits_conversions() -> None:
-    model = network(True, True, True, skip=True)
-    with pytest.raises(AssertionError) as caught:
-        assert_int8(model, "trt8.5", max_conversions=1)
-    message = str(caught.value)
-    stay = predict(model, "trt8.5").conversions
-    assert stay is not None and f"{stay} " in message and "SKIP-FLOAT" in message
-    assert_int8(model, "trt8.5", max_conversions=stay)
+def test_assert_int8_limits_conversions(g: Graph) -> None:
+    """The note on the activation before the Add explains the conversions, others do not."""
+    x = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "p", 0.1)
+    y = g.conv(g.add(g.silu(g.conv(x, "c1", 16, scale=None), "s"), x, "sum"), "c2", 16)
+    model = g.model(g.conv(g.relu(y, "r"), "c3", 16, scale=None, weights="float"))
+    with pytest.raises(AssertionError, match="3 conversions remain") as caught:
+        assert_int8(model, "trt8.5", allow_float="c3", max_conversions=2)
+    assert_int8(model, "trt8.5", allow_float="c3", max_conversions=3)
+    assert re.findall(r"cause: (\S+ at \S+):", str(caught.value)) == ["ADD-ACT at sum"]
 
 
 @pytest.mark.parametrize("option", ["require", "allow_float"])

@@ -158,8 +158,7 @@ def test_refused_fix_promises_no_saving(g: Graph) -> None:
 
 def test_common_scale_without_fewer_conversions_is_refused(g: Graph) -> None:
     """Each Concat in FP8 keeps its conversions with one scale as well."""
-    x = g.conv(g.input(1, 16, 16, 16), "c0", 16)
-    p = g.pair(g.silu(x, "s0"), "p0", 0.05)
+    p = g.pair(g.silu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "s0"), "p0", 0.05)
     q = g.pair(g.silu(g.conv(p, "c1", 16, scale=None), "s1"), "p1", 0.06)
     low = g.concat([p, q], "cat0")
     high = g.concat([g.resize(low, "up0"), g.resize(q, "up1")], "cat1")
