@@ -500,7 +500,7 @@ def _add_fix_commands(
                 "--calib images/)"
             )
         only = _select_codes(prediction.findings, default)
-        result = f" ({fixed_time})" if fixed_time and not only else ""
+        result = f" ({fixed_time})" if fixed_time else ""
         page.fill(f"{_BY_FIX} {_count_fixable(default)}{result}{caution}:")
         page.add_command(
             "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{options}"

@@ -107,7 +107,8 @@ class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
             return text
         return text, (
             "Quantize the output as well (needs calibration). Q/DQ on the weights alone may cost "
-            f"time: an INT8 layer that writes float does not fuse its {self.separate_activation}."
+            f"time: a quantized layer that writes float does not fuse its "
+            f"{self.separate_activation}."
         )
 
 
