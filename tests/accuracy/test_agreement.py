@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 
 import qdqtool
@@ -43,27 +43,21 @@ def quantized(reference: onnx.ModelProto, data: object, **options: Any) -> onnx.
     return qdqtool.insert(reference, data, predict=False, **options).model
 
 
-def top_classes(model: onnx.ModelProto, data: list[dict[str, np.ndarray]]) -> list[int]:
-    return [int(run(model, sample)[0].argmax()) for sample in data]
-
-
 def test_agreement_of_classifier_is_share_of_equal_classes() -> None:
     reference, data = resnet(), images(24, 3, 16)
     model = quantized(reference, data[:2], head="none", method="max")
-    pairs = zip(top_classes(reference, data), top_classes(model, data), strict=True)
+    classes = [[run(m, sample)[0].argmax() for sample in data] for m in (reference, model)]
     result = agreement(reference, model, data)
     assert result.images == result.measure.count == 24
     assert result.measure.metric == "top-1-agreement"
-    assert result.measure.value == pytest.approx(np.mean([a == b for a, b in pairs]))
+    assert result.measure.value == pytest.approx(np.mean(np.equal(*classes)))
 
 
 def test_agreement_of_classifier_includes_its_output_error() -> None:
     reference, data = resnet(), images(6, 3, 16)
     model = quantized(reference, data)
-    errors = []
-    for sample in data:
-        a, b = (run(m, sample)[0] for m in (reference, model))
-        errors.append(math.sqrt(np.mean((a - b) ** 2) / a.var()))
+    pairs = [[run(m, sample)[0] for m in (reference, model)] for sample in data]
+    errors = [math.sqrt(np.mean((a - b) ** 2) / a.var()) for a, b in pairs]
     measure = agreement(reference, model, data).measures[1]
     assert measure.metric == "output-agreement"
     assert measure.value == pytest.approx(1 - np.mean(errors), abs=1e-4)
@@ -82,42 +76,26 @@ def test_interval_of_share_is_that_of_wilson(
     )
 
 
-def sorting_detector(step: float | None = None) -> onnx.ModelProto:
+def sorting_detector(
+    step: float | None = None, result: str = "detections = Identity (values)"
+) -> onnx.ModelProto:
     """Return a detector whose detections are its input: rows of two corners, score and class.
 
     Its TopK of the scores has no consumer. If a step is given, one Q/DQ pair with that scale
-    quantizes all values.
+    quantizes all values. Nodes in the syntax of ONNX compute the result.
     """
-    nodes, tensor = [], "rows"
-    constants = [
-        onnx.numpy_helper.from_array(np.array([4], np.int64), "score"),
-        onnx.numpy_helper.from_array(np.array([5], np.int64), "count"),
-        onnx.numpy_helper.from_array(np.array([5], np.int64), "end"),
-        onnx.numpy_helper.from_array(np.array([2], np.int64), "axis"),
-    ]
-    if step is not None:
-        constants.append(onnx.numpy_helper.from_array(np.float32(step), "step"))
-        constants.append(onnx.numpy_helper.from_array(np.int8(0), "zero"))
-        nodes.append(onnx.helper.make_node("QuantizeLinear", ["rows", "step", "zero"], ["q"]))
-        nodes.append(onnx.helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["dq"]))
-        tensor = "dq"
-    nodes += [
-        onnx.helper.make_node("Slice", [tensor, "score", "end", "axis"], ["scores"]),
-        onnx.helper.make_node("Squeeze", ["scores", "axis"], ["flat"]),
-        onnx.helper.make_node("TopK", ["flat", "count"], ["top", "order"], axis=1),
-        onnx.helper.make_node("Identity", [tensor], ["detections"]),
-    ]
-    shape = [1, 5, 6]
-    graph = onnx.helper.make_graph(
-        nodes,
-        "detector",
-        [onnx.helper.make_tensor_value_info("rows", onnx.TensorProto.FLOAT, shape)],
-        [onnx.helper.make_tensor_value_info("detections", onnx.TensorProto.FLOAT, shape)],
-        constants,
-    )
-    return onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
-    )
+    pair = "q = QuantizeLinear (rows, step, zero) values = DequantizeLinear (q, step, zero)"
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        detector (float[1, 5, 6] rows) => (float[1, 5, 6] detections)
+        <int64[1] start = {{4}}, int64[1] end = {{5}}, int64[1] axis = {{2}},
+        int64[3] limit = {{99, 99, 99}}, float step = {{{step or 1.0}}}, int8 zero = {{0}}> {{
+            {"values = Identity (rows)" if step is None else pair}
+            scores = Slice (values, start, end, axis)
+            flat = Squeeze (scores, axis)
+            top, order = TopK <axis = 1> (flat, end)
+            {result}
+        }}""")
 
 
 ROWS = np.array(
@@ -144,19 +122,10 @@ def test_agreement_is_0_if_a_step_erases_the_scores(opened: bool) -> None:
 
     The shapes of opened models follow only from a run, as those after a TopK of a computed number.
     """
-    models = sorting_detector(), sorting_detector(5.2)
+    limited = "shape = Shape (values) sides = Min (shape, limit)"
+    results = [f"{limited} detections = Reshape (values, sides)"] if opened else []
+    models = [sorting_detector(step, *results) for step in (None, 5.2)]
     for model in models if opened else ():
-        limit = onnx.numpy_helper.from_array(np.array([99] * 3, np.int64), "limit")
-        model.graph.initializer.append(limit)
-        make, tensor = onnx.helper.make_node, model.graph.node[-1].input[0]
-        del model.graph.node[-1]
-        model.graph.node.extend(
-            [
-                make("Shape", [tensor], ["sides"]),
-                make("Min", ["sides", "limit"], ["shape"]),
-                make("Reshape", [tensor, "shape"], ["detections"]),
-            ]
-        )
         open_dimensions(model, (0, 1, 2))
     result = agreement(*models, [{"rows": ROWS}])
     assert (result.measure.metric, result.measure.value) == ("agreement-map", 0.0)
@@ -183,11 +152,9 @@ def test_agreement_of_unrecognized_detector_has_a_note(net: Net, has_metadata: b
 def test_agreement_of_lost_detection() -> None:
     lost = ROWS.copy()
     lost[0, 2, 4] = 0.0
-    model = sorting_detector()
-    model.graph.node[-1].input[0] = "kept"
+    model = sorting_detector(result="detections = Mul (values, mask)")
     mask = onnx.numpy_helper.from_array((lost / np.maximum(ROWS, 1e-9)).astype(np.float32), "mask")
     model.graph.initializer.append(mask)
-    model.graph.node.insert(0, onnx.helper.make_node("Mul", ["rows", "mask"], ["kept"]))
     # Two of three objects are found before any false detection: 67 of 101 recalls have precision 1.
     assert agreement(sorting_detector(), model, [{"rows": ROWS}]).measure.value == pytest.approx(
         67 / 101
@@ -332,10 +299,8 @@ def test_agreement_of_scalar_output_is_unknown(net: Net) -> None:
 
 
 def test_agreement_of_other_input_shapes_is_refused() -> None:
-    models = []
-    for side in (8, 16):
-        net = Net(side=side)
-        models.append(net.output(net.conv("conv", "x")).model())
+    nets = [Net(side=side) for side in (8, 16)]
+    models = [net.output(net.conv("conv", "x")).model() for net in nets]
     with pytest.raises(ModelError, check=has("wrong-shape")):
         agreement(*models, images(2))
 

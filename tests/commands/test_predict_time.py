@@ -41,10 +41,8 @@ def test_saving_of_not_quantized_layer_includes_output_before(
     g = Graph()
     x = g.relu(g.conv(g.input(1, 64, 80, 80), "c0", 64), "r0")
     y = g.relu(g.conv(x, "c1", 64, scale=None, weights="float"), "r1") if has_next else x
-    path = save_model(current_folder, g.model(y))
-    text = cli("predict", path, "--gpu", "rtx 3060", "--all")
-    savings = re.findall(r" (OUT-FLOAT|NOT-QUANTIZED)  .*?\n  saves: (\w+)", text, re.S)
-    assert dict(savings) == (
+    text = cli("predict", save_model(current_folder, g.model(y)), "--gpu", "rtx 3060", "--all")
+    assert dict(re.findall(r" (OUT-FLOAT|NOT-QUANTIZED)  .*?\n  saves: (\w+)", text, re.S)) == (
         {"OUT-FLOAT": "included", "NOT-QUANTIZED": "at"} if has_next else {"OUT-FLOAT": "at"}
     )
 

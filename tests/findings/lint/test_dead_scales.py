@@ -152,10 +152,9 @@ def test_head_concat_of_boxes(
 
 def test_destroyed_results_have_their_numbers_of_places(g: Graph) -> None:
     box, score = branches(g)
-    stride = g.const("stride", np.float32(32))
-    parts = [g.op("Mul", [box, stride], "decode"), g.op("Sigmoid", score, "probability")]
-    joined = g.concat([g.pair(parts[0], "pixels", 5.0), parts[1]], "all")
-    found = findings(g, g.pair(joined, "behind", 5.0), "HEAD-CONCAT")
+    boxes = g.op("Mul", [box, g.const("stride", np.float32(32))], "decode")
+    parts = [g.pair(boxes, "pixels", 5.0), g.op("Sigmoid", score, "probability")]
+    found = findings(g, g.pair(g.concat(parts, "all"), "behind", 5.0), "HEAD-CONCAT")
     assert sorted(describe_destroyed_results(found).split("; ")) == [
         "at 1 place, all scores become 0, and the detector finds nothing (the scale is 5)",
         "at 1 place, one step of a box is 5 pixels or more",
