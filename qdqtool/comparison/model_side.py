@@ -225,4 +225,5 @@ def summarize_model(side: ModelSide) -> SideSummary:
         summary.gpu, summary.layouts = time["gpu"], time["layouts"]
         if side.time.is_supported:
             summary.ms, summary.layouts_ms = side.time.total_ms, side.time.layouts_ms
+            summary.gain = side.time.gain_range
     return summary

@@ -25,6 +25,7 @@ from qdqtool.version import TOOL_VERSION
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
     from qdqtool.buildlog.engine_comparison import EngineComparison
+    from qdqtool.timing.results import SpeedGain
 
 
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
@@ -282,6 +283,8 @@ class SideSummary:
         compute_capabilities: Compute capabilities that the prediction holds for; empty for a build,
             and if the prediction holds for all.
         gpu: GPU that the time is for, or empty.
+        gain: Speed gain of a model with Q/DQ over its float network, with its uncertainty; None if
+            unknown.
         gaps: Missing parts of a truncated build.
         obstacle: Form of quantization in the model that TensorRT rejects, or empty.
         rejected: Whether TensorRT builds no engine from the model; such a side has no times.
@@ -314,6 +317,7 @@ class SideSummary:
     subgraphs: Mapping[str, int] = field(default_factory=dict)
     float_type: Precision | None = None
     float_types: frozenset[Precision] = frozenset()
+    gain: SpeedGain | None = None
 
     @property
     def conversion_bounds(self) -> tuple[int | None, int | None]:
@@ -482,6 +486,18 @@ class Comparison(SavableResult):
     def times_as_long(self) -> float | None:
         """Time of the second side divided by the time of the first; None if unknown."""
         return self.b.ms / self.a.ms if self.a.ms and self.b.ms else None
+
+    @property
+    def is_faster_surely(self) -> bool:
+        """Whether the faster side is known, for an estimate of a float model and one with Q/DQ.
+
+        The range of this ratio is that of the speed gain that ``predict`` states. For other sides,
+        no range is known, and the result is True.
+        """
+        gain, ratio = self.b.gain or self.a.gain, self.times_as_long
+        if gain is None or ratio is None or self.a.quantized == self.b.quantized:
+            return True
+        return max(ratio, 1 / ratio) > gain.high / gain.value
 
     def summary(self) -> Json:
         """Return the totals.

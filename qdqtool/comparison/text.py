@@ -343,7 +343,8 @@ def _describe_time(comparison: Comparison) -> list[str]:
     if comparison.times_as_long is None:
         return []
     gpu = comparison.b.gpu or comparison.a.gpu
-    estimated = f" on {gpu} (estimated)" if gpu else " (estimated)"
+    unsure = "" if comparison.is_faster_surely else ", uncertain"
+    estimated = f"{f' on {gpu}' if gpu else ''} (estimated{unsure})"
     is_measured = comparison.a.measured and comparison.b.measured
     text = describe_speed(comparison.times_as_long)
     return [f"{text}{'' if is_measured else estimated}"]

@@ -215,7 +215,8 @@ def add_times_on_gpus(page: TextPage, comparisons: Sequence[Comparison]) -> None
         if a.ms is None or b.ms is None or ratio is None:
             continue
         times = f"A {format_ms(a.ms):<9}  B {format_ms(b.ms):<9}"
-        page.add_lines(f"  {b.gpu:<26}  {times}  {describe_speed(ratio)}")
+        unsure = "" if comparison.is_faster_surely else ", uncertain"
+        page.add_lines(f"  {b.gpu:<26}  {times}  {describe_speed(ratio)}{unsure}")
 
 
 _COUNTED = {"agreement-map": "detection", "mask-agreement": "mask"}

@@ -270,11 +270,10 @@ def test_compare_layout_changes() -> None:
     assert text in str(render_comparison(result))
 
 
-@pytest.mark.parametrize("target", ["trt10", "trt11"])
-def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
+@pytest.mark.parametrize(("target", "floats"), [("trt10", ()), ("trt10", (0, 1)), ("trt11", ())])
+def test_compare_times_a_float_model_as_predict_does(target: str, floats: Sequence[int]) -> None:
     """A strongly typed build of an FP32 file computes in FP32, but INT8 is compared with FP16."""
-    models = [wide_network(None), wide_network(0.1)]
-    gpu = "RTX 4090"
+    models, gpu = [wide_network(None), wide_network(0.1, floats)], "RTX 4090"
     floating, quantized = (qdqtool.predict(m, target, gpu=gpu).time for m in models)
     assert floating and quantized
     result = qdqtool.compare(*models, target=target, gpu=gpu)
@@ -289,6 +288,8 @@ def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
     notes = [note for note in result.notes if note.code == "float-time"]
     assert [note.values["fp32_ms"] for note in notes] == [fp32_ms] * (fp32_ms is not None)
     assert (" ms in FP16 on RTX 4090" in str(render_comparison(result))) == bool(notes)
+    is_uncertain = "uncertain" in str(render_comparison(result))
+    assert is_uncertain == (quantized["gain"]["low"] < 1) == bool(floats)
     both_float = qdqtool.compare(models[0], models[0], target=target, gpu=gpu)
     assert both_float.a.ms == both_float.b.ms == pytest.approx(floating["total_ms"], rel=5e-4)
 
