@@ -37,6 +37,12 @@ def add_alternative_times(
     float_model: Model | None = model
     plain = model
     if model_variants.has_qdq(model):
+        if target.is_typed_for_fp8 and with_insert:
+            text = (
+                "only FP8 needs a strongly typed build. The times of other types are for weakly "
+                "typed builds; with `strongly_typed`, they are for strongly typed builds"
+            )
+            result.notes.append(Note(text, code="other-types-weakly-typed"))
         target = without_fp8_typing(target)
         plain = model_variants.float_variant(model)
         float_model = model_variants.fill_missing_weights(plain)

@@ -651,6 +651,8 @@ def test_times_of_float_and_written_file_agree(
         predict_on_gpu(m, target, TimingOptions(gpu=gpu))[1] for m in (network, written)
     )
     assert not of_written.is_float
+    is_typed_for_fp8 = precision == "fp8" and target == "trt10.13"
+    assert ("other-types-weakly-typed" in note_codes(of_written.notes)) == is_typed_for_fp8
     best = {"int8": "best", "fp8": "best_fp8"}
     names = ("float_time", *(n for n in best.values() if getattr(of_float, n) is not None))
     pairs = [(getattr(of_float, name), getattr(of_written, name)) for name in names]
