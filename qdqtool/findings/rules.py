@@ -76,9 +76,9 @@ def attempted_reasons(finding: Finding) -> list[Reason]:
 
 
 def _is_attempted(reason: Reason, code: str) -> bool:
-    return any(
-        rule.is_attempted and rule.code == code and rule.is_met_by(reason) for rule in reason.rules
-    )
+    rules = (rule for rule in reason.rules if rule.code == code and rule.is_met_by(reason))
+    first = next(rules, None)
+    return first is not None and first.is_attempted
 
 
 _RULES: tuple[FindingRule, ...] = tuple(rule for kind in reason_classes() for rule in kind.rules)

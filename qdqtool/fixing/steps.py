@@ -147,7 +147,7 @@ STEPS = (
         (WeightsNotDequantized,),
         _ONE_BIT,
         find=weights.find_float_weights,
-        requires="a layer whose input is quantized, and constant, finite weights without a DQ",
+        requires="constant, finite weights without a DQ, which have two dimensions or more",
     ),
     FixStep(
         (WeightsPerTensor,),

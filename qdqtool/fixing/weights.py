@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -19,10 +20,12 @@ from qdqtool.fixing.site import (
     collect_names,
     drop_missing_sites,
     find_nodes,
+    find_reason_nodes,
     map_reason_nodes,
     select_reasons,
 )
 from qdqtool.insertion.batchnorm import read_norm_parameters
+from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.rewrite import quantize_to_int8, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
@@ -37,7 +40,12 @@ from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import BatchNormNotConstant
 from qdqtool.reasons.tensors import STEPS
 from qdqtool.reasons.text import list_names
-from qdqtool.reasons.weights import WeightsPerTensor, WeightsShared, WeightsStoredAsIntegers
+from qdqtool.reasons.weights import (
+    WeightsNotDequantized,
+    WeightsPerTensor,
+    WeightsShared,
+    WeightsStoredAsIntegers,
+)
 from qdqtool.trt.targets import Target
 
 Array = npt.NDArray[Any]
@@ -187,23 +195,38 @@ def _fold_weights_site(
     return FixSite(conv.name, description, apply, places)
 
 
-@map_reason_nodes
-def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None:
-    """Return a site that adds Q/DQ to the weights of a convolution whose input is quantized.
+def find_float_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
+    """Return sites that add Q/DQ to the weights of layers whose input is quantized.
 
-    None if the input is float, or if the weights have a DQ, are not constant or not finite.
+    The weights get the format of the input, INT8 or FP8. Left out are weights that have a DQ, are
+    not constant or not finite, and those of layers without a fast FP8 kernel.
     """
+    found = [r for r in select_reasons(WeightsNotDequantized, reasons) if not r.slow_fp8]
+    fp8 = {reason.node for reason in found if reason.fp8}
+    layers = find_reason_nodes(view, found)
+    formats = (FP8 if layer.name in fp8 else INT8 for layer in layers)
+    return drop_missing_sites(
+        map(functools.partial(_float_weights_site, view, target), layers, formats)
+    )
+
+
+def _float_weights_site(
+    view: View, target: Target, conv: Node, number_format: NumberFormat
+) -> FixSite | None:
     weights = view.weights(conv)
     if weights.dq is not None or not weights.constant:
         return None
-    value, pair = view.model.constant(weights.source), qdq.find_pair(view.model, conv.input(0))
-    if pair is None or value is None or value.ndim < 2 or not np.all(np.isfinite(value)):
+    value = view.model.constant(weights.source)
+    if value is None or value.ndim < 2 or not np.all(np.isfinite(value)):
         return None
     axis = weight_scale_axis(conv, value.ndim, target.transposed_per_channel)
+    is_product = operator_of(conv).kind == LayerKind.MATRIX_MULTIPLY
+    if number_format is FP8 and is_product and not target.has_fp8_product_channels:
+        axis = None
 
     def apply(editor: Editor) -> None:
-        scale = weight_scale(value, axis).astype(value.dtype)
-        parameters = _add_weight_parameters(editor, conv, scale)
+        scale = weight_scale(value, axis, number_format.largest).astype(value.dtype)
+        parameters = _add_weight_parameters(editor, conv, scale, number_format)
         attributes = {} if axis is None else {"axis": axis}
         tensor = conv.input(1)
         for op in (qdq.Q, qdq.DQ):
@@ -215,10 +238,14 @@ def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None
     return FixSite(conv.name, f"{conv.name}: weights quantized {granularity}", apply)
 
 
-def _add_weight_parameters(editor: Editor, conv: Node, scale: Array) -> list[str]:
+def _add_weight_parameters(
+    editor: Editor, conv: Node, scale: Array, number_format: NumberFormat = INT8
+) -> list[str]:
+    zeros = np.zeros(scale.shape, np.float32)
+    zero_point = number_format.make_tensor(f"{conv.name}/weight_zero_point", zeros)
     return [
         editor.add_constant(f"{conv.name}/weight_scale", scale),
-        editor.add_constant(f"{conv.name}/weight_zero_point", np.zeros(scale.shape, np.int8)),
+        editor.add_constant_tensor(zero_point),
     ]
 
 

@@ -83,32 +83,41 @@ class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
         elements: Size of the data.
         separate_activation: Activation that needs its own kernel if the layer computes in INT8 and
             writes float; empty if there is none.
+        fp8: Whether the data is FP8, not INT8.
+        slow_fp8: Whether the layer has no fast FP8 kernel, and the data is FP8.
     """
 
     # The separate activation, and two layout changes around it, may cost more than INT8 saves.
     rules = (
+        FindingRule("W-NO-DQ", lambda r: r.slow_fp8),
         fixable_rule("W-NO-DQ", lambda r: not r.separate_activation),
         fixable_rule("W-NO-DQ", on_request=True),
     )
 
-    identity_excludes = (*Reason.identity_excludes, "separate_activation")
+    identity_excludes = (*Reason.identity_excludes, "separate_activation", "fp8", "slow_fp8")
 
     weight: str
     dq: str = ""
     elements: TensorSize | None = None
     separate_activation: str = ""
+    fp8: bool = False
+    slow_fp8: bool = False
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         text = (
             f"{self.node} runs in float: its input is quantized"
             f"{f' ({self.dq})' if self.dq else ''}, but its weights '{self.weight}' are not."
         )
+        if self.slow_fp8:
+            return text, "Keep the weights float: this layer has no fast FP8 kernel (FP8-SLOW)."
+        largest = 448 if self.fp8 else 127
+        fix = f"Add Q/DQ to the weights: per output channel, scale = max|w| / {largest}."
         if not self.separate_activation:
-            return text
+            return text, f"{fix} No calibration is needed."
         return text, (
-            "Quantize the output as well (needs calibration). Q/DQ on the weights alone may cost "
-            f"time: a quantized layer that writes float does not fuse its "
-            f"{self.separate_activation}."
+            f"{fix} This needs no calibration, but may cost time: a quantized layer that writes "
+            f"float does not fuse its {self.separate_activation}. Q/DQ on the output as well "
+            "prevent this, but need calibration."
         )
 
 

@@ -575,6 +575,7 @@ def find_int8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
         # Otherwise the DQ is obvious.
         is_named = data.path.ops or not layer.weights.constant
         dq_name = node_name(data) if is_named else ""
+        is_fp8 = data.quant is not None and data.quant.precision == Precision.FP8
         return WeightsNotDequantized(
             pass_name,
             node_name(layer),
@@ -582,6 +583,8 @@ def find_int8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
             dq_name,
             tensor_size(layer.data),
             _find_separate_activation(layer),
+            is_fp8,
+            is_fp8 and not layer.weights.from_matmul and _is_slow_in_fp8(layer),
         )
     obstacles = itertools.chain(
         _find_type_obstacles(layer, pass_name, target, (data, weights)),

@@ -244,6 +244,28 @@ def test_fix_quantizes_weights_for_each_channel(g):
     assert np.allclose(run(fixed.proto, x=x)[0], wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("fp8", "channels", "nodes"),
+    [(False, 16, ["c", "fc"]), (True, 32, ["c", "fc"]), (True, 16, ["fc"])],
+)
+def test_weights_get_the_format_of_the_input(fp8, channels, nodes):
+    """FP8 convolutions of 16 channels are slow. A Flatten may be between the DQ and the Gemm."""
+    g = Graph(opset=19, fp8=fp8)
+    x = g.relu(g.conv(g.input(1, channels, 8, 8), "c", channels, weights="float"), "r")
+    y = g.op("Flatten", g.pair(g.op("GlobalAveragePool", x, "pool"), "p", 0.02), "flat")
+    model = g.model(g.op("Gemm", [y, g.weights("fc", (channels, 32), "float")], "fc"))
+    promised = {f.node for f in qdqtool.predict(model).findings if f.automatic}
+    fixed = qdqtool.fix(model, only=["W-NO-DQ"])
+    assert sorted(c.node for c in fixed.applied) == nodes and promised >= set(nodes)
+    assert len(nodes) == 2 or not {"c", "FP8-SLOW"} & (promised | codes(fixed.after))
+    for node in nodes:
+        (scale,) = (t for t in fixed.proto.graph.initializer if t.name == f"{node}/weight_scale")
+        largest = np.abs(Model(model).constant(f"{node}.weight")).max(
+            axis=(1, 2, 3) if node == "c" else 0
+        )
+        assert np.allclose(onnx.numpy_helper.to_array(scale) * (448 if fp8 else 127), largest)
+
+
 def test_fix_folds_batch_norm_after_conv_transpose(g):
     y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose", weights="qdq")
     proto = g.model(g.conv(g.relu(g.bn(y, "bn"), "r"), "next", 16, scale=0.2))

@@ -155,7 +155,8 @@ def _explain_float_operand(node: Node, left: State, right: State) -> Reason:
     assert isinstance(right, FloatState)
     if right.reason is not None:
         return create_integer_loss(node, right.reason, right.node, right.dq, weights=True)
-    return WeightsNotDequantized(COMPILER, node.name, node.input(1), left.dq.name)
+    is_fp8 = left.precision == Precision.FP8
+    return WeightsNotDequantized(COMPILER, node.name, node.input(1), left.dq.name, fp8=is_fp8)
 
 
 def _find_convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Reason | None:
