@@ -19,7 +19,7 @@ from qdqtool.formats.output import (
     as_options,
     fixed_model_path,
 )
-from qdqtool.formats.verdicts import verdict
+from qdqtool.formats.verdicts import needs_other_format, verdict
 from qdqtool.reasons.finding import Severity
 from qdqtool.util.text import format_count, format_ms
 
@@ -218,6 +218,8 @@ def _list_untried_codes(fixed: Fixed) -> dict[FindingCode, str]:
     """Return the codes whose automatic fixes were not tried, with the reason."""
     tried = {change.code for change in (*fixed.applied, *fixed.refused)}
     untried: dict[FindingCode, str] = {}
+    if needs_other_format(fixed.after):
+        return untried
     reasons = "not named with --only", "may cost speed, needs --only"
     for reason, group in zip(reasons, split_fixable(fixed.after.findings), strict=True):
         for f in group:

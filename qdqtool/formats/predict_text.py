@@ -323,7 +323,7 @@ def _add_findings(
     float_type: Precision | None,
 ) -> None:
     products = {c.name for c in prediction.convolutions if c.is_product}
-    default, on_request = split_fixable(prediction.findings)
+    default, on_request = _list_fixable(prediction)
     marks = {id(f): f" {_BY_FIX}" for f in default}
     marks |= {id(f): f" {_ON_REQUEST}" for f in on_request}
     for same in _group_by_code(prediction.findings):
@@ -336,6 +336,13 @@ def _add_findings(
                 page.add_row("saves:", saving, _LABEL)
             if page.everything:
                 page.add_row("basis:", f"rule {same[0].evidence}", _LABEL)
+
+
+def _list_fixable(prediction: Prediction) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings with an offered fix: by default, and on request."""
+    if verdicts.needs_other_format(prediction):
+        return [], []
+    return split_fixable(prediction.findings)
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -462,7 +469,7 @@ def _add_remedies(
     fix_options = f"{options.target}{options.gpu}{options.images}"
     fixed_time = "" if prediction.rejected else describe_fixed_time(times)
     _add_fix_commands(page, prediction, path, fix_options, fixed_time)
-    if verdicts.has_model_errors(prediction):
+    if verdicts.has_model_errors(prediction) or verdicts.needs_other_format(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
         images = options.images or " --calib images/"
@@ -489,7 +496,7 @@ def _add_recipe(page: TextPage, prediction: Prediction, options: str) -> None:
 def _add_fix_commands(
     page: TextPage, prediction: Prediction, path: str, options: str, fixed_time: str
 ) -> None:
-    default, on_request = split_fixable(prediction.findings)
+    default, on_request = _list_fixable(prediction)
     fixed = path
     if default:
         fixed = fixed_model_path(path)

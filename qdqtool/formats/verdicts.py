@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qdqtool.timing.results import SpeedGain, TimeEstimate
 
 EVEN = "about as fast"
+_FP8_ERRORS = ("FP8-GPU", "FP8-TARGET")  # the target or the GPU has no FP8
 
 
 class Verdict(NamedTuple):
@@ -405,6 +406,14 @@ def has_model_errors(prediction: Prediction) -> bool:
         f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLimit)
         for f in prediction.findings
     )
+
+
+def needs_other_format(prediction: Prediction) -> bool:
+    """Return whether TensorRT rejects the model because the target or GPU has no FP8.
+
+    Other fixes of the model are useless then.
+    """
+    return any(f.code in _FP8_ERRORS for f in prediction.errors())
 
 
 def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
