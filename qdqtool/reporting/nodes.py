@@ -33,7 +33,7 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import is_dq, is_q, is_qdq
 from qdqtool.patterns.view import View
-from qdqtool.prediction import add_findings, choose_typing
+from qdqtool.prediction import add_findings, choose_typing, predict
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import (
@@ -637,7 +637,9 @@ def analyze_model(
             target = target_named(inputs.target or DEFAULT_TARGET)
             target = target if gpu is None else target.with_capability(gpu.cc, gpu.name)
         target = choose_typing(model, target)
-        prediction = predict_without_gpu(model, target, assume=inputs.assume)
+        # With a GPU, promises are withdrawn together with their savings.
+        predict_model = predict_without_gpu if gpu is None else predict
+        prediction = predict_model(model, target, assume=inputs.assume)
     subject = ReportSubject(model, prediction, target, verification=verification, build=build)
     if gpu is not None:
         _estimate_time(subject, gpu, inputs.assume)

@@ -165,9 +165,10 @@ def test_common_scale_without_fewer_conversions_is_refused(g: Graph) -> None:
     model = convert_to_fp8(
         g.model(g.conv(low, "c2", 16, scale=0.06), g.conv(high, "c3", 16, scale=0.07))
     )
-    prediction, fixed = qdqtool.predict(model, gpu="L4"), fix(model)
-    (finding,) = (f for f in prediction.findings if f.code == "CONCAT-SCALE")
-    assert not finding.automatic and finding.saves_ms is None
+    fixed, report = fix(model), qdqtool.report(model, gpu="L4").page.model
+    for result in (qdqtool.predict(model, gpu="L4"), report):
+        (finding,) = (f for f in result.findings if f.code == "CONCAT-SCALE")
+        assert not finding.automatic and finding.saves_ms is None
     assert [(c.node, c.why_not.code) for c in fixed.refused] == [("cat1", "no-better")]
 
 
