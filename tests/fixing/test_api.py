@@ -248,14 +248,15 @@ def test_fix_quantizes_weights_for_each_channel(g):
     ("fp8", "channels", "nodes"),
     [(False, 16, ["c", "fc"]), (True, 32, ["c", "fc"]), (True, 16, ["fc"])],
 )
-def test_weights_get_the_format_of_the_input(fp8, channels, nodes):
+@pytest.mark.parametrize("target", ["trt10", "rtx1.7"])
+def test_weights_get_the_format_of_the_input(fp8, channels, nodes, target):
     """FP8 convolutions of 16 channels are slow. A Flatten may be between the DQ and the Gemm."""
     g = Graph(opset=19, fp8=fp8)
     x = g.relu(g.conv(g.input(1, channels, 8, 8), "c", channels, weights="float"), "r")
     y = g.op("Flatten", g.pair(g.op("GlobalAveragePool", x, "pool"), "p", 0.02), "flat")
     model = g.model(g.op("Gemm", [y, g.weights("fc", (channels, 32), "float")], "fc"))
-    promised = {f.node for f in qdqtool.predict(model).findings if f.automatic}
-    fixed = qdqtool.fix(model, only=["W-NO-DQ"])
+    promised = {f.node for f in qdqtool.predict(model, target).findings if f.automatic}
+    fixed = qdqtool.fix(model, target, only=["W-NO-DQ"])
     assert sorted(c.node for c in fixed.applied) == nodes and promised >= set(nodes)
     assert len(nodes) == 2 or not {"c", "FP8-SLOW"} & (promised | codes(fixed.after))
     for node in nodes:

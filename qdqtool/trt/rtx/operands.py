@@ -22,7 +22,7 @@ from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.weights import WeightsNotDequantized
-from qdqtool.trt.fault_checks import check_deconvolution
+from qdqtool.trt.fault_checks import check_deconvolution, is_slow_fp8_convolution
 from qdqtool.trt.rtx.fp8_kernels import find_fp8_obstacle
 
 # Bits of each ONNX float type.
@@ -109,7 +109,7 @@ def resolve_precision(
         capabilities: Compute capabilities to build for, such as 89 for SM89.
     """
     if isinstance(left, FloatState) or isinstance(right, FloatState):
-        return _explain_float_operand(node, left, right)
+        return _explain_float_operand(model, node, left, right)
     deconvolution = check_deconvolution(COMPILER, node)
     if deconvolution is not None:
         return deconvolution
@@ -146,7 +146,7 @@ def create_integer_loss(
     return IntegersLostAtJoin(*values) if reason is LossCause.JOIN_SCALE else IntegersLost(*values)
 
 
-def _explain_float_operand(node: Node, left: State, right: State) -> Reason:
+def _explain_float_operand(model: Model, node: Node, left: State, right: State) -> Reason:
     if isinstance(left, FloatState):
         if left.reason is not None:
             return create_integer_loss(node, left.reason, left.node, left.dq)
@@ -156,7 +156,16 @@ def _explain_float_operand(node: Node, left: State, right: State) -> Reason:
     if right.reason is not None:
         return create_integer_loss(node, right.reason, right.node, right.dq, weights=True)
     is_fp8 = left.precision == Precision.FP8
-    return WeightsNotDequantized(COMPILER, node.name, node.input(1), left.dq.name, fp8=is_fp8)
+    is_slow = is_fp8 and _is_slow_in_fp8(model, node)
+    values = (COMPILER, node.name, node.input(1), left.dq.name)
+    return WeightsNotDequantized(*values, fp8=is_fp8, slow_fp8=is_slow)
+
+
+def _is_slow_in_fp8(model: Model, node: Node) -> bool:
+    if node.op != "Conv":
+        return node.op == "ConvTranspose"
+    channels = (model.constant_shape(node.input(1)) or ())[:2]
+    return is_slow_fp8_convolution(channels, node.integer("group", 1))
 
 
 def _find_convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Reason | None:
