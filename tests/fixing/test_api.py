@@ -236,11 +236,10 @@ def test_fix_quantizes_weights_for_each_channel(g):
     assert {c.node for c in on_request.applied} == {"c", "slow"}  # SiLU is then a separate kernel
     assert [c.code for c in fixed.applied] == ["W-NO-DQ"] and not fixed.before.summary()["int8"]
     assert [c.name for c in fixed.after.convolutions if c.is_int8] == ["c"]
-    weights = Model(proto).constant("c.weight")
-    x = image(1, 16, 8, 8)
-    scale = (np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127).astype(np.float32)
+    weights, x = Model(proto).constant("c.weight")[:, :, 0, 0], image(1, 16, 8, 8)
+    scale = (np.abs(weights).max(axis=1, keepdims=True) / 127).astype(np.float32)
     rounded = np.rint(weights / scale) * scale
-    wanted = np.einsum("oi,nihw->nohw", rounded[:, :, 0, 0], quantize(x, 0.1, 0, -128, 127))
+    wanted = np.einsum("oi,nihw->nohw", rounded, quantize(x, 0.1, 0, -128, 127))
     assert np.allclose(run(fixed.proto, x=x)[0], wanted, atol=1e-4)
 
 
@@ -259,12 +258,10 @@ def test_weights_get_the_format_of_the_input(fp8, channels, nodes, target):
     fixed = qdqtool.fix(model, target, only=["W-NO-DQ"])
     assert sorted(c.node for c in fixed.applied) == nodes and promised >= set(nodes)
     assert len(nodes) == 2 or not {"c", "FP8-SLOW"} & (promised | codes(fixed.after))
-    for node in nodes:
-        (scale,) = (t for t in fixed.proto.graph.initializer if t.name == f"{node}/weight_scale")
-        largest = np.abs(Model(model).constant(f"{node}.weight")).max(
-            axis=(1, 2, 3) if node == "c" else 0
-        )
-        assert np.allclose(onnx.numpy_helper.to_array(scale) * (448 if fp8 else 127), largest)
+    for node, axes in [("c", (1, 2, 3)), ("fc", 0)][-len(nodes) :]:
+        largest = np.abs(Model(model).constant(f"{node}.weight")).max(axis=axes)
+        scales = Model(fixed.proto).constant(f"{node}/weight_scale")
+        assert np.allclose(scales * (448 if fp8 else 127), largest)
 
 
 def test_fix_folds_batch_norm_after_conv_transpose(g):
@@ -319,7 +316,6 @@ def test_pair_moves_before_pad(g):
 def test_float_layers_become_fp16_by_default_if_some_are_not_quantized(
     float_layers, applied, fp8, target
 ):
-    """FP8 makes the target strongly typed."""
     g = Graph(opset=19, fp8=fp8)
     y = g.input(1, 16, 8, 8)
     for i in range(6):
@@ -336,8 +332,9 @@ def test_float_layers_become_fp16_for_strongly_typed_targets():
         == {"FLOAT-FP32"}
         <= codes(fixed.before) - codes(fixed.after)
     )
-    types = {t.data_type for t in fixed.proto.graph.initializer if t.name.endswith(".scale")}
-    assert types == {onnx.TensorProto.FLOAT16}
+    assert {t.data_type for t in fixed.proto.graph.initializer if t.name.endswith(".scale")} == {
+        onnx.TensorProto.FLOAT16
+    }
 
 
 def test_fix_of_a_head_only_on_request(g):
