@@ -118,10 +118,8 @@ def test_sample_covers_every_channel_and_position(shape: tuple[int, ...], last: 
         np.testing.assert_allclose(counts / counts.sum(), present, rtol=0.1)
 
 
-BATCHES = [
-    torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(3)) * scale
-    for scale in (1.0, 3.0, 0.5)
-]
+GENERATOR = torch.Generator().manual_seed(3)
+BATCHES = [torch.randn(2, 16, 16, 16, generator=GENERATOR) * scale for scale in (1.0, 3.0, 0.5)]
 LARGEST = max(float(b.abs().max()) for b in BATCHES)
 
 
