@@ -393,7 +393,7 @@ def _describe_change(
         return _describe_scales("scale", *(node.scales or (a.scale, b.scale)), node.factor)
     if kind == ChangeKind.LOST_INT8_OUTPUT:
         text = f"{verbs[0]} {_name_format(a)}, {verbs[1]} {_name_type(b.output)}"
-        return _append_reason(text, finding)
+        return _append_reason(text, finding, f"{b.name} writes float")
     if kind == ChangeKind.GAINED_INT8_OUTPUT:
         return f"{verbs[0]} {_name_type(a.output)}, {verbs[1]} {_name_format(b)}"
     if kind == ChangeKind.RESIDUAL:
@@ -401,7 +401,10 @@ def _describe_change(
     return _describe_fusions(a, b)
 
 
-def _append_reason(text: str, reason: str) -> str:
+def _append_reason(text: str, reason: str, repeated: str = "") -> str:
+    """Append a reason to a text, without the beginning of the reason that repeats the text."""
+    if repeated and reason.startswith(repeated):
+        return f"{text}{reason.removeprefix(repeated)}"
     return f"{text}: {reason}" if reason else text
 
 

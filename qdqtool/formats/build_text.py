@@ -324,6 +324,7 @@ def _add_changed_nodes(
         other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
         time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _MIN_MS else ""
         why = name_floats(node.why, node.finding or "", float_type)
+        why = why.removesuffix(".") if time else why
         page.fill(f"{node.name}{other}: {why}{time}", 6, "  ")
 
 

@@ -158,7 +158,8 @@ def test_finding_on_accuracy_explains_no_float_output() -> None:
     assert "W-PER-TENSOR" in qdqtool.predict(models[1], TARGET).findings_by_code()
     node = node_of(compare(*models), "a")
     assert (node.changes, node.finding) == ((ChangeKind.LOST_INT8_OUTPUT,), "OUT-FLOAT")
-    assert "b (Conv) reads the result as float" in node.why
+    reason = "(16x6x6): b (Conv) reads the result as float (that layer is not quantized)."
+    assert node.why == f"wrote INT8, writes float {reason}"
 
 
 def test_match_branches_in_another_order() -> None:
