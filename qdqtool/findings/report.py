@@ -29,6 +29,14 @@ def title_of(code: FindingCode) -> str:
     return codes.get(code).title
 
 
+def group_findings(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Group findings by code and severity: errors first, then in the order of the first finding."""
+    groups: dict[tuple[FindingCode, Severity], list[Finding]] = defaultdict(list)
+    for finding in sorted(findings, key=lambda f: f.severity != Severity.ERROR):
+        groups[finding.code, finding.severity].append(finding)
+    return list(groups.values())
+
+
 def describe_finding(finding: Finding) -> Message:
     """Return the message of a finding, and its fix. The fix is empty if no action is needed."""
     from qdqtool.findings import codes

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.findings.obstacles import suggest_recipe
-from qdqtool.findings.report import title_of
+from qdqtool.findings.report import group_findings, title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
 from qdqtool.formats.float_names import find_float_type, name_floats
@@ -326,7 +325,7 @@ def _add_findings(
     default, on_request = _list_fixable(prediction)
     marks = {id(f): f" {_BY_FIX}" for f in default}
     marks |= {id(f): f" {_ON_REQUEST}" for f in on_request}
-    for same in _group_by_code(prediction.findings):
+    for same in _group_listed_findings(prediction):
         if same[0].severity != Severity.INFO or page.everything:
             page.add_gap()
             mark = next((marks[id(f)] for f in same if id(f) in marks), "")
@@ -345,17 +344,9 @@ def _list_fixable(prediction: Prediction) -> tuple[list[Finding], list[Finding]]
     return split_fixable(prediction.findings)
 
 
-def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Group findings by code: errors first, then in the order of each code's first finding.
-
-    Findings with the code CONVERSION are left out, because the list of Q/DQ layers contains them.
-    """
-    groups: dict[tuple[str, Severity], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda f: f.severity != Severity.ERROR):
-        if finding.code != "CONVERSION":
-            groups.setdefault((finding.code, finding.severity), []).append(finding)
-    together = itertools.chain.from_iterable(groups.values())
-    return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
+def _group_listed_findings(prediction: Prediction) -> list[list[Finding]]:
+    """Group the findings except CONVERSION, which the list of Q/DQ layers contains."""
+    return group_findings(f for f in prediction.findings if f.code != "CONVERSION")
 
 
 def _add_finding_title(
@@ -431,7 +422,7 @@ def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
 def _add_next_steps(
     page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
 ) -> None:
-    groups = _group_by_code(prediction.findings)
+    groups = _group_listed_findings(prediction)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
     counts = _count_findings(groups)
     page.add_gap()

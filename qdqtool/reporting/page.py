@@ -27,6 +27,7 @@ from typing import Any
 
 from qdqtool.buildlog import layout
 from qdqtool.errors import QdqtoolError
+from qdqtool.findings.report import group_findings
 from qdqtool.reporting import data
 from qdqtool.util import text
 from qdqtool.util.json_text import json_text
@@ -235,5 +236,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "number": format_number,
     "sort_key": sort_key,
     "plural": format_count,
+    "grouped": group_findings,
     "unrepeated": drop_repeated_sentences,
 }

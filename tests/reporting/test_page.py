@@ -240,9 +240,14 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
     x = g.pair(g.relu(g.conv(x, "c", 16, scale=None), "r"), "mid", 0.1, zero=5)
     g.channels[x] = 16
     model = g.model(g.conv(x, "d", 16, scale=None))
-    findings = qdqtool.predict(model).findings
-    errors = [f.code for f in findings if f.severity == "error"]
-    assert len(errors) > len(set(errors)) == 1
-    tile = qdqtool.report(model).html.split("<h2>Findings</h2>")[1].split("</div>")[0]
-    assert f'<p class="big">{len({f.code for f in findings})}</p>' in tile
-    assert f"1 error ({len(errors)} places)" in tile
+    contents = qdqtool.report(model).page
+    errors = [f for f in contents.model.findings if f.severity == "error"]
+    assert len(errors) > len({f.code for f in errors}) == 1
+    errors[0].severity = "warning"
+    html = page.render_page(contents)
+    groups = {(f.code, f.severity) for f in contents.model.findings}
+    counts = len(groups), len(contents.model.findings) - len(errors)
+    expected = (
+        '<p class="big">{}</p>\n<p class="muted">■ 1 error, ▲ 1 warning, ● 3 notes ({} places)'
+    )
+    assert expected.format(*counts) in html and html.count(": ZP-NONZERO</span>") == 2
