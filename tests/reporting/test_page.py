@@ -251,3 +251,4 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
         '<p class="big">{}</p>\n<p class="muted">■ 1 error, ▲ 1 warning, ● 3 notes ({} places)'
     )
     assert expected.format(*counts) in html and html.count(": ZP-NONZERO</span>") == 2
+    assert contents.model.rejected and "Q/DQ layers that remain" not in html
