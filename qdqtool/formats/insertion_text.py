@@ -329,7 +329,7 @@ def _describe_gain(loss: TensorLoss, error: float) -> str:
     if loss.confirmed_gain is not None:
         gain = loss.confirmed_gain
         chance = "" if loss.confirmed else "; may be chance"
-        remark = f"{format_count(loss.confirmed_on, 'image')}{chance}"
+        remark = f"gain measured on {format_count(loss.confirmed_on, 'image')}{chance}"
     return f"output error {error:.1%} -> about {error * (1 - gain):.1%} ({remark})"
 
 

@@ -14,7 +14,7 @@ over the outputs. The outputs are those of the last convolutions, before any dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -564,6 +564,28 @@ def remove_pair(model: Model, activation: QuantizedTensor) -> Model:
     return editor.finish()
 
 
+def _exclude_consumers(
+    model: Model,
+    activation: QuantizedTensor,
+    activations: Iterable[QuantizedTensor],
+    names: Collection[str],
+) -> Model:
+    """Return the model without an activation's pair and without other pairs of its consumers.
+
+    If an Add consumes the activation, its other input becomes float too, as with `exclude`.
+    """
+    copy = remove_pair(model, activation)
+    editor, excluded = Editor(copy), set(names)
+    quantizers = {other.node for other in activations}
+    for q in [n for n in copy.nodes if n.name in quantizers]:
+        dqs = [n for n in copy.consumers(q.output) if is_dq(n)]
+        consumers = [{c.name for c in copy.consumers(dq.output)} for dq in dqs]
+        ends = [dq for dq, own in zip(dqs, consumers, strict=True) if own and own <= excluded]
+        if ends:
+            editor.remove_pairs(q, ends)
+    return editor.finish()
+
+
 def predict_count_changes(
     losses: ActivationLosses,
     model: Model,
@@ -571,11 +593,11 @@ def predict_count_changes(
     before: Prediction,
     predict: Callable[[Model], Prediction],
 ) -> ActivationLosses:
-    """Predict the change in convolutions and conversions if a single activation is left float.
+    """Predict the change in convolutions and conversions if an activation's consumers are excluded.
 
     The numbers are added to the losses of the activations, except those whose Q the model no longer
     has. `before` is the prediction of the finished Q/DQ model. `predict` predicts models in which
-    an activation is float.
+    these consumers are float.
     """
     variants = _float_variants(losses.tensors, model, activations)
     summary = before.summary()
@@ -599,10 +621,11 @@ def add_times(
     total_ms: float,
     estimate_ms: Callable[[Model], float],
 ) -> ActivationLosses:
-    """Estimate how much slower the engine is if a single activation is left float.
+    """Estimate how much slower the engine is if an activation's consumers are excluded.
 
     The milliseconds are added to the losses whose gain is confirmed. `total_ms` is the time of the
-    finished Q/DQ model. `estimate_ms` estimates models in which an activation is float.
+    finished Q/DQ model. `estimate_ms` estimates models in which these consumers are
+    float.
     """
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     times = {
@@ -615,7 +638,7 @@ def add_times(
 def _float_variants(
     losses: Sequence[TensorLoss], model: Model, activations: Sequence[QuantizedTensor]
 ) -> dict[str, Callable[[], Model]]:
-    """Return functions that make a model in which one activation is float, by tensor.
+    """Return functions that make a model in which an activation's consumers are float, by tensor.
 
     The result lacks activations whose Q the model no longer has.
     """
@@ -623,7 +646,9 @@ def _float_variants(
     slim = Model(strip_large_weights(model.proto), "", EDITED, types=model, constants=model)
     by_tensor = {a.tensor: a for a in activations}
     return {
-        loss.tensor: partial(remove_pair, slim, by_tensor[loss.tensor])
+        loss.tensor: partial(
+            _exclude_consumers, slim, by_tensor[loss.tensor], activations, loss.readers
+        )
         for loss in losses
         if by_tensor[loss.tensor].node in nodes
     }
