@@ -557,9 +557,12 @@ def explain_time_parts(subject: ReportSubject, parts: list[data.TimePart]) -> st
         )
         timed, predicted = sum(p.layers for p in parts), len(subject.prediction.layers)
         if timed > predicted and not measured:
+            idle = sum(ms <= 0 for ms in time.layers)
+            omitted = f" ({idle} without run time, not in the parts)" if idle else ""
             sentences.append(
-                f"The parts have {timed} layers, but the prediction has {predicted} engine layers: "
-                "layout changes, unlisted layers, and reformats of inputs and outputs are added."
+                f"The parts have {timed} layers, but the prediction has {predicted} engine layers"
+                f"{omitted}: layout changes, unlisted layers, and reformats of inputs and "
+                "outputs are added."
             )
     return " ".join(sentences)
 
