@@ -28,6 +28,7 @@ _MAX_TYPES = 3  # maximum number of columns of times in a table of GPUs
 # differs from the time of the model by more than this fraction.
 _MIN_DIFFERENCE = 0.02
 _FLOAT_TYPES = frozenset(("FP16", "FP32"))  # only the faster one of a GPU is estimated
+INCLUDED_SAVING = "included in the saving of NOT-QUANTIZED"
 _MIN_SAVING = 0.002  # minimum saving that is printed, as a fraction of the total time
 _WARNING_NOTES = ("batch-scaled",)  # codes of notes that are printed as warnings
 _MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total
@@ -309,24 +310,28 @@ def describe_saving(
     if code == "NO-QDQ":
         return f"{format_ms(largest.saves_ms or 0.0)} by qdqtool insert ({basis})"
     if code == "OUT-FLOAT":
-        separate = _list_separate_savings(findings, others, minimum)
+        included = list_included_savings(findings, others, time)
+        names = {finding.node for finding in included}
+        separate = [f for f in findings if (f.saves_ms or 0.0) > minimum and f.node not in names]
         if not separate:
-            return "included in the saving of NOT-QUANTIZED"
+            places = f"{len(included)} of {len(findings)} places"
+            return INCLUDED_SAVING + (f" ({places})" if len(included) < len(findings) else "")
         largest = max(separate, key=lambda finding: finding.saves_ms or 0.0)
     return f"at most {_describe_bound(findings, largest)} ({basis})"
 
 
-def _list_separate_savings(
-    findings: Sequence[Finding], others: Sequence[Finding], minimum: float
+def list_included_savings(
+    findings: Sequence[Finding], others: Sequence[Finding], time: TimeEstimate
 ) -> list[Finding]:
-    """Return the findings that save more than `minimum`, except outputs of NOT-QUANTIZED layers.
+    """Return the OUT-FLOAT findings whose saving is included in that of NOT-QUANTIZED.
 
     If a layer gets Q/DQ, the layer before it writes INT8. The saving of NOT-QUANTIZED includes the
     time that this saves.
     """
+    minimum = _MIN_SAVING * time.total_ms
     layers = [f for f in others if f.code == "NOT-QUANTIZED" and (f.saves_ms or 0.0) > minimum]
     nodes = {finding.node for finding in layers}
-    return [f for f in findings if (f.saves_ms or 0.0) > minimum and nodes.isdisjoint(f.nodes)]
+    return [f for f in findings if f.code == "OUT-FLOAT" and not nodes.isdisjoint(f.nodes)]
 
 
 def describe_fixed_time(times: Sequence[TimeEstimate]) -> str:

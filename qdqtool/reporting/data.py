@@ -128,6 +128,7 @@ class FindingEntry:
     nodes: list[int]
     values: int | None
     saves_ms: float | None
+    saving_note: str  # which other saving includes this one; else empty
     automatic: bool
     on_request: bool
 

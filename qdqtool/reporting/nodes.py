@@ -20,6 +20,7 @@ from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
+from qdqtool.formats.time_text import INCLUDED_SAVING, list_included_savings
 from qdqtool.formats.verdicts import (
     count_conversions,
     overall_verdict,
@@ -409,6 +410,10 @@ class ModelCollector:
     def _add_findings(self) -> None:
         prediction = self.subject.prediction
         on_request = {f.id for f in split_fixable(prediction.findings)[1]}
+        included: set[int] = set()
+        if self.subject.time is not None:
+            findings = prediction.findings
+            included = {f.id for f in list_included_savings(findings, findings, self.subject.time)}
         by_convolution = {c.name: self.positions.get(c.index, -1) for c in prediction.convolutions}
         for finding in prediction.findings:
             convolutions = [by_convolution.get(name, -1) for name in finding.convolutions]
@@ -429,6 +434,7 @@ class ModelCollector:
                     nodes=nodes,
                     values=finding.values,
                     saves_ms=finding.saves_ms,
+                    saving_note=INCLUDED_SAVING if finding.id in included else "",
                     automatic=finding.automatic,
                     on_request=finding.id in on_request,
                 )

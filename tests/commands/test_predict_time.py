@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import qdqtool
 from qdqtool.timing.gpus import find_gpu
 from tests.commands.conftest import Cli
 from tests.timing.models import convolution_chain, save_model
@@ -45,6 +46,8 @@ def test_saving_of_not_quantized_layer_includes_output_before(
     assert dict(re.findall(r" (OUT-FLOAT|NOT-QUANTIZED)  .*?\n  saves: (\w+)", text, re.S)) == (
         {"OUT-FLOAT": "included", "NOT-QUANTIZED": "at"} if has_next else {"OUT-FLOAT": "at"}
     )
+    page = qdqtool.report(g.model(y), gpu="rtx 3060").html
+    assert ("; the time that the fix saves is included in" in page) == has_next
 
 
 def test_predict_several_gpus_have_a_row_each(model: str, cli: Cli) -> None:

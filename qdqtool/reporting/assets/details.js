@@ -94,7 +94,8 @@ class Details {
         side === 'after' ? el('a', { href: `#finding-${id}`, class: 'code' }, title) : el('b', { class: 'code' }, title),
         el('p', {}, finding.message),
         finding.fix ? el('p', {}, el('b', {}, 'Fix: '), finding.fix) : null,
-        known(finding.saves_ms) ? el('p', {}, el('b', {}, 'Saves at most: '), `${formatMs(finding.saves_ms)} (estimated)`) : null,
+        finding.saving_note ? el('p', {}, el('b', {}, 'Saves: '), finding.saving_note)
+          : known(finding.saves_ms) ? el('p', {}, el('b', {}, 'Saves at most: '), `${formatMs(finding.saves_ms)} (estimated)`) : null,
         el('p', { class: 'muted' }, `Evidence: ${finding.evidence}`));
     }));
   }
