@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.text import Message
 from qdqtool.trt.targets import Target, target_named, version_numbers
@@ -104,6 +105,7 @@ def trtexec_command(
     half: bool = True,
     bfloat16: bool = False,
     open_inputs: Mapping[str, Sequence[int]] | None = None,
+    input_types: Sequence[Precision] = (),
 ) -> str:
     """Return the trtexec command that builds a model and writes a log for ``qdqtool verify``.
 
@@ -111,7 +113,8 @@ def trtexec_command(
     of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the layers without Q/DQ. Both flags are
     deprecated since 10.12 (release notes). TensorRT 10.15 runs Q/DQ in INT8 without ``--int8``.
     Since 8.2, trtexec can write the layers of the engine to the log. Without ``--shapes``, it
-    builds for a size of 1 in each dynamic dimension.
+    builds for a size of 1 in each dynamic dimension. Without ``--inputIOFormats``, it changes INT8
+    inputs to FP32 (``sampleEngines.cpp``), whose conversion then remains at run time.
 
     Args:
         target: The TensorRT version.
@@ -121,6 +124,7 @@ def trtexec_command(
             with ``--bf16`` (trtexec 9.0 and later).
         open_inputs: Shapes for which the engine is built, by name of the input; -1 is replaced by
             1.
+        input_types: Data types of the network's inputs.
     """
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
@@ -130,6 +134,8 @@ def trtexec_command(
         words.append("--stronglyTyped")
     if open_inputs:
         words.append(shlex.quote(f"--shapes={','.join(map(_format_shape, open_inputs.items()))}"))
+    if Precision.INT8 in input_types:
+        words.append(f"--inputIOFormats={','.join(f'{t.lower()}:chw' for t in input_types)}")
     words.append("--verbose")
     if target.trtexec.lists_layers:
         words.append("--profilingVerbosity=detailed")

@@ -297,7 +297,12 @@ def build_commands(
         for name, shape in model.open_inputs.items()
     }
     command = trtexec_command(
-        target, path, half=half, bfloat16=model.has_bfloat16, open_inputs=shapes
+        target,
+        path,
+        half=half,
+        bfloat16=model.has_bfloat16,
+        open_inputs=shapes,
+        input_types=model.input_types,
     )
     page.add_command("Build:", command)
     page.add_command("Verify:", f"qdqtool verify {shlex.quote(path)} build.log")

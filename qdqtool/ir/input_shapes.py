@@ -11,7 +11,8 @@ import onnx
 
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
-from qdqtool.ir.qdq import find_bfloat16
+from qdqtool.ir.precision import Precision
+from qdqtool.ir.qdq import find_bfloat16, precision_of
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.json_text import Json
 
@@ -180,6 +181,7 @@ class ModelInfo:
             does not state them; None if they are known.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
             of If and bodies of Loop and Scan, which are not analyzed. Can be empty.
+        input_types: Data types of the network's inputs.
     """
 
     path: str
@@ -190,6 +192,7 @@ class ModelInfo:
     has_bfloat16: bool = False
     subgraphs: Mapping[str, int] = field(default_factory=dict)
     assumed_size: tuple[int, int] | None = None
+    input_types: tuple[Precision, ...] = ()
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -214,4 +217,5 @@ def describe_model(model: Model) -> ModelInfo:
         bool(find_bfloat16(model)),
         count_subgraphs(model),
         _DEFAULT_SIZE if has_dynamic_size(model) and metadata_size(model) is None else None,
+        tuple(precision_of(model.elem_type(name)) for name in model.inputs),
     )

@@ -23,6 +23,7 @@ from qdqtool.findings.lines import HEADINGS, explain_line
 from qdqtool.findings.report import FindingReport
 from qdqtool.formats.log_text import render_log_line
 from qdqtool.ir.input_shapes import ModelInfo
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
 from qdqtool.trt.pipeline import cases as all_cases, passes
 from qdqtool.trt.result import MyelinRegion, Prediction
@@ -231,6 +232,19 @@ def test_trtexec_command_has_shapes_of_open_inputs(
     command = trtexec_command(target_named("trt10"), "m.onnx", open_inputs={name: shape})
     assert flag in shlex.split(command)
     assert "--shapes" not in trtexec_command(target_named("trt10"), "m.onnx", open_inputs={})
+
+
+@pytest.mark.parametrize(
+    ("types", "flags"),
+    [
+        ((Precision.INT8,), {"--inputIOFormats=int8:chw"}),
+        ((Precision.INT8, Precision.FP32), {"--inputIOFormats=int8:chw,fp32:chw"}),
+        ((Precision.UINT8, Precision.FP16), set()),  # trtexec keeps these types
+    ],
+)
+def test_trtexec_command_keeps_int8_inputs(types: list[Precision], flags: set[str]) -> None:
+    words = trtexec_command(target_named("trt10"), "m.onnx", input_types=types).split()
+    assert {word for word in words if word.startswith("--inputIOFormats")} == flags
 
 
 # Lines of a log -----------------------------------------------------------------------------------------------------
