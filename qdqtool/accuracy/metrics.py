@@ -167,7 +167,8 @@ class DetectionAgreementMetric(Metric):
     sentence: str = (
         "agreement mAP: average precision (IoU 0.50 to 0.95, all classes ranked together) of the "
         "detections of the quantized model, with the float model's detections of score "
-        f"{_REFERENCE_SCORE:g} and more as ground truth; 1 means equal detections"
+        f"{_REFERENCE_SCORE:g} and more as ground truth; 1 means that all of them "
+        "are found and rank first"
     )
 
     @property
