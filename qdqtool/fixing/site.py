@@ -133,7 +133,7 @@ class FixCriteria:
         requantizes_weights: Whether the changes quantize weights again. The models before and after
             the changes are then compared with the network that has float weights.
         shares_scales: Whether the changes make tensors share a scale. This costs precision, so it
-            is no gain if only the finding disappears.
+            must gain more than the removal of the finding.
         requires: What a place must have so that it can be changed, as a noun. Empty: nothing.
     """
 
