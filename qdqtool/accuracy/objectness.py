@@ -106,13 +106,9 @@ def _is_sigmoid(node: Node | None) -> bool:
 
 def _decodes_sizes(model: Model) -> bool:
     """Return whether Exp or a square is computed downstream of the last convolutions."""
-    queue = [node.output for node in _find_last_convolutions(model)]
-    seen = set(queue)
-    for tensor in queue:
-        for node in model.consumers(tensor):
-            is_square = node.op == "Mul" and node.input(0) == node.input(1)
-            if node.op in _SIZES or is_square:
-                return True
-            queue += [output for output in node.outputs if output not in seen]
-            seen.update(node.outputs)
-    return False
+    found = model.find_downstream(node.index for node in _find_last_convolutions(model))
+    return any(_computes_size(model.nodes[index]) for index in found)
+
+
+def _computes_size(node: Node) -> bool:
+    return node.op in _SIZES or (node.op == "Mul" and node.input(0) == node.input(1))
