@@ -13,6 +13,8 @@ from qdqtool.reasons.text import (
 )
 from qdqtool.util.notes import Note
 
+TOO_COARSE = "scale-too-coarse"
+"""Code of the note on a common scale that would cost too much precision."""
 _SCALES_SHOWN = 12
 _NAMES_SHOWN = 4  # maximum number of quantizers that a description names
 
@@ -65,7 +67,7 @@ class CommonScale:
             f"one common scale would cost '{coarsest.tensor}' {lost:.1f} bits of precision, but a "
             "fix may cost at most 2: keep the scales separate, or leave one of the tensors in "
             "float",
-            code="scale-too-coarse",
+            code=TOO_COARSE,
             bits=lost,
         )
 

@@ -20,8 +20,7 @@ from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 from qdqtool.util.notes import Note
 
-# Fixes of these codes may make the prediction worse at other places, so that `fix` refuses them. In
-# a model with FP8, a common scale often does not improve the prediction.
+# Fixes of these codes may make the prediction worse at other places, so that `fix` refuses them.
 _UNCERTAIN_CODES = frozenset({"ACT-INNER-Q", "ADD-BOTH", "SKIP-FLOAT"})
 _STEP_CODES = frozenset(code for step in STEPS for code in step.codes)
 _MODEL_CODES = frozenset(code for step in MODEL_STEPS for code in step.codes)
@@ -54,6 +53,7 @@ def withdraw_promises(model: Model, prediction: Prediction) -> None:
 def _find_refused(
     model: Model, prediction: Prediction, promised: Sequence[Finding]
 ) -> list[Finding]:
+    # In a model with FP8, a common scale often does not improve the prediction.
     has_fp8 = any(conv.is_fp8 for conv in prediction.convolutions)
     if not has_fp8 and _UNCERTAIN_CODES.isdisjoint(f.code for f in promised):
         return _find_unfixable(model, prediction, promised)

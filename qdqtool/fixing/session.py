@@ -15,7 +15,7 @@ from qdqtool.findings.rules import (
     needs_request,
 )
 from qdqtool.fixing import gains, quantizers
-from qdqtool.fixing.common_scale import CommonScale, ScaleHistory
+from qdqtool.fixing.common_scale import TOO_COARSE, CommonScale, ScaleHistory
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.runner import Arrays
@@ -51,7 +51,7 @@ _MIN_TRIES = 24  # number of tries that are permitted in each step for a model o
 _MAX_NODES = 20_000  # further tries are permitted until this many nodes were predicted
 
 # Codes of the reasons for which changes are refused that other fixes may make needless.
-_NEEDLESS_REFUSALS = ("no-better", "scale-too-coarse")
+_NEEDLESS_REFUSALS = (gains.NO_GAIN.code, TOO_COARSE)
 # Codes of the reasons that fixes of other kinds may remove.
 _OUTPUT_REFUSALS = ("distance-grows", "distance-of-part-grows")
 
