@@ -37,6 +37,17 @@ def group_findings(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
+def list_shown_findings(prediction: Prediction) -> list[Finding]:
+    """Return the findings that texts and pages show.
+
+    If TensorRT rejects the model, findings on its Q/DQ layers are omitted, because there is no
+    engine with these layers.
+    """
+    if not prediction.rejected:
+        return prediction.findings
+    return [finding for finding in prediction.findings if finding.code != "CONVERSION"]
+
+
 def describe_finding(finding: Finding) -> Message:
     """Return the message of a finding, and its fix. The fix is empty if no action is needed."""
     from qdqtool.findings import codes

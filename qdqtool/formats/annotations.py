@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from qdqtool.findings import codes
+from qdqtool.findings.report import list_shown_findings
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_times
@@ -176,9 +177,10 @@ def _markdown_section(review: ModelReview) -> list[str]:
         lines += [f"❌ **Not met:** {_escape_markdown(one_line(line))}", ""]
     for remark in remarks(review.prediction):
         lines += [_escape_markdown(remark), ""]
-    if not review.prediction.findings:
+    findings = list_shown_findings(review.prediction)
+    if not findings:
         return [*lines, "No findings.", ""]
-    lines += _finding_table(review.prediction.findings, find_float_type(review.prediction))
+    lines += _finding_table(findings, find_float_type(review.prediction))
     return [*lines, *_list_float_layers(review.prediction.convolutions), ""]
 
 

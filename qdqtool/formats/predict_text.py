@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.findings.obstacles import suggest_recipe
-from qdqtool.findings.report import group_findings, title_of
+from qdqtool.findings.report import group_findings, list_shown_findings, title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
 from qdqtool.formats.float_names import find_float_type, name_floats
@@ -107,8 +107,7 @@ def render(
     if way is not None:
         _add_build_method(page, way, prediction.target)
     _add_findings(page, prediction, engine_times, common_type)
-    if not is_rejected:
-        _add_conversions(page, prediction, common_type)
+    _add_conversions(page, prediction, common_type)
     _add_convolution_tables(page, prediction, float_type)
     if engine_times and (everything or layers):
         add_slowest_layers(page, engine_times[0])
@@ -403,7 +402,7 @@ def _describe_extent(same: list[Finding], products: set[str]) -> str:
 
 
 def _add_conversions(page: TextPage, prediction: Prediction, float_type: Precision | None) -> None:
-    conversions = [f for f in prediction.findings if f.code in _CONVERSION_CODES]
+    conversions = [f for f in list_shown_findings(prediction) if f.code in _CONVERSION_CODES]
     if all(f.code == "INPUT-CONVERSION" for f in conversions):
         return
     conversions.sort(key=lambda f: -(f.values or 0))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import Build
-from qdqtool.findings.report import title_of
+from qdqtool.findings.report import list_shown_findings, title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
@@ -649,6 +649,9 @@ def analyze_model(
     subject = ReportSubject(model, prediction, target, verification=verification, build=build)
     if gpu is not None:
         _estimate_time(subject, gpu, inputs.assume)
+    if prediction.rejected:
+        prediction.findings = list_shown_findings(prediction)
+        add_findings(prediction, (), model)  # the page needs consecutive numbers
     subject.work = _estimate_work(subject)
     return subject
 

@@ -87,11 +87,12 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, mode
     """The output starts with the rejection; the fix is a command with file names."""
     g = Graph(opset=12)
     x = g.dq(g.q(g.input(1, 16, 8, 8), "q", zero=3), "dq", zero=3)
-    onnx.save(g.model(g.conv(x, "c", 16, scale=None)), model)
+    onnx.save(g.model(g.dq(g.q(g.conv(x, "c", 16, scale=None), "r"), "dr")), model)
     text = cli("predict", model, "--gpu", "T4")
     assert "will reject" in text.splitlines()[2] and "ZP-NONZERO" in text
     assert "trtexec" not in text and not re.search(r"\d ms", text)
-    assert not re.search("at run time|in INT8|Every convolution", cli("predict", model, "--all"))
+    others = cli("predict", model, "--all") + cli("predict", model, "--format", "markdown")
+    assert not re.search("at run time|in INT8|Every convolution| CONVERSION ", others)
     assert "qdqtool fix m.onnx -o m_fixed.onnx" in text and "2. In the shell, for opset 13" in text
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
     prediction = cli.json("predict", model, "--gpu", "T4")

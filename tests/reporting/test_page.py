@@ -244,7 +244,7 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
     assert contents.model.rejected and [f.code for f in errors] == ["ZP-NONZERO"] * 2
     errors[0].severity = "warning"
     html = page.render_page(contents)
-    tile = '<p class="big">5</p>\n<p class="muted">■ 1 error, ▲ 1 warning, ● 3 notes (5 places)'
+    tile = '<p class="big">4</p>\n<p class="muted">■ 1 error, ▲ 1 warning, ● 2 notes.'
     assert (
         tile in html and html.count(": ZP-NONZERO</span>") == 2 and "that remain</h2>" not in html
     )
