@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
@@ -303,12 +302,13 @@ def _add_activation_losses(
         page.add_row("", _describe_unconfirmed(losses, float_type))
     for loss in losses.tensors if page.everything else confirmed:
         page.add_row_item(
-            f"{', '.join(loss.readers)} in {float_type}: {_describe_gain(loss, losses.error)}"
+            f"{', '.join(loss.readers)} in {float_type}: {_describe_gain(loss, losses)}"
             f"{_describe_cost(loss, title)}"
         )
-    for loss in confirmed[:1]:
+    useful = [t for t in confirmed if t.excluded_error is None or t.excluded_error < losses.error]
+    for loss in useful[:1]:
         first = f"{'':{ROW_COLUMN}}Try: "
-        command = f"--exclude {_exclude_pattern(loss)}"
+        command = f"--exclude {shlex.quote(loss.exclude_pattern)}"
         page.add_verbatim(*wrap_command(command, page.width, first, ROW_COLUMN))
 
 
@@ -323,14 +323,22 @@ def _describe_unconfirmed(losses: ActivationLosses, float_type: Precision) -> st
     return f"too few images to find the worst activation ({tried}; --losses 16 uses more)"
 
 
-def _describe_gain(loss: TensorLoss, error: float) -> str:
-    """Describe the gain of a float activation by the output error before and after."""
+def _describe_gain(loss: TensorLoss, losses: ActivationLosses) -> str:
+    """Describe the gain of a float activation by the output error before and after.
+
+    An error that was not measured with the excluded layers has no decimal, because their weights
+    become float too.
+    """
+    error = losses.error
+    if loss.excluded_error is not None:
+        samples = format_count(losses.samples, "image")
+        return f"output error {error:.1%} -> {loss.excluded_error:.1%} (measured on {samples})"
     gain, remark = loss.gain, "not confirmed"
     if loss.confirmed_gain is not None:
         gain = loss.confirmed_gain
         chance = "" if loss.confirmed else "; may be chance"
         remark = f"gain measured on {format_count(loss.confirmed_on, 'image')}{chance}"
-    return f"output error {error:.1%} -> about {error * (1 - gain):.1%} ({remark})"
+    return f"output error {error:.1%} -> about {error * (1 - gain):.0%} ({remark})"
 
 
 def _describe_cost(loss: TensorLoss, title: str) -> str:
@@ -344,12 +352,6 @@ def _describe_cost(loss: TensorLoss, title: str) -> str:
     if loss.ms is not None:
         changes.append(f"{format_ms(abs(loss.ms))} {'less' if loss.ms < 0 else 'more'}")
     return f"; {', '.join(changes)}"
-
-
-def _exclude_pattern(loss: TensorLoss) -> str:
-    names = [re.escape(name).replace(r"\-", "-") for name in loss.readers]
-    pattern = f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
-    return shlex.quote(pattern)
 
 
 def _add_remarks(

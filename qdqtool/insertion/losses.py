@@ -14,6 +14,7 @@ over the outputs. The outputs are those of the last convolutions, before any dec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,6 +75,8 @@ class TensorLoss:
             predicted.
         conversions: Number of conversions that the float activation adds; None if not predicted.
         ms: Milliseconds that the float activation adds on a GPU; None if not estimated.
+        excluded_error: Output error of the insertion that excludes the consumers, on the samples of
+            the total error; None if not measured.
         confirmed_gain: Gain measured again on confirming samples, if possible other ones than the
             trial samples. None if there are too few of them, or if the activation was not measured
             on them.
@@ -90,6 +93,13 @@ class TensorLoss:
     confirmed_on: int = 0
     confirmed: bool = False
     ms: float | None = None
+    excluded_error: float | None = None
+
+    @property
+    def exclude_pattern(self) -> str:
+        """Regular expression that excludes the consumers."""
+        names = [re.escape(name).replace(r"\-", "-") for name in self.readers]
+        return f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -105,6 +115,9 @@ class TensorLoss:
             "confirmed_on": self.confirmed_on,
             "confirmed": self.confirmed,
             "ms": None if self.ms is None else round_significant(self.ms),
+            "excluded_error": None
+            if self.excluded_error is None
+            else round(self.excluded_error, 5),
         }
 
 

@@ -151,10 +151,11 @@ def insert(
             :mod:`calibration.range_tables`.
         losses: Number of samples for three measurements: the output error, the activations that
             cause most of it (:mod:`qdqtool.insertion.losses`), and the difference between an FP16
-            model and the float model. The network runs up to ten times for each sample. Default:
-            0, which measures nothing. None, the default of the command line: the error is measured
-            on 8 samples. If the error is 10 % or more, the gain of leaving single activations float
-            is measured on 2 of the samples, and the largest gains are confirmed on the other 6.
+            model and the float model. The network runs up to 14 times for each sample. Default: 0,
+            which measures nothing. None, the default of the command line: the error is measured on
+            8 samples. If the error is 10 % or more, the gain of leaving single activations float is
+            measured on 2 of the samples, and the largest gains are confirmed on the other 6. If a
+            gain is confirmed, the error with the excluded layers is measured on all samples.
         predict: Whether to predict the engine of the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. With
             ``precision="fp8"``, a GPU without FP8 is an error.

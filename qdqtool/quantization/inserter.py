@@ -24,7 +24,9 @@ from qdqtool.insertion.input_types import (
 )
 from qdqtool.insertion.losses import (
     TRIAL_SAMPLES,
+    ActivationLosses,
     Fp16Agreement,
+    TensorLoss,
     compare_outputs,
     compares_at_objects,
     measure_losses,
@@ -39,7 +41,7 @@ from qdqtool.insertion.placement import Placement, compute_placement
 from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics, read_table_scales
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
+from qdqtool.insertion.rewrite import ActivationScale, QuantizedTensor, insert_pairs
 from qdqtool.insertion.scales import (
     GroupScale,
     MethodChoice,
@@ -89,6 +91,12 @@ class InsertRequest:
         placement = replace(self.options.placement, precision=precision)
         return replace(self, options=replace(self.options, placement=placement))
 
+    def with_exclusion(self, pattern: str) -> InsertRequest:
+        """Return the request that also excludes the nodes of a pattern."""
+        placement = self.options.placement
+        placement = replace(placement, exclude=(*placement.exclude, pattern))
+        return replace(self, options=replace(self.options, placement=placement))
+
 
 class Inserter:
     """One insertion: its options, the model, and methods for the steps of :func:`insert`.
@@ -112,6 +120,7 @@ class Inserter:
         check_input_type(options.network.input_type, target, self._format)
         self.target = target
         self.fp8_obstacle = ""
+        self._request = request
         # A table replaces the data, so the network never runs.
         self._data = request.data if options.calib_table is None else None
         self._network = prepare_network(
@@ -379,28 +388,65 @@ class Inserter:
         self.result.findings.extend(report.findings)
 
     def measure_losses(self) -> None:
-        """Measure which quantized activations cause the output error, if requested."""
-        statistics, self._statistics = self._statistics, None  # free tens of megabytes
+        """Measure which quantized activations cause the output error, if requested.
+
+        For confirmed activations, the error is measured again with their consumers excluded.
+        """
+        # The statistics take tens of megabytes, so they are freed at the end of this method.
+        statistics, self._statistics = self._statistics, None
         if self._options.losses == 0 or statistics is None:
             return
         assert self._data is not None  # `statistics` are those of the data
-        activations = self.result.activations
         sources = {t: s.group.sources for s in self._scales for t in s.group.quantized}
-        candidates = rank_activations(activations, statistics, sources, number_format=self._format)
-        del statistics
+        candidates = rank_activations(
+            self.result.activations, statistics, sources, number_format=self._format
+        )
         try:
-            self.result.losses = measure_losses(
-                self._model,
-                candidates,
-                self._data,
-                activations=activations,
-                images=self._options.images,
-                samples=self._options.losses,
-            )
+            losses = self._measure_losses(candidates)
+            if losses is not None:
+                tensors = [
+                    replace(t, excluded_error=self._measure_exclusion(t, statistics))
+                    if t.confirmed
+                    else t
+                    for t in losses.tensors
+                ]
+                losses = replace(losses, tensors=tensors)
+            self.result.losses = losses
         except ModelError as error:  # for example, TensorRT's own operators cannot run here
             self._add_warning(
                 "losses-not-measured", "the causes of accuracy loss were not measured", error
             )
+
+    def _measure_losses(self, candidates: Sequence[QuantizedTensor]) -> ActivationLosses | None:
+        assert self._data is not None
+        return measure_losses(
+            self._model,
+            candidates,
+            self._data,
+            activations=self.result.activations,
+            images=self._options.images,
+            samples=self._options.losses,
+        )
+
+    def _measure_exclusion(self, loss: TensorLoss, statistics: Statistics) -> float | None:
+        """Return the output error of the insertion that also excludes an activation's consumers.
+
+        None if this insertion needs another calibration or cannot be made.
+        """
+        if self._options.network.smooth is not None:  # SmoothQuant would change other tensors
+            return None
+        try:
+            trial = Inserter(self._request.with_exclusion(loss.exclude_pattern))
+            groups = trial._find_groups()
+            if not all(source in statistics for g in groups for source in g.sources):
+                return None
+            trial._shared = statistics, self.result.calibration
+            trial.choose_scales()
+            trial.insert_pairs()
+        except QdqtoolError:  # for example, nothing else is quantized
+            return None
+        losses = trial._measure_losses([])
+        return None if losses is None else losses.error
 
     def find_wide_tensors(self) -> dict[str, float]:
         """Return the tensors that may exceed the FP16 range, with their maxima; cached."""

@@ -242,6 +242,22 @@ def test_measure_confirms_on_four_other_images_or_on_the_requested_number(
     assert samples is None or worst.confirmed_gain == pytest.approx(worst.gain)
 
 
+def test_text_states_the_error_of_the_proposed_exclusion() -> None:
+    """The weights of the excluded layer become float too, so the error differs from the gain's."""
+    methods = {"method_for": [("relu", "percentile")], "percentile": 80.0}
+    result, pasted = (
+        qdqtool.insert(chain(), images(8), exclude=e, losses=None, predict=False, **methods)
+        for e in ([], ["^b$"])
+    )
+    before, after, worst = result.losses.error, pasted.losses.error, result.losses.tensors[0]
+    assert before * (1 - worst.confirmed_gain) != pytest.approx(after, rel=1e-3)
+    change = f"output error {before:.1%} -> {after:.1%} (measured on 8 images)"
+    text = str(render(result, 200))
+    assert f"b in FP16: {change}" in text and "Try: --exclude '^b$'" in text
+    worse = replace(result.losses, tensors=[replace(worst, excluded_error=before)])
+    assert "Try" not in str(render(replace(result, losses=worse), 200))
+
+
 def test_measure_does_not_confirm_gain_of_single_images() -> None:
     """Only the first and the last image exceed the input's range, and these select it."""
     data = images(8)
