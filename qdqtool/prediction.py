@@ -16,7 +16,9 @@ from qdqtool.trt.outcome import apply_assumptions, simulate, simulate_without_al
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from calibration.arrays import CalibrationSource
@@ -108,7 +110,8 @@ def check_activations(
 
     The model runs without its quantizers. A quantizer that clips large values therefore does not
     change the values at later quantizers. A Relu replaces a quantizer whose range starts at 0. The
-    findings and notes of `prediction` change in place. A model without INT8 activations is not run.
+    findings and notes of `prediction` change in place. A note states how many scales were checked,
+    and the codes of the findings. A model without INT8 activations is not run.
 
     Args:
         model: The predicted model with its weights.
@@ -143,6 +146,7 @@ def check_activations(
         for q in activation_scales.find_int8_quantizers(view)
     }
     if not sources:
+        prediction.notes.append(_note_check(0, 0, []))
         return
     choice = choose_preprocess(model.metadata, preprocess)
     # Weight quantizers are removed too. If only weights had Q/DQ, onnxruntime would fuse Adds,
@@ -159,11 +163,24 @@ def check_activations(
     prediction.notes += describe_preprocess(model, statistics.preprocessing, choice.origin, data)
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
-    activation_scales.run(view, report, Statistics(seen, images=statistics.images))
+    checked = activation_scales.run(view, report, Statistics(seen, images=statistics.images))
+    prediction.notes.append(_note_check(checked, statistics.images, report.findings))
     # These findings replace the finding that is based on the scales only.
     findings = [f for f in prediction.findings if not isinstance(f.causes[0].reason, OutlierScales)]
     prediction.findings = findings
     add_findings(prediction, report.findings, model)
+
+
+def _note_check(scales: int, samples: int, findings: Iterable[Finding]) -> Note:
+    """Return a note on the check of activation scales, also if nothing was found."""
+    codes = list(dict.fromkeys(finding.code for finding in findings))
+    text = (
+        f"checked the scales of {format_count(scales, 'activation')} on "
+        f"{format_count(samples, 'sample')}: {', '.join(codes) or 'no finding'}"
+        if scales
+        else "no scales were checked: no INT8 activation has a known scale and enough values"
+    )
+    return Note(text, code="scales-checked", scales=scales, samples=samples, findings=codes)
 
 
 def add_findings(prediction: Prediction, findings: Iterable[Finding], model: Model) -> None:

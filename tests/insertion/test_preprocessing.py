@@ -89,9 +89,17 @@ def test_arrays_have_no_preprocessing() -> None:
 @pytest.mark.parametrize(
     ("options", "values", "codes"),
     [
-        ({"preprocess": "imagenet"}, {"name": "imagenet", "origin": "model"}, ["preprocess"]),
+        (
+            {"preprocess": "imagenet"},
+            {"name": "imagenet", "origin": "model"},
+            ["preprocess", "scales-checked"],
+        ),
         # The default warns again for a classifier.
-        ({}, {"name": "yolo", "origin": "default"}, ["preprocess", "default-preprocess"]),
+        (
+            {},
+            {"name": "yolo", "origin": "default"},
+            ["preprocess", "default-preprocess", "scales-checked"],
+        ),
     ],
 )
 def test_predict_and_fix_use_the_recorded_preprocessing(
@@ -102,7 +110,9 @@ def test_predict_and_fix_use_the_recorded_preprocessing(
     check_activations(model, prediction, photos)
     assert (note_codes(prediction.notes), prediction.notes[0].values) == (codes, values)
     assert prediction.as_json()["notes"] == list(prediction.notes)
-    assert {*prediction.notes} <= {*qdqtool.fix(model, data=photos).notes}
+    assert {*prediction.notes[:-1]} <= {*qdqtool.fix(model, data=photos).notes}
+    # One scale for the input of each of the three convolutions.
+    assert prediction.notes[-1] == note("scales-checked", scales=3, samples=8, findings=[])
 
 
 def to_input(image: Image.Image) -> Any:

@@ -97,7 +97,7 @@ def _quantizer_scale(view: View, quantizer: Node) -> float:
     return scale
 
 
-def run(view: View, report: FindingReport, statistics: Statistics) -> None:
+def run(view: View, report: FindingReport, statistics: Statistics) -> int:
     """Report scales that do not match the data, and scales that cover outliers.
 
     Each fault is reported in one finding for the whole network. Outliers at Qs without statistics
@@ -107,6 +107,9 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
         view: The Q/DQ model.
         report: Report to which the findings are added.
         statistics: Statistics of the inputs of the Qs.
+
+    Returns:
+        Number of Qs whose scales were checked. Qs with too few values are not checked.
     """
     fits, candidates = [], []
     for q in find_int8_quantizers(view):
@@ -141,6 +144,7 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
                 find_common_factor(fits),
             )
         )
+    return len(fits)
 
 
 def check_outliers_by_gains(
