@@ -13,6 +13,8 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings import obstacles, report
 from qdqtool.findings.rules import REASON_MODULES, finding_code
 from qdqtool.formats.build_text import render_comparison
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK, placement as placement_reasons
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.convolutions import DepthwiseAdd, LargeKernel
@@ -295,11 +297,13 @@ def kinds_worded() -> set[type[Reason]]:
 
 
 def headlines() -> list[str]:
-    groups = [
-        *(listed for _, listed in findings()),
-        [f for _, listed in findings() for f in listed],
+    models = {label: proto for label, proto, _ in (*networks(), *single_wordings())}
+    texts = [
+        obstacles.describe_obstacles(listed, View(Model(models[label])))
+        for label, listed in findings()
+        if label in models
     ]
-    return [text for text in dict.fromkeys(map(obstacles.describe_obstacles, groups)) if text]
+    return list(dict.fromkeys(filter(None, texts)))
 
 
 def comparisons(folder: Path) -> dict[str, list[str]]:

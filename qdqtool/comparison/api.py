@@ -372,8 +372,8 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         findings = side.prediction.findings if side.prediction is not None else []
         if any(isinstance(f.causes[0].reason, IntegerOperator) for f in findings):
             raise QdqtoolError(
-                f"{side.title} cannot be compared. It has {describe_obstacles(findings)}. Give a "
-                "model with Q/DQ pairs",
+                f"{side.title} cannot be compared. It has "
+                f"{describe_obstacles(findings, side.view)}. Give a model with Q/DQ pairs",
                 code="unsupported",
             )
     reason = "no layer in common"
@@ -601,7 +601,7 @@ def _compare_with_build(
     engine.count_layers(prediction)
     file.conversions = _choose_predicted_conversions(prediction, engine.conversions)
     file.conversions_range = None
-    file.obstacle = describe_obstacles(prediction.findings)
+    file.obstacle = describe_obstacles(prediction.findings, side.view)
     sides = _order_sides(file, engine, build_first)
     comparison = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized

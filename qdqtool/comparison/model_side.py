@@ -214,7 +214,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.conversions, summary.target = prediction.conversions, prediction.target
     summary.conversions_range = prediction.conversions_range
     summary.compute_capabilities = prediction.compute_capabilities
-    summary.obstacle = describe_obstacles(prediction.findings)
+    summary.obstacle = describe_obstacles(prediction.findings, view)
     summary.rejected = prediction.rejected
     time = prediction.time
     summary.float_types = prediction.float_types()

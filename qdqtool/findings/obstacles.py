@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from qdqtool.ir.precision import Precision
+from qdqtool.ir.precision import BYTES, Precision
+from qdqtool.ir.qdq import QuantParams
+from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding, FindingCode, Reason
 from qdqtool.reasons.weights import BiasQuantized
 from qdqtool.trt.result import Prediction
@@ -37,15 +39,20 @@ def onnxruntime_recipe(model: str, output: str, exclude: Sequence[str] = ()) -> 
     )
 
 
-def describe_obstacles(findings: Iterable[Finding]) -> str:
-    """Describe the rejected quantization formats that findings report; empty if none."""
+def describe_obstacles(findings: Iterable[Finding], view: View) -> str:
+    """Describe the rejected quantization formats of a model; empty if none.
+
+    Args:
+        findings: Findings of the model.
+        view: The model, whose Q and DQ nodes are counted.
+    """
     reasons: dict[FindingCode, list[Reason]] = defaultdict(list)
     for finding in findings:
         if finding.code in _REJECTED_FORMS:
             reasons[finding.code] += [cause.reason for cause in finding.causes]
     if not reasons:
         return ""
-    forms = ", ".join(_describe_rejected_form(code, group) for code, group in reasons.items())
+    forms = ", ".join(_describe_rejected_form(code, group, view) for code, group in reasons.items())
     if set(reasons) == {"ZP-UINT8"}:
         return f"{forms}: TensorRT rejects the model, or clips every value above 127 steps"
     return (
@@ -76,11 +83,20 @@ def _has_int32_bias(finding: Finding) -> bool:
     return any(isinstance(r, BiasQuantized) and r.precision == Precision.INT32 for r in reasons)
 
 
-def _describe_rejected_form(code: FindingCode, reasons: Sequence[Reason]) -> str:
+def _describe_rejected_form(code: FindingCode, reasons: Sequence[Reason], view: View) -> str:
     if code == "QOPERATOR":
         counts = Counter(getattr(reason, "op", "") for reason in reasons).most_common()
         operators = ", ".join(f"{count} {op}" for op, count in counts[:3])
         return f"integer operators instead of Q/DQ ({operators}{', ...' if counts[3:] else ''})"
+    # Findings report a Q and the DQ after it once, but a user who counts the nodes counts both.
+    quantizers = [view.params(node) for node in view.quantizers]
     if code == "ZP-UINT8":
-        return format_count(len(reasons), "UINT8 quantizer")
-    return f"zero points other than 0 at {format_count(len(reasons), 'quantizer')}"
+        unsigned = sum(params.precision == Precision.UINT8 for params in quantizers)
+        return format_count(unsigned, "UINT8 Q/DQ node")
+    nonzero = sum(_has_nonzero_zero_point(params) for params in quantizers)
+    return f"zero points other than 0 at {format_count(nonzero, 'Q/DQ node')}"
+
+
+def _has_nonzero_zero_point(params: QuantParams) -> bool:
+    zeros = params.zero_points
+    return params.precision in BYTES and zeros is not None and not zeros.is_zero

@@ -235,9 +235,9 @@ def test_compare_scales_of_channels(
 def test_comparison_json() -> None:
     result = compare(network(), network(spoilt=[0]))
     data = json.loads(json.dumps(result.as_json()))
-    summary = data["summary"]
-    assert (data["schema"], summary["lost_int8"]) == ("qdqtool/comparison/1", 1)
-    assert summary["conversions"] == [result.a.conversions, result.b.conversions]
+    expected = {"lost_int8": 1, "conversions": [result.a.conversions, result.b.conversions]}
+    assert data["schema"] == "qdqtool/comparison/1"
+    assert data["summary"] | expected == data["summary"]
     node = next(n for n in data["nodes"] if n["name"] == "b0.a")
     assert [node[side]["precision"] for side in "ab"] == ["INT8", "FLOAT"]
     assert node["lost"] == "weights"
@@ -339,18 +339,28 @@ def test_compare_rejects_integer_operators(
 
 
 @pytest.mark.parametrize(
-    ("activations", "code", "obstacle"),
-    [("QUInt8", "ZP-UINT8", "UINT8"), ("QInt8", "ZP-NONZERO", "zero points")],
+    ("activations", "code", "obstacle", "is_rejected"),
+    [
+        ("QUInt8", "ZP-UINT8", "{} UINT8 Q/DQ nodes", lambda zero: zero.dtype == np.uint8),
+        ("QInt8", "ZP-NONZERO", "zero points other than 0 at {} Q/DQ nodes", np.any),
+    ],
 )
-def test_compare_names_an_obstacle_first(
-    activations: str, code: str, obstacle: str, float_path: Path
+def test_compare_names_an_obstacle_first_and_counts_its_nodes(
+    activations: str,
+    code: str,
+    obstacle: str,
+    is_rejected: Callable[[np.ndarray], bool],
+    float_path: Path,
 ) -> None:
     path = quantize(float_path, "QDQ", activations)
-    assert code in qdqtool.predict(path, TARGET).findings_by_code()
+    graph = onnx.load(path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    zeros = [constants[n.input[2]] for n in graph.node if "uantizeLinear" in n.op_type]
     result = qdqtool.compare(float_path, path, target=TARGET)
-    assert obstacle in result.b.obstacle and not result.a.obstacle
+    assert obstacle.format(sum(map(is_rejected, zeros))) in result.b.obstacle
     assert summarize_comparison(result).startswith(f"B has {result.b.obstacle}")
-    assert result.b.int8 == result.count(ChangeKind.GAINED_INT8) == 0
+    assert (result.a.obstacle, result.b.int8, result.count(ChangeKind.GAINED_INT8)) == ("", 0, 0)
+    assert code in qdqtool.predict(path, TARGET).findings_by_code()
 
 
 def test_rejected_model_has_no_times_and_no_qdq_layers(float_path: Path) -> None:
