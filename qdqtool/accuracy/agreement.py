@@ -44,6 +44,27 @@ from qdqtool.util.threads import SharedTasks, run_threads
 _MAX_WORKERS = 4
 _MAX_CHAIN = 8  # maximum number of Q and DQ nodes to follow after a tensor
 _Arrays = Mapping[str, npt.NDArray[Any]]
+# Name and definition of each metric for a model B that is compared with a model A. The sentences of
+# the metrics name a quantized and a float model, but A may be quantized as well.
+_DEFINITIONS = {
+    "agreement-map": (
+        "Agreement mAP",
+        "average precision (IoU 0.50 to 0.95) of B's detections; A's detections of score 0.25 and "
+        "more are the truth",
+    ),
+    "mask-agreement": (
+        "Mask agreement",
+        "mean IoU of the masks, at the positions where A has a score of 0.25 and more (at most 100 "
+        "in an image). An object has several such positions, and non-maximum suppression keeps one "
+        "of them as its detection, so the numbers of masks and detections differ",
+    ),
+    "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
+    "output-agreement": (
+        "Output agreement",
+        "one minus the error of B's final outputs at all positions, divided by the standard "
+        "deviation of A's",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +73,6 @@ class AgreementMeasure:
 
     Attributes:
         metric: Name of the metric.
-        sentence: Definition of the metric.
         value: Value of the metric, 1 for equal networks. None if undefined, for example if the
             reference has no detections.
         low: Lower end of the 95 % confidence interval; None without a value.
@@ -61,11 +81,20 @@ class AgreementMeasure:
     """
 
     metric: str
-    sentence: str
     value: float | None
     low: float | None
     high: float | None
     count: int
+
+    @property
+    def title(self) -> str:
+        """Name of the metric in texts."""
+        return _DEFINITIONS[self.metric][0]
+
+    @property
+    def definition(self) -> str:
+        """Definition of the metric, in which A is the reference and B the other network."""
+        return _DEFINITIONS[self.metric][1]
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""
@@ -73,7 +102,7 @@ class AgreementMeasure:
         rounded = {name: None if v is None else round(v, 5) for name, v in numbers.items()}
         return {
             "metric": self.metric,
-            "sentence": self.sentence,
+            "sentence": f"{self.title}: {self.definition}",
             **rounded,
             "count": self.count,
         }
@@ -189,9 +218,9 @@ def _summarize_metric(metric: Metric, evidence: Sequence[Evidence]) -> Agreement
     count = count_references(metric, evidence)
     value = metric.value(evidence) if count else math.nan
     if math.isnan(value):
-        return AgreementMeasure(metric.name, metric.sentence, None, None, None, count)
+        return AgreementMeasure(metric.name, None, None, None, count)
     low, high = estimate_interval(metric, evidence)
-    return AgreementMeasure(metric.name, metric.sentence, value, low, high, count)
+    return AgreementMeasure(metric.name, value, low, high, count)
 
 
 # Tensors ------------------------------------------------------------------------------

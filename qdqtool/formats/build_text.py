@@ -220,26 +220,6 @@ def add_times_on_gpus(page: TextPage, comparisons: Sequence[Comparison]) -> None
 
 
 _COUNTED = {"agreement-map": "detection", "mask-agreement": "mask"}
-# Name and definition of each metric of two models.
-_METRICS = {
-    "agreement-map": (
-        "Agreement mAP",
-        "average precision (IoU 0.50 to 0.95) of B's detections; A's detections of score 0.25 and "
-        "more are the truth",
-    ),
-    "mask-agreement": (
-        "Mask agreement",
-        "mean IoU of the masks, at the positions where A has a score of 0.25 and more (at most 100 "
-        "in an image). An object has several such positions, and non-maximum suppression keeps one "
-        "of them as its detection, so the numbers of masks and detections differ",
-    ),
-    "top-1-agreement": ("Top-1 agreement", "share of the images with the same best class"),
-    "output-agreement": (
-        "Output agreement",
-        "one minus the error of B's final outputs at all positions, divided by the standard "
-        "deviation of A's",
-    ),
-}
 
 
 def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
@@ -252,9 +232,8 @@ def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
         counted = ""
         if measure.metric in _COUNTED:
             counted = f" with {format_count(measure.count, _COUNTED[measure.metric])}"
-        name, definition = _METRICS.get(measure.metric, ("Agreement", measure.sentence))
-        page.fill(f"{name} of B with A: {value} on {images}{counted}", 2)
-        page.fill(definition, 2, "  ")
+        page.fill(f"{measure.title} of B with A: {value} on {images}{counted}", 2)
+        page.fill(measure.definition, 2, "  ")
 
 
 def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:

@@ -1,5 +1,6 @@
 import functools
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -66,10 +67,12 @@ def test_rounding_of_scales_to_fp16_is_no_change() -> None:
     assert comparison.where(ChangeKind.SCALE) == comparison.where(ChangeKind.WEIGHTS_SCALE) == []
 
 
-def test_agreement_of_two_quantized_models_is_noted() -> None:
-    for reference, is_noted in ((quantized("int8"), True), (three_convolutions(), False)):
-        notes = qdqtool.compare(reference, quantized("fp8"), data=DATA).notes
-        assert ("reference-quantized" in note_codes(notes)) == is_noted
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_agreement_names_the_models_a_and_b_and_notes_a_quantized_a(is_quantized: bool) -> None:
+    reference = quantized("int8") if is_quantized else three_convolutions()
+    answer = qdqtool.compare(reference, quantized("fp8"), data=DATA).as_json()
+    assert ("reference-quantized" in note_codes(answer["notes"])) == is_quantized
+    assert re.search(r"of B's .* of A's$", answer["agreement"]["sentence"])
 
 
 def write_build(path: Path, formats: dict[str, tuple[str, str]]) -> Path:
