@@ -20,13 +20,11 @@ from qdqtool.util.text import format_count, format_ms, keep_end
 if TYPE_CHECKING:
     from qdqtool.ir.precision import Precision
     from qdqtool.reasons.finding import Finding
-    from qdqtool.timing.results import BestTime, SpeedGain, TimeEstimate
+    from qdqtool.timing.results import SpeedGain, TimeEstimate
 
 _MAX_LAYERS = 10
-_MAX_TYPES = 3  # maximum number of columns of times in a table of GPUs
-# For a model with Q/DQ, the time with the Q/DQ of `insert` in the same format is listed only if it
-# differs from the time of the model by more than this fraction.
-_MIN_DIFFERENCE = 0.02
+_MAX_TYPES = 4  # maximum number of columns of times in a table of GPUs
+_CELL = 8  # width of such a column
 _FLOAT_TYPES = frozenset(("FP16", "FP32"))  # only the faster one of a GPU is estimated
 INCLUDED_SAVING = "included in the saving of NOT-QUANTIZED"
 _MIN_SAVING = 0.002  # minimum saving that is printed, as a fraction of the total time
@@ -79,11 +77,8 @@ class ListedTime(NamedTuple):
     clock_share: float
 
 
-def list_times(time: TimeEstimate, *, every: bool = False) -> dict[str, ListedTime]:
-    """Return times by label: model, float network, and results of ``insert``.
-
-    If the time by ``insert`` is about that of the model, it is left out unless `every` is set.
-    """
+def list_times(time: TimeEstimate) -> dict[str, ListedTime]:
+    """Return times by label: model, float network, and results of ``insert``."""
     float_time, times = time.float_time, {}
     model_time = ListedTime(time.total_ms, time.clock_share)
     if not time.is_float:
@@ -96,21 +91,11 @@ def list_times(time: TimeEstimate, *, every: bool = False) -> dict[str, ListedTi
     elif time.is_float:
         times[str(time.float_type)] = model_time
     for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
-        if best is not None and (every or _is_listed(time, precision, best)):
+        if best is not None:
             options = "(defaults)" if precision == "INT8" else "--precision fp8"
             label = f"{precision} by qdqtool insert {options}"
             times[label] = ListedTime(best.total_ms, best.clock_share)
     return times
-
-
-def _is_listed(time: TimeEstimate, precision: str, best: BestTime) -> bool:
-    """Return whether the time with the Q/DQ of ``insert`` is listed.
-
-    If the model itself has Q/DQ of the same format, the time is listed only if it differs from the
-    time of the model by more than 2 %.
-    """
-    is_same = not time.is_float and time.quantized == precision
-    return not is_same or abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE
 
 
 def describe_clock(time: TimeEstimate) -> str:
@@ -177,10 +162,12 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
 
 
 def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate], labels: Sequence[str]) -> None:
-    column = max(len(time.gpu.name) for time in times) + 2
-    heads = "".join(f"{label.split()[0]:>11}" for label in labels)
-    origins = "".join(f"{_name_origin(label):>11}" for label in labels)
-    page.add_lines(f"  {'':<{column}}{heads}  speed", f"  {'':<{column}}{origins}  (80 % range)")
+    column = max(10, *(len(time.gpu.name) + 2 for time in times))
+    heads = "".join(f"{label.split()[0]:>{_CELL}}" for label in labels)
+    origins = "".join(f"{_name_origin(label):>{_CELL}}" for label in labels)
+    page.add_lines(
+        f"  {'time in ms':<{column}}{heads}  speed", f"  {'':<{column}}{origins}  (80 % range)"
+    )
     for time in times:
         ratio, style = _format_speed(time)
         row = f"  {time.gpu.name:<{column}}{_format_cells(time, labels)}  "
@@ -202,12 +189,12 @@ def _list_columns(times: Sequence[TimeEstimate]) -> list[str]:
 
 
 def _name_origin(label: str) -> str:
-    """Return ``by insert`` for the time of a model that ``insert`` would write."""
-    return "by insert" if " " in label else ""
+    """Return ``insert`` for the time of a model that ``insert`` would write."""
+    return "insert" if " " in label else ""
 
 
 def _list_missing(time: TimeEstimate, labels: Sequence[str]) -> list[str]:
-    return [label for label in labels if label not in list_times(time, every=True)]
+    return [label for label in labels if label not in list_times(time)]
 
 
 def _explain_missing(labels: Collection[str]) -> str:
@@ -219,9 +206,11 @@ def _explain_missing(labels: Collection[str]) -> str:
 
 
 def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:
-    listed = list_times(time, every=True) if time.is_supported else {}
-    cells = (format_ms(listed[label].ms) if label in listed else "-" for label in labels)
-    return "".join(f"{cell:>11}" for cell in cells)
+    listed = list_times(time) if time.is_supported else {}
+    cells = (
+        format_ms(listed[label].ms, unit=False) if label in listed else "-" for label in labels
+    )
+    return "".join(f"{cell:>{_CELL}}" for cell in cells)
 
 
 def _format_speed(time: TimeEstimate) -> tuple[str, Style]:

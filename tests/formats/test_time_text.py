@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -48,15 +49,24 @@ def test_fastest_type_rates_the_written_model(
 
 
 def test_range_of_each_engine_ends_at_the_same_clock() -> None:
+    """The model has the time of insert's Q/DQ, and both are listed."""
     base = FloatTime(Precision.FP16, 12.0, clock_share=0.8)
     time = TimeEstimate(
-        choose_gpu("L4"), 10.0, low_ms=8.0, high_ms=15.0, float_time=base, clock_share=0.9
+        choose_gpu("L4"),
+        10.0,
+        low_ms=8.0,
+        high_ms=15.0,
+        float_time=base,
+        best=replace(best_time(10.0, 12.0), clock_share=0.9),
+        clock_share=0.9,
     )
     assert f"{0.9 * time.gpu.clock:.0f} MHz (estimated; " in describe_times(time)
     page = TextPage()
     add_speed_verdict(page, [time])
     ends = re.findall(r"- +([\d.]+) ms", "\n".join(page.lines))
-    assert [float(end) for end in ends] == pytest.approx([15.0, 12.0 * 1.5 * 0.8 / 0.9], rel=0.01)
+    assert [float(end) for end in ends] == pytest.approx(
+        [15.0, 12.0 * 1.5 * 0.8 / 0.9, 15.0], rel=0.01
+    )
 
 
 def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
@@ -73,9 +83,9 @@ def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
 @pytest.mark.parametrize(
     ("is_float", "quantized", "heads", "column"),
     [
-        (False, Precision.INT8, "FP16 INT8 INT8 speed", 2),
-        (False, Precision.FP8, "FP16 INT8 FP8 speed", 1),
-        (True, Precision.INT8, "FP16 INT8 speed", 1),
+        (False, Precision.INT8, "time in ms FP16 INT8 INT8 speed", 2),
+        (False, Precision.FP8, "time in ms FP16 INT8 FP8 speed", 1),
+        (True, Precision.INT8, "time in ms FP16 INT8 speed", 1),
     ],
 )
 def test_columns_for_several_gpus_have_one_order(
@@ -89,7 +99,7 @@ def test_columns_for_several_gpus_have_one_order(
     add_speed_verdict(page, [time, time])
     assert " ".join(page.lines[0].split()).startswith(heads)
     ends = [match.end() for match in re.finditer(r"FP16|INT8|FP8", page.lines[0])]
-    assert page.lines[1].index("by insert  ") + len("by insert") == ends[column]
+    assert page.lines[1].index("insert  ") + len("insert") == ends[column]
     assert page.lines[0].index("speed") == page.lines[1].index("(80 % range)")
 
 
@@ -97,7 +107,8 @@ def test_columns_for_several_gpus_have_one_order(
     ("bests", "types", "note"),
     [
         ((5.0, 10.0), ("FP16", "FP16"), ""),
-        ((10.0, None), ("FP16", "FP16"), ""),
+        ((10.0, 10.0), ("FP16", "FP16"), ""),
+        ((10.0, None), ("FP16", "FP16"), "a type that the GPU lacks"),
         ((5.0, None), ("FP16", "FP16"), "a type that the GPU lacks"),
         ((5.0, 5.0), ("FP16", "FP32"), "the slower of FP16 and FP32"),
         ((5.0, None), ("FP32", "FP16"), "a type that the GPU lacks, and .* FP16 and FP32"),
@@ -106,7 +117,7 @@ def test_columns_for_several_gpus_have_one_order(
 def test_table_of_gpus_explains_missing_times(
     bests: tuple[float | None, ...], types: tuple[Precision, ...], note: str
 ) -> None:
-    """The last row is of a GPU with FP8, but the 3 columns are those of FP16 and INT8."""
+    """All GPUs have FP8."""
     times = [
         TimeEstimate(
             GPU,
