@@ -97,21 +97,30 @@ class ZeroPointCount(Reason):
 
 
 class NonzeroZeroPoint(Reason, key="zero-point"):
-    """A zero point that is not 0; ``zero_points`` has the smallest and the largest value."""
+    """A zero point that is not 0.
+
+    Attributes:
+        dq: The quantizer.
+        zero_points: Smallest and largest zero point.
+        unsigned: Whether the quantized type is uint8.
+        tensor: ONNX tensor that the quantizer reads.
+    """
 
     rules = (fixable_rule("ZP-NONZERO"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all layers
+    identity_excludes = (*Reason.identity_excludes, "node", "tensor")  # one finding for all layers
 
     dq: str
     zero_points: tuple[int, int]
     unsigned: bool = False
+    tensor: str = ""
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.dq} has {'uint8 ' if self.unsigned else ''}zero point "
-            f"{' to '.join(map(str, dict.fromkeys(self.zero_points)))}; TensorRT requires 0."
-        )
+        zero_points = " to ".join(map(str, dict.fromkeys(self.zero_points)))
+        text = f"{self.dq} has {'uint8 ' if self.unsigned else ''}zero point {zero_points}"
+        tensor = f" for tensor '{self.tensor}'" if self.tensor else ""
+        required = "int8 and zero point 0" if self.unsigned else "zero point 0"
+        return f"{text}{tensor}. TensorRT requires {required}, and rejects the model."
 
 
 class AxisOpset(Reason):

@@ -101,14 +101,19 @@ SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilo
 
 
 def check_zero_points(
-    pass_name: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
+    pass_name: str,
+    node: str,
+    dq: str,
+    zeros: ParameterValues | None,
+    unsigned: bool = False,
+    tensor: str = "",
 ) -> NonzeroZeroPoint | None:
     """Return a reason if a zero point is not 0; None if the zero points are unknown."""
     if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
     limits = int(values.min()), int(values.max())
-    return NonzeroZeroPoint(pass_name, node, dq, limits, unsigned)
+    return NonzeroZeroPoint(pass_name, node, dq, limits, unsigned, tensor)
 
 
 def check_zero_point_count(

@@ -35,7 +35,7 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
     "float-types": ("FLOAT-MIXED", {"c", Precision.FP32, Precision.FP16}),
     "convtranspose-3d": ("CT3D-FLOAT", {"up"}),
     "activation-per-channel": ("ACT-PER-CHANNEL", {"a.Q"}),
-    "zero-point": ("ZP-NONZERO", {"a.Q", (3, 3)}),
+    "zero-point": ("ZP-NONZERO", {"a.Q", (3, 3), "x"}),
     "weights-axis": ("W-AXIS", {"c", "wq.Q", 1}),
     "weights-shared": ("W-SHARED", {("a", "b"), "w.weight"}),
     "output-not-quantized": ("OUT-FLOAT", {"c0", "soft", "Softmax", "16x16x16"}),

@@ -205,7 +205,9 @@ def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iter
         yield fault_checks.check_fp8_zero_point(MODEL_CHECK, name, params.zero_points)
         return
     unsigned = params.precision == Precision.UINT8
-    nonzero = fault_checks.check_zero_points(MODEL_CHECK, name, name, params.zero_points, unsigned)
+    nonzero = fault_checks.check_zero_points(
+        MODEL_CHECK, name, name, params.zero_points, unsigned, node.input(0)
+    )
     if nonzero is not None:
         yield nonzero
     elif unsigned and not _has_type_of_q(view, node):
