@@ -169,7 +169,7 @@ def command(
         _suggest_predict(page, path, chosen_target, gpu)
         if calib is not None and settings["input_type"] != "int8":
             suggest_compare(page, model, path)
-        suggest_build(page, path, built, result.model)
+        suggest_build(page, path, built, result.model, gpu)
         return page
 
     answer.write(

@@ -28,11 +28,19 @@ def suggest_compare(page: TextPage, model: str, path: str) -> None:
     page.fill(text, 9, " " * 9)
 
 
-def suggest_build(page: TextPage, path: str, target: Target, model: onnx.ModelProto) -> None:
-    """Add the commands that build the written model for a target."""
+def suggest_build(
+    page: TextPage, path: str, target: Target, model: onnx.ModelProto, gpu: str | None
+) -> None:
+    """Add the commands that build the written model for a target, on the named GPU if any."""
     from qdqtool.formats.predict_text import build_commands
     from qdqtool.ir.graph import Model
     from qdqtool.ir.input_shapes import describe_model
+    from qdqtool.timing.gpus import choose_gpu
 
     if not target.is_rtx:
-        page.add_page(build_commands(target, path, page.width, describe_model(Model(model))))
+        on_jetson = gpu is not None and choose_gpu(gpu).is_jetson
+        page.add_page(
+            build_commands(
+                target, path, page.width, describe_model(Model(model)), on_jetson=on_jetson
+            )
+        )

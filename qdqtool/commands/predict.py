@@ -380,6 +380,7 @@ def _render_text(
                     prediction.model,
                     half=shown.half,
                     batch=shown.batch,
+                    on_jetson=any(time.gpu.is_jetson for time in result.times),
                 )
             )
             if not result.times:

@@ -208,7 +208,7 @@ def command(
             suggest_compare(page, model, path)
             is_fp8 = settings["precision"] == "fp8"
             built = restrict_to_fp8(chosen_target) if is_fp8 else chosen_target
-            suggest_build(page, path, built, tuning.model)
+            suggest_build(page, path, built, tuning.model, gpu)
         return page
 
     answer.write(lambda: use_option_names(tuning.as_json()), render_text)

@@ -95,9 +95,6 @@ def find_build_method(name: str) -> BuildMethod:
     )
 
 
-_JETPACK = ("10.3", "10.7")  # TensorRT versions of JetPack 6, whose trtexec is not on PATH
-
-
 def trtexec_command(
     target: Target,
     model: str,
@@ -152,17 +149,23 @@ def _format_shape(entry: tuple[str, Sequence[int]]) -> str:
     return f"{label}:{'x'.join(str(1 if d == -1 else d) for d in shape)}"
 
 
-def trtexec_advice(target: Target) -> str:
-    """Return advice on the trtexec command of a target; empty if there is none."""
+def trtexec_advice(target: Target, on_jetson: bool = False) -> list[str]:
+    """Return advice on the trtexec command of a target.
+
+    Args:
+        target: The TensorRT version.
+        on_jetson: Whether the user named a Jetson, whose trtexec is not on PATH.
+    """
+    advice = []
+    if on_jetson or target.is_jetpack:
+        advice.append("on a Jetson: /usr/src/tensorrt/bin/trtexec")
     version = version_numbers(target.requested_version)
-    if target.requested_version.startswith(_JETPACK):
-        return "on a Jetson: /usr/src/tensorrt/bin/trtexec"
     if version and not target.strongly_typed and version[0] == 10 and version[1] >= 12:
-        return (
+        advice.append(
             "trtexec warns that --int8 and --fp16 are deprecated. To avoid both flags: "
             "qdqtool insert --strongly-typed, then trtexec --stronglyTyped"
         )
-    return ""
+    return advice
 
 
 _BFLOAT16_FLAGS = {  # by build method; they replace the flags for FP16

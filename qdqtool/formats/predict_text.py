@@ -286,6 +286,7 @@ def build_commands(
     *,
     half: bool = True,
     batch: int | None = None,
+    on_jetson: bool = False,
 ) -> TextPage:
     """Return the commands that build a model and compare the build with the prediction."""
     from qdqtool.findings.build_methods import trtexec_advice, trtexec_command
@@ -305,13 +306,13 @@ def build_commands(
     )
     page.add_command("Build:", command)
     page.add_command("Verify:", f"qdqtool verify {shlex.quote(path)} build.log")
-    advice = [trtexec_advice(target)]
+    advice = trtexec_advice(target, on_jetson)
     if shapes:
         advice.append(
             "The model has dynamic dimensions. For a range of sizes, replace --shapes by "
             "--minShapes, --optShapes and --maxShapes."
         )
-    for text in filter(None, advice):
+    for text in advice:
         page.fill(text, _LABEL, " " * _LABEL)
     return page
 

@@ -199,6 +199,13 @@ class Target:
         return major * thousands + minor * 100 + patch
 
     @property
+    def is_jetpack(self) -> bool:
+        """Whether the version that the user named is that of a JetPack."""
+        numbers = tuple(int(n) for n in self.requested_version.split(".")[:3] if n.isdigit())
+        has_patch = len(numbers) == 3 and _JETPACK_PATCHES.get(numbers[:2]) == numbers[2]
+        return has_patch or numbers[:2] in _JETPACK_MINORS
+
+    @property
     def has_local_functions(self) -> bool:
         """Whether the parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
         return self.is_rtx or self._parser_version >= (9, 0)
@@ -497,6 +504,8 @@ def target_before(name: str) -> Target | None:
 _JETPACK_6 = (10, 3)  # version in calibration tables if the user names only TensorRT 10
 # Patch version of TensorRT in the newest JetPack, by major and minor version; 0 for others.
 _JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}
+# Versions of JetPack 6.1 and later, with any patch version.
+_JETPACK_MINORS = (_JETPACK_6, (10, 7))
 LAST_MINOR = 19  # larger than every minor version so far
 STRONGLY_TYPED = "-strongly-typed"  # name suffix of targets of TensorRT 10 with strong typing
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")

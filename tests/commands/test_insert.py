@@ -67,6 +67,13 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
     assert next_command(text)[-2:] == ["--target", target]
 
 
+def test_build_commands_name_trtexec_of_a_jetson(folder: Path, cli: Cli) -> None:
+    written = cli("insert", "small.onnx", "--calib", "images", "--gpu", "Orin Nano 8GB", *QUICK)
+    texts = [cli("predict", "small_qdq.onnx", "--gpu", gpu) for gpu in ("Orin Nano 8GB", "L4")]
+    hints = ["/usr/src/tensorrt/bin/trtexec" in text for text in (written, *texts)]
+    assert hints == [True, True, False]
+
+
 @pytest.fixture
 def dynamic_input(folder: Path) -> str:
     """Name of the input of open.onnx, which is small.onnx with a dynamic size and batch."""

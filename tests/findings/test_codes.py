@@ -199,6 +199,7 @@ def test_build_method_has_other_names() -> None:
     [
         ("trt8.0", {"--fp16", "--int8"}, ""),
         ("8.6.1", {"--fp16", "--int8"}, ""),
+        ("8.6.2", {"--fp16", "--int8"}, "on a Jetson"),  # JetPack 6.0
         ("trt10", {"--fp16", "--int8"}, ""),
         ("10.3", {"--fp16", "--int8"}, "on a Jetson"),
         ("10.11", {"--fp16", "--int8"}, ""),
@@ -215,7 +216,8 @@ def test_trtexec_command_has_flags_of_version(target: str, flags: set[str], rema
     assert {"--int8", "--fp16", "--stronglyTyped", "--best"} & set(command.split()) == flags
     assert command.endswith("> build.log 2>&1")
     printed = trtexec_advice(target_named(target))
-    assert remark in printed and bool(remark) == bool(printed)
+    assert remark in "".join(printed) and bool(remark) == bool(printed)
+    assert any("on a Jetson" in text for text in trtexec_advice(target_named(target), True))
 
 
 @pytest.mark.parametrize(
