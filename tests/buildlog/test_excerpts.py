@@ -1,19 +1,16 @@
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import describe_contents, summarize
-from qdqtool.buildlog.types import GapKind, Section
-from qdqtool.errors import BuildLogError
+from qdqtool.buildlog.types import Section
 from qdqtool.ir.precision import Precision
 from qdqtool.trt import trace
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file, folder
-from tests.errors import has
 from tests.growth_factor import LINEAR, growth_factor
 from tests.tables import rows
 
@@ -27,23 +24,6 @@ def test_read_build_single_line(line: str, contents: str) -> None:
     assert contents in "; ".join(describe_contents(build))
     assert json.loads(json.dumps(summarize(build)))["read"]
     assert build.lines.unexplained == (1 if "nobody has seen" in line else 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("nothing of TensorRT\n", "wrong-format"),
-        ("Using the tool I measured things\n", "wrong-format"),
-        ("I ran 5 km in 20 seconds.\n", "wrong-format"),
-        ("Detected a bird\nWrote a letter\n", "wrong-format"),
-        ("Layer cake   1.5   2.5   3.5\n", "wrong-format"),
-        ('[{"Name": "NVIDIA A100", "ComputeCapability": [8, 0]}]', "wrong-format"),  # GPUs
-        ("{}\n" * 20, "file-damaged"),
-    ],
-)
-def test_read_build_rejects_other_text(text: str, code: str) -> None:
-    with pytest.raises(BuildLogError, check=has(code)):
-        read(text)
 
 
 def test_blank_lines_are_counted() -> None:
@@ -88,35 +68,6 @@ def test_long_line_is_read_in_linear_time(start: str, part: str, end: str) -> No
             base_name(event.subject)
 
     assert growth_factor(read_line, LINEAR, longest=1 << 18) <= LINEAR
-
-
-def layer(name: str, source: str, target: str) -> dict[str, Any]:
-    def edge(tensor: str) -> list[dict[str, Any]]:
-        return [
-            {"Name": tensor, "Dimensions": [1, 8, 4, 4], "Format/Datatype": "Row major Int8 format"}
-        ]
-
-    return {
-        "Name": name,
-        "LayerType": "CaskConvolution",
-        "Inputs": edge(source),
-        "Outputs": edge(target),
-    }
-
-
-def test_profile_that_is_cut_off_counts() -> None:
-    rows = [
-        f'{{ "name" : "{n}", "timeMs" : 1, "averageMs" : 0.3, "percentage" : 33 }}' for n in "abc"
-    ]
-    build = read(
-        {
-            "Layers": [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")],
-            "Bindings": ["x", "y"],
-        },
-        "[\n" + "\n, ".join(rows),
-    )
-    assert (list(build.profile), build.complete) == (["a", "b", "c"], True)
-    assert [(g.section, g.kind) for g in build.gaps] == [(Section.PROFILE, GapKind.CUT_FILE)]
 
 
 def test_listing_of_an_earlier_build_in_the_log_does_not_count() -> None:

@@ -167,11 +167,25 @@ def test_stray_escapes_in_a_listing() -> None:
     assert [x.name for x in build.layers] == ['a\\d"b\tc'] and build.missing == []
 
 
-def test_damaged_profile_keeps_the_rows_before_the_damage() -> None:
-    text = json.dumps([{"count": 3}, row("a"), row("b", medianMs=0.25), row("c")], indent=1)
-    build = read(text[: text.index('"c"')])
-    assert [(r.name, r.median_ms) for r in build.profile_rows] == [("a", None), ("b", 0.25)]
-    assert build.missing == ["profile (cut off: the end of f.json)"] and build.iterations == 3
+PROFILE = json.dumps([{"count": 3}, row("a"), row("b", medianMs=0.25), row("c")], indent=1)
+TRTEXEC_ROW = '{{ "name" : "{}", "timeMs" : 1, "averageMs" : 0.3, "percentage" : 33 }}'
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "iterations"),
+    [
+        (PROFILE[: PROFILE.index('"c"')], [("a", None), ("b", 0.25)], 3),
+        ("[\n" + "\n, ".join(map(TRTEXEC_ROW.format, "ab")), [("a", None), ("b", None)], None),
+    ],
+    ids=["in a row", "after the rows"],
+)
+def test_profile_that_is_cut_off_keeps_whole_rows(
+    text: str, rows: list[tuple[str, float | None]], iterations: int | None
+) -> None:
+    build = read(text)
+    assert [(r.name, r.median_ms) for r in build.profile_rows] == rows
+    assert build.missing == ["profile (cut off: the end of f.json)"]
+    assert build.iterations == iterations
 
 
 @pytest.mark.parametrize("key", ["Layers", "layers", None])

@@ -489,6 +489,13 @@ def test_read_build_merges_files_of_one_build(tmp_path: Path) -> None:
         (b"", "empty", ""),
         (b"  \n\n", "empty", ""),
         (b"hello\nworld\n", "wrong-format", "line"),
+        (b"nothing of TensorRT\n", "wrong-format", ""),
+        (b"Using the tool I measured things\n", "wrong-format", ""),
+        (b"I ran 5 km in 20 seconds.\n", "wrong-format", ""),
+        (b"Detected a bird\nWrote a letter\n", "wrong-format", ""),
+        (b"Layer cake   1.5   2.5   3.5\n", "wrong-format", ""),
+        (b'[{"Name": "NVIDIA A100", "ComputeCapability": [8, 0]}]', "wrong-format", ""),  # GPUs
+        (b"{}\n" * 20, "file-damaged", ""),
         (b"\x00\x01\x02binary\x00", "binary-file", "binary"),
         pytest.param(b"\x08\x12".ljust(1 << 22, b"\0"), "binary-file", "binary", id="large"),
         (b'{"a": 1}', "no-layer-list", "'Layers'"),

@@ -41,6 +41,11 @@ def conv_net(
     )
 
 
+def save_external(path: Path, threshold: int = 0) -> None:
+    options = {"save_as_external_data": True, "location": "w.bin", "size_threshold": threshold}
+    onnx.save(conv_net(), path, **options)
+
+
 def run_all(
     model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]
 ) -> dict[str, np.ndarray]:

@@ -303,12 +303,6 @@ def test_exceptions_of_an_iterator_end_the_pass() -> None:
         list(open_data(fail_after_two(), [SPEC]))
 
 
-def test_arrays_of_samples_fit_the_inputs() -> None:
-    source = MemorySource([{"x": np.zeros(3)}], [InputSpec("x", (1, 2, 2))])
-    with pytest.raises(DataError, check=has("wrong-shape", "sample 0", "[3]", node="x")):
-        source.load(0)
-
-
 def test_lists_are_read_again_and_in_any_order() -> None:
     source = MemorySource([{"x": r} for r in ROWS], [PAIR])
     assert (source.count(), source.repeatable, source.random_access) == (5, True, True)

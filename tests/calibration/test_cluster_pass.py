@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from calibration import Dataset, Focus, InputSpec, Statistics, cluster_pass, collect
@@ -27,7 +26,7 @@ from tests.calibration.cluster.clusters import (
     share_number,
     worker_pids,
 )
-from tests.calibration.nets import conv_net, write_pictures
+from tests.calibration.nets import conv_net, save_external, write_pictures
 from tests.calibration.watchers import WatchProgress, stop_after
 from tests.errors import has
 from tests.slow import slow_after
@@ -101,8 +100,7 @@ def test_fixed_batches_are_shared_out(client: Any, pictures: Path, portion_size:
 
 def test_external_weights_reach_the_workers(client: Any, pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    options = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
-    onnx.save(conv_net(), path, **options)
+    save_external(path)
     assert contents(run(pictures, client, path)) == contents(run(pictures))
 
 

@@ -452,6 +452,13 @@ def test_open_data_uses_512_images_by_default() -> None:
         ),
         pytest.param([{"images": ROW}], [], {}, has("no-inputs"), id="no inputs"),
         pytest.param(VALUE, [A, B], {}, has("missing-input", "'a'", node="b"), id="second input"),
+        pytest.param(
+            [{"images": np.zeros(3)}],
+            [SPEC],
+            {},
+            has("wrong-shape", "sample 0", "[3]", node="images"),
+            id="shape of a sample",
+        ),
         pytest.param(3.5, [SPEC], {}, has("wrong-type", "float", parameter="data"), id="type"),
         pytest.param([[1, 2]], [SPEC], {}, has("wrong-type", "list", parameter="data"), id="list"),
         pytest.param("a" * 100_000, [SPEC], {}, has("file-missing"), id="long path"),

@@ -242,12 +242,18 @@ def test_focus_power_is_two_if_a_step_hides_the_negative_side(spread: float, pow
 
 
 @pytest.mark.parametrize(
-    ("step", "power"),
-    [(0.1, 3.0), (0.5, 3.0), (0.6, 2.8), (0.75, 2.5), (1.0, 2.0), (4.0, 2.0), (None, 3.0)],
+    ("rare", "step", "first", "power"),
+    [
+        *((40, step, 3.0, power) for step, power in ((0.1, 3.0), (0.5, 3.0), (0.6, 2.8))),
+        *((40, step, 3.0, power) for step, power in ((0.75, 2.5), (1.0, 2.0), (4.0, 2.0))),
+        (40, None, 3.0, 3.0),
+        (900, 4.0, 2.0, 2.0),
+    ],
 )
 def test_focus_range_lowers_the_power_by_step_over_negative_depth(
-    step: float | None, power: float
+    rare: int, step: float | None, first: float, power: float
 ) -> None:
+    """A first power of two is not lowered, so the range is searched once."""
     depth = 0.25 if step is not None else 0.0  # a ReLU has no negative side
     values = np.append(np.full(1000, -depth, np.float32), np.float32(40.0))
     powers: list[float] = []
@@ -256,10 +262,10 @@ def test_focus_range_lowers_the_power_by_step_over_negative_depth(
         powers.append(power)
         return 127 * depth * (step or 1.0) if len(powers) == 1 else 1.5
 
-    stats = focused(values, np.ones(40, np.float32))
+    stats = focused(values, np.ones(rare, np.float32))
     amax, used = choose_focus_range([stats], search, lambda ranges, power: np.ones(len(ranges)))
-    assert powers[0] == 3.0 and powers[-1] == used == pytest.approx(power)
-    assert len(powers) == (1 if power == 3.0 else 2) and (amax == 1.5) == (power < 3.0)
+    assert powers[0] == first and powers[-1] == used == pytest.approx(power)
+    assert len(powers) == (1 if power == first else 2) and (amax == 1.5) == (power < first)
 
 
 # Through a network

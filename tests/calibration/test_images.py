@@ -195,13 +195,18 @@ def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.M
         decode_bytes(b"no picture")
 
 
-def png_of_16_bits(values: np.ndarray) -> bytes:
-    height, width, channels = values.shape
-    color = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    header = struct.pack(">IIBBBBB", width, height, 16, color, 0, 0, 0)
+def png_of_size(
+    width: int, height: int, depth: int = 8, color: int = 2, rows: bytes = b""
+) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     pixels = png_chunk(b"IDAT", zlib.compress(rows))
     return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")
+
+
+def png_of_16_bits(values: np.ndarray) -> bytes:
+    height, width, channels = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return png_of_size(width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], rows)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -234,12 +239,6 @@ def test_image_may_have_the_limit_of_pixels(kind: str, options: dict[str, Any]) 
     data = encode(noise(10, 12), kind, **options)
     check = has("image-too-large", "12x10", 119)
     check_limit("IMAGE_PIXELS", 120, lambda: decode_bytes(data), check)
-
-
-def png_of_size(width: int, height: int, depth: int = 8, color: int = 2) -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
-    pixels = png_chunk(b"IDAT", zlib.compress(b""))
-    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")
 
 
 @pytest.mark.parametrize(

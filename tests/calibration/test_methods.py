@@ -10,7 +10,6 @@ from calibration.methods import (
     SEARCH_BITS,
     Range,
     amax_of,
-    choose_focus_range,
     choose_range,
     clipped_fraction,
     clipping_error,
@@ -371,21 +370,6 @@ def test_focus_power_needs_the_focus_of_every_tensor() -> None:
     assert focus_power([rare]) == focus_power([rare, rare]) == 3.0
     for parts in ([], [nowhere], [rare, nowhere], [unfocused], [rare, unfocused]):
         assert focus_power(parts) == 2.0
-
-
-def test_focus_range_searches_once_if_the_power_is_two() -> None:
-    powers: list[float] = []
-
-    def search(power: float) -> float:
-        powers.append(power)
-        return 1000.0
-
-    assert choose_focus_range(
-        [TensorStatistics.of(np.array([-0.5, 4.0]))],
-        search,
-        lambda ranges, power: np.ones(len(ranges)),
-    ) == Range(1000.0, 2.0)
-    assert powers == [2.0]
 
 
 # From two twelfths of an octave above the best range to two octaves below.

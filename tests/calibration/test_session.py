@@ -27,7 +27,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load, write_model
 from qdqtool.runtime import sessions
 from qdqtool.util import limits
-from tests.calibration.nets import conv_net, run_all, write_pictures
+from tests.calibration.nets import conv_net, run_all, save_external, write_pictures
 from tests.errors import has
 
 FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
@@ -35,11 +35,6 @@ MB = 1 << 20
 
 each_path = pytest.mark.parametrize("path", ["", "a/m.onnx"], ids=["in memory", "from a file"])
 make_value = onnx.helper.make_tensor_value_info
-
-
-def save_external(path: Path, threshold: int = 0) -> None:
-    options = {"save_as_external_data": True, "location": "w.bin", "size_threshold": threshold}
-    onnx.save(conv_net(), path, **options)
 
 
 def run_tensor(model: Any, name: str) -> Any:

@@ -102,10 +102,12 @@ def test_fingerprint_changes_with_a_picture(folder: Path) -> None:
     assert open_data(ROOT, [SPEC]).fingerprint != before
 
 
-@pytest.mark.parametrize("end", ["", "/"])
-def test_pictures_under_a_url(folder: Path, end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "names"), [("", NAMES), ("/", NAMES), (f"/{NAMES[0]}", ["picture000.JPG"])]
+)
+def test_pictures_of_a_url(folder: Path, end: str, names: list[str]) -> None:
     source: Any = open_data(ROOT + end, [SPEC]).source
-    assert [source.name(k) for k in range(source.count())] == NAMES
+    assert [source.name(k) for k in range(source.count())] == names
 
 
 def test_portion_of_a_url(source: Any) -> None:
@@ -113,11 +115,6 @@ def test_portion_of_a_url(source: Any) -> None:
     assert isinstance(part, UrlSource) and part.digest(1) == source.digest(0)
     assert [part.name(k) for k in range(part.count())] == ["picture001.png", NAMES[0]]
     assert (part.load(0)["images"] == source.load(PICTURE)["images"]).all()
-
-
-def test_url_of_one_picture(folder: Path) -> None:
-    source: Any = open_data(f"{ROOT}/{NAMES[0]}", [SPEC]).source
-    assert (source.count(), source.name(0)) == (1, "picture000.JPG")
 
 
 @pytest.mark.parametrize("end", ["", "/"])
