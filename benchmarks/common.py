@@ -263,7 +263,9 @@ def judge_of(
         work: Folder for detections.
         threads: Number of threads of onnxruntime; 0 for one on each core.
     """
-    references = [d.above(0.25) for d in detect(model.read_bytes(), samples, work, threads)]
+    references = [
+        d.filter_by_score(0.25) for d in detect(model.read_bytes(), samples, work, threads)
+    ]
     print(
         f"{len(samples)} images for evaluation, {sum(len(r.scores) for r in references)} boxes",
         flush=True,

@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 from tests.calibration.nets import conv_net
+from tests.trt.builder import Graph
 
 HERE = Path(__file__).parents[1] / "benchmarks"
 RUN: dict[str, Any] = runpy.run_path(str(HERE / "run.py"))
@@ -144,6 +145,15 @@ def test_peer_model_is_cached_by_model_and_images(
         split.made_from = accuracy["common"].digest(model.read_bytes(), calibration)
         quantized = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
         assert quantized == model.read_bytes() and calls.read_text().count(".") == runs
+
+
+def test_judge_counts_detections_of_the_float_model_above_a_quarter(tmp_path: Path) -> None:
+    common, path, g = runpy.run_path(str(HERE / "common.py")), tmp_path / "net.onnx", Graph()
+    onnx.save(g.model(g.op("Identity", g.input(1, 5, 2), "boxes")), path)
+    anchors = np.array([[[8, 40], [8, 40], [8, 8], [8, 8], [0.9, 0.2]]], np.float32)
+    judge = common["judge_of"](path, [anchors], tmp_path, 1)
+    (matches,) = judge(path.read_bytes())
+    assert (len(matches.truth), len(matches.scores), common["pooled"]([matches])) == (1, 2, 1.0)
 
 
 @pytest.mark.parametrize(
