@@ -1,3 +1,4 @@
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -76,6 +77,12 @@ def write_pictures(
         Image.fromarray(pixels).save(path)
         paths.append(path)
     return paths
+
+
+def make_special_files(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
 
 
 def png_chunk(kind: bytes, body: bytes = b"") -> bytes:

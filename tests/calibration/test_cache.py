@@ -1,7 +1,6 @@
 import contextlib
 import json
 import math
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from calibration.cache import (
     write_tensorrt_cache,
 )
 from calibration.dataset import DataQuality
-from calibration.range_tables import read_range_table
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
 from tests.calibration.checks import check_limit, contents
@@ -313,20 +311,6 @@ def test_statistics_may_take_the_limit(good: Path) -> None:
 
 
 # TensorRT's calibration table
-
-
-@pytest.mark.parametrize(
-    ("text", "scales"),
-    [
-        ("TRT-1", {}),
-        ("TRT-1\n\n  \nzero: 0\n", {"zero": 0.0}),
-        ("TRT-1\na:b : 3f800000\n", {"a:b": 1.0}),
-        ("TRT-1\nsmall: 1\n", {"small": struct.unpack(">f", b"\0\0\0\1")[0]}),
-    ],
-)
-def test_table_is_read(tmp_path: Path, text: str, scales: dict[str, float]) -> None:
-    (tmp_path / "t.cache").write_text(text)
-    assert read_range_table(tmp_path / "t.cache").scales == scales
 
 
 def test_table_is_written(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 import queue
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from calibration.cluster_pass import (
     portion_size,
 )
 from calibration.counting import SampleCounter, ThreadPass, make_counting_semaphore
-from calibration.dataset import InputSpec, Task
+from calibration.dataset import InputSpec
 from calibration.session import open_session, pack_model
 from qdqtool.errors import ClusterError
 from qdqtool.ir.modelfile import load
@@ -107,14 +106,9 @@ def test_half_of_the_counters_count_at_a_time(counters: int, at_once: int) -> No
     assert sum(free.acquire(blocking=False) for _ in range(counters)) == at_once
 
 
-def tasks(number_of_samples: int) -> Iterator[tuple[int, Task]]:
-    for number in range(number_of_samples):
-        yield number, lambda: SAMPLE
-
-
 def test_snapshot_in_the_middle_is_a_copy_and_at_the_end_is_not() -> None:
     counter = SampleCounter(None, ["x"], 2048, None, 1)
-    running = ThreadPass(tasks(50), [counter])
+    running = ThreadPass(((number, lambda: SAMPLE) for number in range(50)), [counter])
     results = running.results()
     next(results)
     middle, done = running.snapshot()

@@ -28,7 +28,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
 from qdqtool.util.notes import Note
 from tests.calibration.checks import check_limit
-from tests.calibration.nets import write_pictures
+from tests.calibration.nets import make_special_files, write_pictures
 from tests.errors import has
 from tests.notes import note
 
@@ -586,9 +586,7 @@ def test_file_digest_is_of_the_size_and_sixteen_blocks(tmp_path: Path, size: int
 @pytest.mark.parametrize("name", ["pipe", "link", "loop", "socket", "/dev/zero", "."])
 def test_file_digest_does_not_wait_for_special_files(tmp_path: Path, name: str) -> None:
     """A pipe without a writer and a device never end."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "pipe")
-    (tmp_path / "loop").symlink_to("loop")
+    make_special_files(tmp_path)
     with contextlib.chdir(tmp_path), socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
         assert file_digest(Path(name)) == UNREADABLE

@@ -22,7 +22,7 @@ from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from tests.calibration.checks import check_limit
-from tests.calibration.nets import png_chunk, write_pictures
+from tests.calibration.nets import make_special_files, png_chunk, write_pictures
 from tests.errors import has
 from tests.notes import note
 
@@ -274,9 +274,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("name", ["pipe", "link", "loop", "/dev/zero"])
 def test_special_files_in_a_list_are_skipped(tmp_path: Path, name: str, path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "pipe")
-    (tmp_path / "loop").symlink_to("loop")
+    make_special_files(tmp_path)
     (tmp_path / "list.txt").write_text(f"{path.name}\n{name}\n")
     data = open_data(tmp_path / "list.txt", [SPEC])
     assert len(list(data)) == 1 and data.fingerprint

@@ -157,11 +157,26 @@ def test_file_that_onnxruntime_wrote(tmp_path: Path, smooth: bool) -> None:
     }
 
 
-def test_names_may_contain_colons_and_spaces(tmp_path: Path) -> None:
-    table = read_range_table(
-        write(tmp_path, "\ufeffnet/a:0: 2.54\nimage 1: 1.27\n\nper.channel.weight\n")
-    )
-    assert list(table.scales) == ["net/a:0", "image 1"] and table.skipped == ["per.channel.weight"]
+@pytest.mark.parametrize(
+    ("text", "scales", "skipped"),
+    [
+        (
+            "\ufeffnet/a:0: 2.54\nimage 1: 1.27\n\nper.channel.weight\n",
+            {"net/a:0": 0.02, "image 1": 0.01},
+            ["per.channel.weight"],
+        ),
+        ("TRT-1", {}, []),
+        ("TRT-1\n\n  \nzero: 0\n", {"zero": 0.0}, []),
+        ("TRT-1\na:b : 3f800000\n", {"a:b": 1.0}, []),
+        ("TRT-1\nsmall: 1\n", {"small": 2.0**-149}, []),
+    ],
+    ids=["ranges", "no tensor", "zero", "colon", "smallest"],
+)
+def test_text_with_any_names_and_scales(
+    tmp_path: Path, text: str, scales: dict[str, float], skipped: list[str]
+) -> None:
+    table = read_range_table(write(tmp_path, text))
+    assert table.scales == pytest.approx(scales, rel=1e-6, abs=0.0) and table.skipped == skipped
 
 
 def test_largest_of_several_entries_counts(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,13 +74,8 @@ def test_log_line_of_100_mb_takes_little_memory(head: str) -> None:
 
 
 def test_log_long_lines_are_truncated() -> None:
-    def blocks() -> Iterator[bytes]:
-        yield b"first\nlo"
-        for _ in range(5):
-            yield b"x" * limits.LOG_LINE
-        yield b"end\nlast\nopen"
-
-    lines = [line for group in split_lines(blocks()) for line in group]
+    blocks = [b"first\nlo", *[b"x" * limits.LOG_LINE] * 5, b"end\nlast\nopen"]
+    lines = [line for group in split_lines(iter(blocks)) for line in group]
     assert [len(line) for line in lines] == [5, limits.LOG_LINE, 4, 4]
     assert (lines[0], lines[2], lines[3]) == (b"first", b"last", b"open")
 
