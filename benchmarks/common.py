@@ -178,6 +178,15 @@ def evenly(array: Images, wanted: int) -> list[Images]:
     return [np.ascontiguousarray(array[i : i + 1]) for i in chosen]
 
 
+def exclude_images(images: Iterable[Images], used: Iterable[Images]) -> list[Images]:
+    """Return the images that are not in `used`, each with a batch dimension.
+
+    Images are equal if their inputs [3, h, w] are equal.
+    """
+    seen = {digest(b"", image) for image in used}
+    return [np.ascontiguousarray(i[None]) for i in images if digest(b"", i) not in seen]
+
+
 def input_name(model: Path) -> str:
     import onnx
 
@@ -250,12 +259,23 @@ def detect(
         return [Detections(*p) for p in parts]
 
 
+def find_references(
+    model: Path, samples: Sequence[Images], work: Path, threads: int = 0
+) -> list[Detections]:
+    """Return the detections of a float model with a score of at least 0.25, for each image.
+
+    They are the ground truth of an agreement. The arguments are those of `judge_of`.
+    """
+    found = detect(model.read_bytes(), samples, work, threads)
+    return [detections.filter_by_score(0.25) for detections in found]
+
+
 def judge_of(
     model: Path, samples: Sequence[Images], work: Path, threads: int
 ) -> Callable[[bytes], list[DetectionMatches]]:
     """Return a function that compares the detections of a model with those of the float model.
 
-    The reference is the detections of the float model with a score of at least 0.25.
+    The reference is that of `find_references`.
 
     Args:
         model: Float model.
@@ -263,9 +283,7 @@ def judge_of(
         work: Folder for detections.
         threads: Number of threads of onnxruntime; 0 for one on each core.
     """
-    references = [
-        d.filter_by_score(0.25) for d in detect(model.read_bytes(), samples, work, threads)
-    ]
+    references = find_references(model, samples, work, threads)
     print(
         f"{len(samples)} images for evaluation, {sum(len(r.scores) for r in references)} boxes",
         flush=True,

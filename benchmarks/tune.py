@@ -90,10 +90,8 @@ def measured(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
         f"{entry['name']}: {tuning.effort}, {time.process_time() - began:.0f} s of processor time",
         flush=True,
     )
-    seen = {common.digest(b"", x) for array in (calibration, choose) for x in array}
-    samples = [
-        x for x in common.evenly(unseen, options.judge) if common.digest(b"", x[0]) not in seen
-    ]
+    judged = [image[0] for image in common.evenly(unseen, options.judge)]
+    samples = common.exclude_images(judged, [*calibration, *choose])
     if not samples:
         sys.exit(
             f"{entry['name']}: every image of `judge` is also an image of tune; give other images"

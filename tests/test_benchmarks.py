@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtool.accuracy.detections import DetectionMatches, Detections
 from tests.calibration.nets import conv_net
 from tests.trt.builder import Graph
 
@@ -24,27 +25,20 @@ NAMES = sorted(RUN["benchmarks"]())
 SCRIPTS = [*HERE.glob("*.py"), *HERE.parent.glob("tools/**/*.py")]
 
 
+def is_required_argument(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(".add_argument"):
+        return False
+    options = {k.arg: ast.unparse(k.value) for k in node.keywords}
+    is_option = ast.unparse(node.args[0]).startswith("'-")
+    return options.get("required") == "True" or not (is_option or {"nargs", "default"} & {*options})
+
+
+def has_parameters(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == "main" and bool(node.args.args)
+
+
 def needs_arguments(tree: ast.Module) -> bool:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args:
-            return True
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "add_argument"
-        ):
-            name = node.args[0]
-            optional = any(k.arg in ("nargs", "default") for k in node.keywords)
-            required = any(
-                k.arg == "required" and ast.unparse(k.value) == "True" for k in node.keywords
-            )
-            if required or (
-                isinstance(name, ast.Constant)
-                and not str(name.value).startswith("-")
-                and not optional
-            ):
-                return True
-    return False
+    return any(is_required_argument(node) or has_parameters(node) for node in ast.walk(tree))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,6 +148,28 @@ def test_judge_counts_detections_of_the_float_model_above_a_quarter(tmp_path: Pa
     judge = common["judge_of"](path, [anchors], tmp_path, 1)
     (matches,) = judge(path.read_bytes())
     assert (len(matches.truth), len(matches.scores), common["pooled"]([matches])) == (1, 2, 1.0)
+
+
+def test_tables_of_evaluation_images_have_agreements_and_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of two boxes is found at IoU 0.50 only, so that half of the recall is missing above."""
+    monkeypatch.syspath_prepend(str(HERE))
+    script = runpy.run_path(str(HERE / "evaluation_images.py"))
+    boxes = Detections(np.zeros((2, 4)), np.array([0.9, 0.3]), np.zeros(2, int))
+    hits = np.array([[True] * 10, [True] + [False] * 9])
+    matches = DetectionMatches(boxes.scores, hits, boxes.classes, boxes.classes)
+    images = script["EvaluationSet"]("photographs", [hits] * 2, [boxes, boxes.filter_by_score(1.0)])
+    row = script["summarize"](12, "photographs", [matches])
+    text = script["format_tables"]([images], [row])
+    assert f"| 12 | {(1 + 9 * 51 / 101) / 10:.3f} (" in text
+    assert "| photographs | 1 of 2 | 50 % | 1.00 | 0.50 |" in text
+
+
+def test_images_of_calibration_are_excluded_by_their_content() -> None:
+    exclude = runpy.run_path(str(HERE / "common.py"))["exclude_images"]
+    images = np.arange(9.0, dtype=np.float32).reshape(3, 3, 1, 1)
+    assert np.array_equal(exclude(images, images[1:2].copy()), images[[0, 2]][:, None])
 
 
 @pytest.mark.parametrize(
