@@ -167,8 +167,8 @@ def command(
             page.add_page(_suggest_tune(model, calib, gpu, width))
             return page
         _suggest_predict(page, path, chosen_target, gpu)
-        if calib is not None and settings["input_type"] != "int8":
-            suggest_compare(page, model, path)
+        if calib is not None:
+            suggest_compare(page, model, path, settings["input_type"])
         suggest_build(page, path, built, result.model, gpu)
         return page
 

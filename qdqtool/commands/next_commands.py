@@ -16,8 +16,18 @@ if TYPE_CHECKING:
 OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
 
 
-def suggest_compare(page: TextPage, model: str, path: str) -> None:
-    """Suggest ``compare`` of a float model with the written model, on other images."""
+def suggest_compare(page: TextPage, model: str, path: str, input_type: str = "float") -> None:
+    """Suggest ``compare`` of a float model with the written model, on other images.
+
+    ``compare`` cannot run a model whose `input_type` is int8.
+    """
+    if input_type == "int8":
+        text = (
+            "not possible for an int8 input. To compare, insert with --input-type float and "
+            "another -o: the first Q of that model computes the same int8 numbers."
+        )
+        page.fill(text, 9, "Compare: ")
+        return
     words = ["qdqtool", "compare", model, path, "--calib", OTHER_IMAGES]
     prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
     page.add_command("Compare:", f"{shlex.join(words)}{prepared}")

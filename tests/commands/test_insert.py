@@ -74,6 +74,15 @@ def test_build_commands_name_trtexec_of_a_jetson(folder: Path, cli: Cli) -> None
     assert hints == [True, True, False]
 
 
+def test_insert_states_why_it_suggests_no_comparison(folder: Path, cli: Cli) -> None:
+    """`compare` rejects the model with int8 input, and accepts the model that the text names."""
+    insert = ("insert", "small.onnx", "--calib", "images", *QUICK, "--input-type")
+    assert "Compare: not possible for an int8 input" in cli(*insert, "int8", "-o", "int8.onnx")
+    cli.refuse("compare", "small.onnx", "int8.onnx", "--calib", "images")
+    cli(*insert, "float")
+    cli("compare", "small.onnx", "small_qdq.onnx", "--calib", "images")
+
+
 @pytest.fixture
 def dynamic_input(folder: Path) -> str:
     """Name of the input of open.onnx, which is small.onnx with a dynamic size and batch."""
