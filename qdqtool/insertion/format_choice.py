@@ -118,6 +118,7 @@ class FormatChoice:
         samples: Number of samples on which the errors were measured.
         ms: Estimated milliseconds of each format and of FP16; empty if unknown.
         gpu: Name of the GPU; empty if none was given.
+        at_objects: Whether the errors are those at the positions of objects.
     """
 
     precision: str
@@ -126,6 +127,7 @@ class FormatChoice:
     samples: int
     ms: Mapping[str, float]
     gpu: str
+    at_objects: bool = False
 
     @property
     def is_float(self) -> bool:

@@ -252,8 +252,8 @@ def measure_losses(
         [],
         len(total),
         0,
-        at_objects=measurement.is_at_objects,
-        uncovered=_find_uncovered_outputs(model),
+        at_objects=measurement.compared.at_objects,
+        uncovered=_find_uncovered_outputs(model, measurement.compared),
     )
     if samples is None:
         if error < SMALL_ERROR:
@@ -264,9 +264,9 @@ def measure_losses(
     return replace(result, tensors=losses, tried=len(candidates), trial_samples=len(trial))
 
 
-def _find_uncovered_outputs(model: Model) -> tuple[str, ...]:
+def _find_uncovered_outputs(model: Model, compared: ComparedOutputs) -> tuple[str, ...]:
     """Return the outputs of the network that do not depend on the compared tensors."""
-    covered = set(find_last_convolution_outputs(model))
+    covered = set(compared.tensors)
     for node in model.ordered:
         if not covered.isdisjoint((*node.inputs, *node.captured)):
             covered.update(node.outputs)
@@ -335,7 +335,7 @@ class _ErrorMeasurement:
 
     Attributes:
         references: Outputs with all activations float, by sample number.
-        is_at_objects: Whether only the positions of objects are compared.
+        compared: The compared outputs.
     """
 
     def __init__(
@@ -353,9 +353,8 @@ class _ErrorMeasurement:
         self._model = model
         self._activations = [activation.tensor for activation in activations]
         self._dataset = dataset
-        scores = find_class_outputs(model)  # these are among the outputs of the last convolutions
-        self._focus = Focus(scores) if scores else None
-        self.is_at_objects = self._focus is not None
+        self.compared = find_compared_outputs(model, model)
+        self._focus = Focus(self.compared.scores) if self.compared.at_objects else None
         shapes = {name: array.shape for name, array in first.items()}
         is_fixed = all(model.shape(name) == shape for name, shape in shapes.items())
         run_bytes = peak_activation_bytes(
@@ -363,9 +362,7 @@ class _ErrorMeasurement:
         )
         self._workers = max(1, min(samples, worker_count(run_bytes, core_count())))
         threads = max(1, core_count() // self._workers)
-        self._network = SwitchableNetwork(
-            model, activations, find_last_convolution_outputs(model), threads
-        )
+        self._network = SwitchableNetwork(model, activations, self.compared.tensors, threads)
         return_freed_memory()
 
     def measure(
@@ -692,13 +689,30 @@ class Fp16Agreement:
         }
 
 
-def compares_at_objects(float_model: Model, model: Model) -> bool:
-    """Return whether :func:`compare_outputs` compares only the positions of objects."""
-    return bool(_find_compared_outputs(float_model, model)[1])
+@dataclass(frozen=True)
+class ComparedOutputs:
+    """Tensors whose values an output error compares.
+
+    Attributes:
+        tensors: Outputs of the last convolutions, or else the network's outputs.
+        scores: Those of the tensors that show where objects are; empty if unknown.
+    """
+
+    tensors: tuple[str, ...]
+    scores: tuple[str, ...]
+
+    @property
+    def at_objects(self) -> bool:
+        """Whether only the positions of objects are compared."""
+        return bool(self.scores)
 
 
-def _find_compared_outputs(float_model: Model, model: Model) -> tuple[list[str], tuple[str, ...]]:
-    """Return the tensors to compare, and the scores among them that show where objects are."""
+def find_compared_outputs(float_model: Model, model: Model) -> ComparedOutputs:
+    """Return the outputs of a Q/DQ model to compare with those of the float model.
+
+    These are the outputs of the last convolutions, before any decoding. If the float model has no
+    tensors of these names, they are the outputs of the network.
+    """
     tensors = []
     for tensor in find_last_convolution_outputs(model):
         # An FP16 model converts these outputs to FP32 tensors, which have the original names.
@@ -706,7 +720,7 @@ def _find_compared_outputs(float_model: Model, model: Model) -> tuple[list[str],
         tensors += [t for t in (tensor, *casts) if t in float_model.producers][:1]
     tensors = tensors or list(model.outputs)
     scores = find_class_outputs(float_model)
-    return tensors, scores if set(scores) <= set(tensors) else ()
+    return ComparedOutputs(tuple(tensors), scores if set(scores) <= set(tensors) else ())
 
 
 def compare_outputs(
@@ -714,9 +728,8 @@ def compare_outputs(
 ) -> Fp16Agreement | None:
     """Compare the outputs of a Q/DQ model with those of its float model.
 
-    The compared tensors are the outputs of the last convolutions, before any decoding. If the float
-    model has no tensors of these names, the network's outputs are compared. If the positions of
-    objects are known, only these positions are compared.
+    The compared tensors are those of :func:`find_compared_outputs`. If the positions of objects are
+    known, only these positions are compared.
 
     Returns:
         The difference; None if no sample can be read, or if the data is an iterator.
@@ -724,11 +737,13 @@ def compare_outputs(
     Raises:
         ModelError: onnxruntime cannot run one of the models.
     """
-    errors = measure_sample_errors(float_model, [model], data, samples=samples, images=images)
+    compared = find_compared_outputs(float_model, model)
+    errors = measure_sample_errors(
+        float_model, [model], data, compared, samples=samples, images=images
+    )
     if not len(errors):
         return None
-    at_objects = compares_at_objects(float_model, model)
-    return Fp16Agreement(float(errors.mean()), len(errors), at_objects)
+    return Fp16Agreement(float(errors.mean()), len(errors), compared.at_objects)
 
 
 def _measure_error(reference: ReferenceOutputs, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
@@ -741,15 +756,15 @@ def measure_sample_errors(
     float_model: Model,
     models: Sequence[Model],
     data: CalibrationSource,
+    compared: ComparedOutputs,
     *,
     samples: int,
     images: ImageOptions = DEFAULT_IMAGES,
 ) -> npt.NDArray[np.float64]:
     """Return the output errors of Q/DQ models on samples, of shape [samples, models].
 
-    The compared outputs and positions are those of :func:`compare_outputs`. An error is NaN if an
-    output is not finite. The array has no rows if no sample can be read, or if the data is an
-    iterator.
+    An error is NaN if an output is not finite. The array has no rows if no sample can be read, or
+    if the data is an iterator.
 
     Raises:
         ModelError: onnxruntime cannot run one of the models.
@@ -758,10 +773,11 @@ def measure_sample_errors(
 
     if isinstance(data, Iterator):
         return np.empty((0, len(models)))
-    tensors, scores = _find_compared_outputs(float_model, models[0])
-    focus = Focus(scores) if scores else None
+    focus = Focus(compared.scores) if compared.at_objects else None
     rows: list[list[float]] = []
-    for floats, *others in run_samples([float_model, *models], tensors, data, images, samples):
+    for floats, *others in run_samples(
+        [float_model, *models], compared.tensors, data, images, samples
+    ):
         reference = ReferenceOutputs(floats, focus.find(floats) if focus else None)
         rows.append([_measure_error(reference, outputs) for outputs in others])
     return np.array(rows, np.float64).reshape(-1, len(models))

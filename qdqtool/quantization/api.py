@@ -260,7 +260,7 @@ def _choose_trial(trials: Sequence[Inserter], request: InsertRequest) -> Inserte
 
 def _choose_format(trials: Sequence[Inserter], gpu: str | None) -> FormatChoice:
     models = [trial.copy_final_model() for trial in trials]
-    errors = trials[0].measure_errors(models)
+    errors, at_objects = trials[0].measure_errors(models)
     targets = [trial.target for trial in trials]
     names = [trial.result.precision for trial in trials]
     times: dict[str, TimeEstimate] = {}
@@ -276,7 +276,8 @@ def _choose_format(trials: Sequence[Inserter], gpu: str | None) -> FormatChoice:
     else:
         ms = {}
     title = next((time.gpu.name for time in times.values()), "")
-    return choose_number_format(errors, ms, title, [find_number_format(name) for name in names])
+    formats = [find_number_format(name) for name in names]
+    return replace(choose_number_format(errors, ms, title, formats), at_objects=at_objects)
 
 
 def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[Inserter]) -> str:

@@ -28,7 +28,7 @@ from qdqtool.insertion.losses import (
     Fp16Agreement,
     TensorLoss,
     compare_outputs,
-    compares_at_objects,
+    find_compared_outputs,
     measure_losses,
     measure_sample_errors,
     predict_count_changes,
@@ -189,16 +189,24 @@ class Inserter:
             fp16.convert_to_fp16(model, self.find_wide_tensors())
         return model
 
-    def measure_errors(self, models: Sequence[Model]) -> npt.NDArray[np.float64]:
-        """Return the output errors relative to the float model, of shape [samples, models]."""
+    def measure_errors(self, models: Sequence[Model]) -> tuple[npt.NDArray[np.float64], bool]:
+        """Measure the output errors of models relative to the float model.
+
+        Returns:
+            The errors, of shape [samples, models], and whether they are those at objects.
+        """
         assert self._data is not None
-        return measure_sample_errors(
-            self._network.load_float_model(),
+        float_model = self._network.load_float_model()
+        compared = find_compared_outputs(float_model, models[0])
+        errors = measure_sample_errors(
+            float_model,
             models,
             self._data,
+            compared,
             samples=FORMAT_SAMPLES,
             images=self._options.images,
         )
+        return errors, compared.at_objects
 
     def choose_placement(self) -> Placement:
         """Choose the tensors to quantize, after SmoothQuant if the option `smooth` is set.
@@ -508,8 +516,7 @@ class Inserter:
         choice = self.result.choice
         if choice is not None and self.result.precision in choice.errors:
             error = choice.errors[self.result.precision]
-            at_objects = compares_at_objects(self._network.load_float_model(), model)
-            return Fp16Agreement(error, choice.samples, at_objects)
+            return Fp16Agreement(error, choice.samples, choice.at_objects)
         assert self._data is not None
         return compare_outputs(
             self._network.load_float_model(),

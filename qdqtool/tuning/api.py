@@ -668,8 +668,9 @@ class _TuningRun:
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = self._take_fp16_samples()
         try:
+            compared = losses.find_compared_outputs(self.model, fp32_model)
             errors = losses.measure_sample_errors(
-                self.model, [fp32_model, model], data, samples=FP16_SAMPLES
+                self.model, [fp32_model, model], data, compared, samples=FP16_SAMPLES
             )
         except ModelError as error:
             text = f"the output error of the FP16 model was not measured: {error}"
