@@ -480,7 +480,7 @@ def _finding(code: FindingCodeEntry) -> str:
     rows = [
         (
             ", ".join(f"[{t}](../targets/{t}.md)" for t in h.targets),
-            h.evidence,
+            h.evidence_text,
             (h.severity or code.severity).word,
             _cell(h.source),
         )

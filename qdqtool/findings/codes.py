@@ -26,12 +26,33 @@ class CodeScope(NamedTuple):
         evidence: Evidence for these targets.
         source: Build or document that is the evidence.
         severity: Severity on these targets, if it differs from the severity of the code.
+        code_evidence: Evidence of the code without regard to the target's rules, if `evidence` is
+            limited by that of these rules as a whole; else None.
     """
 
     targets: tuple[str, ...]
     evidence: Evidence
     source: str
     severity: Severity | None = None
+    code_evidence: Evidence | None = None
+
+    @property
+    def evidence_text(self) -> str:
+        """The evidence for users. A finding about a layer has the evidence of the layer's rules."""
+        if self.code_evidence in (None, self.evidence):
+            return self.evidence
+        return f"{self.evidence}, or {self.code_evidence} for layers that predict marks as seen"
+
+    def evidence_at(self, rules: Evidence | None) -> Evidence:
+        """Return the evidence of a finding at a node.
+
+        Args:
+            rules: Evidence of the rules that decide the outcome of the node on the target. It
+                replaces the evidence of all rules of the target. None if it is unknown.
+        """
+        if rules is None:
+            return self.evidence
+        return (self.code_evidence or self.evidence).choose_weaker(rules)
 
     def split_by_evidence(self) -> list[CodeScope]:
         """Return one scope for each level of evidence among the targets.
@@ -42,7 +63,7 @@ class CodeScope(NamedTuple):
         scopes = []
         for level in dict.fromkeys(evidence.values()):
             targets = tuple(t for t in evidence if evidence[t] == level)
-            scopes.append(CodeScope(targets, level, self.source, self.severity))
+            scopes.append(CodeScope(targets, level, self.source, self.severity, self.evidence))
         return scopes
 
 

@@ -106,7 +106,7 @@ class FindingReport:
         convolutions: Iterable[str] = (),
         values: int | None = None,
         joined: bool = False,
-        evidence: Evidence = Evidence.SEEN,
+        evidence: Evidence | None = None,
         fatal: bool | None = None,
         gains: bool = True,
         automatic: bool = True,
@@ -121,8 +121,8 @@ class FindingReport:
             values: Number of elements of the tensor that is converted or remains float.
             joined: Whether to add the cause to a finding that already has the same code and node.
                 For example, both inputs of an Add may be a cause.
-            evidence: Evidence at this node. The finding has the weaker of this evidence and that
-                of the code.
+            evidence: Evidence of the rules that decide the outcome of this node; None if it is
+                unknown. The finding has the weaker of this evidence and that of the code.
             fatal: Whether the fault makes the build fail; None if the code decides this.
             gains: Whether the fix improves the engine. If not, the finding is a note without an
                 automatic fix.
@@ -153,7 +153,7 @@ class FindingReport:
             severity,
             place,
             (cause,),
-            scope.evidence.choose_weaker(evidence),
+            scope.evidence_at(evidence),
             describe_finding,
             target=self.target,
             way=self.way,
@@ -295,16 +295,13 @@ class RecordedReasons:
             Whether the code of the finding applies to the target.
         """
         reason = diagnosis.cause.reason
-        source = (
-            reason if isinstance(reason, RemainingConversion) else self.outcomes.get(reason.node)
-        )
         applies = self.report.add(
             diagnosis.cause,
             diagnosis.node,
             diagnosis.convolutions,
             diagnosis.size.values if diagnosis.size is not None else None,
             diagnosis.joined,
-            Evidence.SEEN if source is None else source.evidence,
+            self._find_evidence(reason),
             gains=diagnosis.gains,
             automatic=diagnosis.automatic and not diagnosis.needs_coarse_scale,
         )
@@ -315,6 +312,14 @@ class RecordedReasons:
         for node in (*explained, diagnosis.node):
             self._explanations.setdefault(node, (diagnosis.code, diagnosis.node))
         return applies
+
+    def _find_evidence(self, reason: Reason) -> Evidence | None:
+        """Return the evidence of the rules that decide the outcome of a reason's node."""
+        if isinstance(reason, RemainingConversion):
+            # Its evidence has only the rules that moved or kept the Q or DQ.
+            return reason.evidence.choose_weaker(self.report.tensorrt.evidence)
+        outcome = self.outcomes.get(reason.node)
+        return None if outcome is None else outcome.evidence
 
     def explain_by_codes(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
         """Record which finding explains a convolution.

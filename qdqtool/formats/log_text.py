@@ -359,7 +359,7 @@ def render_finding_code(entry: FindingCodeEntry, width: int) -> TextPage:
     for holds in entry.holds:
         severity = f" ({(holds.severity or entry.severity).word})" if varies else ""
         start = f"  {', '.join(holds.targets)}{severity}: "
-        page.fill(f"{holds.evidence}: {holds.source}", 4, start)
+        page.fill(f"{holds.evidence_text}: {holds.source}", 4, start)
     other = [t for t in ALL_TARGETS if entry.scope_on(t) is None]
     if other:
         page.fill(f"not on {', '.join(other)}", 2, "  ")
