@@ -763,7 +763,7 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
             raise QdqtoolError(
                 f"`power` {power[:40]}: {gpu.name} has modes from {_MIN_WATTS:g}W to "
                 f"{gpu.power:g}W, and MAXN; choose one of these modes (nvpmodel -q prints the "
-                "current mode)",
+                f"current mode){_suggest_more_power(gpu, limit)}",
                 code="out-of-range",
                 parameter="power",
             )
@@ -773,6 +773,17 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
         code="option-without-effect",
         parameter="power",
     )
+
+
+def _suggest_more_power(gpu: Gpu, limit: float) -> str:
+    """Name the modules of a Jetson's series that have a mode with a limit in watts, if any."""
+    series = expand_name(normalize_name(gpu.name))[-1]
+    modules = [
+        f"{other.name} (up to {other.power:g}W)"
+        for other in all_gpus()
+        if limit <= other.power and normalize_name(other.name).startswith(series)
+    ]
+    return f", or give `gpu` {' or '.join(modules)}" if modules and limit > gpu.power else ""
 
 
 def remove_unsupported_int8(target: Target, gpu: Gpu) -> Gpu:

@@ -255,6 +255,25 @@ def test_choose_gpu_rejects_descriptions_clocks_and_powers(
         gpus.choose_gpu(text, **options)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "power", "modules"),
+    [
+        ("Orin Nano", "25W", "Jetson Orin Nano 8GB Super (up to 25W)"),
+        (
+            "Orin NX 8GB",
+            "25W",
+            "Jetson Orin NX 16GB (up to 25W) or Jetson Orin NX 16GB Super (up to 40W)",
+        ),
+        ("Jetson Nano", "15W", ""),  # Orin Nano is another series
+        ("Orin Nano", "2W", ""),
+    ],
+)
+def test_power_error_names_the_modules_with_this_mode(gpu: str, power: str, modules: str) -> None:
+    with pytest.raises(QdqtoolError, match="nvpmodel -q") as error:
+        gpus.choose_gpu(gpu, power=power)
+    assert str(error.value).partition(", or give `gpu` ")[2] == modules
+
+
 def test_power_mode_with_fewer_sms() -> None:
     """The 30 W mode halves the SMs of an AGX Orin. For other limits, all SMs are assumed."""
     fast, slow, guessed = (
