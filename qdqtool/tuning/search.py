@@ -11,6 +11,7 @@ import numpy as np
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.patterns.heads import find_head
+from qdqtool.tuning.chain import MeasuredChain, NamedConfigurations
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost, Planner
 from qdqtool.tuning.prediction_progress import PredictionProgress
@@ -35,12 +36,8 @@ from qdqtool.tuning.sites import (
     select_candidates,
 )
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count
-
-NamedConfigurations = Sequence[tuple[str, Configuration]]
 
 _RANGE_SITES = 8  # number of worst sites for which other ranges are tried
-_MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # lengths at which a chain is measured
 _REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by one at the end
 _REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
 _POINTS_OVER_BUDGET = 4  # maximum number of placements above the budget that are made to fit
@@ -51,26 +48,6 @@ _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
 _SWEPT_TOGETHER = 8  # number of choices that are measured together if there is a time limit
 _TIME_LIMIT = "time limit"
 _STANDARD_ERRORS = 2.0  # minimum gain of other ranges, in standard errors of the gain
-
-
-@dataclass
-class _MeasuredChain:
-    """Chain of placements, in which each step has one more float choice than the step before.
-
-    A step is sufficient if more float choices are useless, because the step reaches the goal or
-    exceeds the budget.
-
-    Attributes:
-        steps: Name and configuration of each step.
-        first_sufficient: Position of the first step that is known to be sufficient; None if
-            unknown.
-        last_insufficient: Position of the last step before `first_sufficient` that is known to be
-            insufficient; -1 if unknown.
-    """
-
-    steps: list[tuple[str, Configuration]] = field(default_factory=list)
-    first_sufficient: int | None = None
-    last_insufficient: int = -1
 
 
 @dataclass
@@ -373,31 +350,17 @@ class PlacementSearch:
             self.measure(fits[-_STEPS_IN_BUDGET:])
         if self.whole_front:
             self._measure_equal_costs(chain.steps)
-        if chain.first_sufficient is None and chain.steps:
-            self._measure_steps(chain, [len(chain.steps) - 1])
-            if chain.first_sufficient is None and self.keep is not None:
-                self.notes.append(
-                    Note(
-                        f"none of the tried combinations with {self.format_title} layers reaches "
-                        "the goal; lower `keep`",
-                        code="goal-not-reached",
-                    )
+        if not chain.find_first_sufficient() and chain.steps and self.keep is not None:
+            self.notes.append(
+                Note(
+                    f"none of the tried combinations with {self.format_title} layers reaches "
+                    "the goal; lower `keep`",
+                    code="goal-not-reached",
                 )
-        if chain.first_sufficient is not None:
-            self._bisect_chain(chain, chain.first_sufficient)
+            )
 
-    def _bisect_chain(self, chain: _MeasuredChain, first_sufficient: int) -> None:
-        """Measure steps of a chain until the step before the first sufficient step is measured."""
-        while first_sufficient - chain.last_insufficient > 1:
-            middle = (first_sufficient + chain.last_insufficient) // 2
-            self.measure([chain.steps[middle]])
-            if self._is_sufficient(chain.steps[middle][1]):
-                chain.first_sufficient = first_sufficient = middle
-            else:
-                chain.last_insufficient = middle
-
-    def _measure_chain(self, configurations: Iterator[Configuration]) -> _MeasuredChain:
-        """Measure steps at growing distances, until clearly after the first sufficient step.
+    def _measure_chain(self, configurations: Iterator[Configuration]) -> MeasuredChain:
+        """Measure steps of a chain until clearly after the first sufficient step.
 
         With `whole_front`, continue at least to the cost of the most expensive placement in the
         pool. With a budget, continue to the end of the chain.
@@ -405,40 +368,22 @@ class PlacementSearch:
         most_expensive = -math.inf
         if self.whole_front:
             most_expensive = max((p.cost.value for p in self.pool.values()), default=-math.inf)
-        chain = _MeasuredChain()
-        waiting: list[int] = []
+        chain = MeasuredChain(self.measure, self._is_sufficient)
         for configuration in configurations:
             cost = self.planner.cost(configuration)
             if not cost.int8:
                 break
-            chain.steps.append((format_count(len(chain.steps) + 1, "choice"), configuration))
-            if len(chain.steps) not in _MEASURED_STEPS:
-                continue
-            waiting.append(len(chain.steps) - 1)
-            if cost.value <= most_expensive:
-                continue  # measured later together with the next steps, to share runs of parts
-            self._measure_steps(chain, waiting)
-            first = chain.first_sufficient
-            if self.budget is None and first is not None and waiting[-1] > first + first // 2:
+            # Cheaper steps are measured later with the next steps, to share runs of parts.
+            chain.add(configuration, may_measure=cost.value > most_expensive)
+            if self.budget is None and chain.is_beyond_first_sufficient:
                 return chain
-            waiting = []
-        self._measure_steps(chain, waiting)
+        chain.measure_waiting()
         return chain
-
-    def _measure_steps(self, chain: _MeasuredChain, positions: Sequence[int]) -> None:
-        self.measure([chain.steps[position] for position in positions])
-        for position in positions:
-            if chain.first_sufficient is not None:
-                return
-            if self._is_sufficient(chain.steps[position][1]):
-                chain.first_sufficient = position
-            else:
-                chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
         """Measure, for each placement in the pool, the last step that does not cost more.
 
-        The steps are those of a chain (:class:`_MeasuredChain`).
+        The steps are those of a chain (:class:`MeasuredChain`).
         """
         last_steps = []
         for placement in self.list_placements():
@@ -662,7 +607,7 @@ class PlacementSearch:
         return self._is_goal_reached(configuration, self.evaluator.sets.chosen_on)
 
     def _is_sufficient(self, configuration: Configuration) -> bool:
-        """Return whether a step of a chain is sufficient; see :class:`_MeasuredChain`."""
+        """Return whether a step of a chain is sufficient; see :class:`MeasuredChain`."""
         if self.budget is not None:
             return self.planner.cost(configuration).value > self.budget
         return self._is_accurate_enough(configuration)
