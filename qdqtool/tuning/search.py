@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion import losses
 from qdqtool.patterns.heads import find_head
 from qdqtool.tuning.chain import MeasuredChain, NamedConfigurations
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
@@ -18,11 +17,14 @@ from qdqtool.tuning.prediction_progress import PredictionProgress
 from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.tuning.result import ChoiceBenefit, PlacementResult
 from qdqtool.tuning.sensitivity import SensitivitySweep
+from qdqtool.tuning.simple_placements import (
+    list_head_floats,
+    list_worst_floats,
+    rank_floats_by_own_error,
+)
 from qdqtool.tuning.sites import (
     CONVOLUTION,
-    HEAD,
     INT8,
-    LAST_CONVOLUTIONS,
     OWN_SCALE,
     Candidate,
     CandidateDecision,
@@ -193,8 +195,8 @@ class PlacementSearch:
         if self._is_int8_enough() and not self.whole_front:
             return
         if self.evaluator.deadline is not None:
-            worst = self._list_worst_floats(self._floats_by_own_error, "by their own error")
-            self.measure([*self._list_head_floats(), *worst])
+            worst = list_worst_floats(self.start, self._floats_by_own_error, "by their own error")
+            self.measure([*list_head_floats(self.start, self.sites), *worst])
         complete = self._sweep_choices()
         self._combine_choices(self._choose_ranges() if complete else self.start)
 
@@ -416,53 +418,12 @@ class PlacementSearch:
             for d, _ in self._rank_floats()
             if d.candidate.site.kind == CONVOLUTION
         ]
-        return [*self._list_head_floats(), *self._list_worst_floats(ranked, "worst by sensitivity")]
-
-    def _list_head_floats(self) -> list[tuple[str, Configuration]]:
-        heads = [s for s in self.sites if s.kind == HEAD and s.default == INT8]
-        nodes = frozenset(name for site in heads for name in site.nodes)
-        whole = Configuration(floats=nodes)
-        last = [site.as_float() for site in heads if site.name == LAST_CONVOLUTIONS]
-        placements = [(f"{LAST_CONVOLUTIONS} float", self.start.merge(site)) for site in last]
-        if nodes and whole not in last:
-            placements.append(("whole head float", self.start.merge(whole)))
-        return placements
-
-    def _list_worst_floats(
-        self, ranked: Sequence[Configuration], reason: str
-    ) -> list[tuple[str, Configuration]]:
-        """Return placements with the first 1, 2, 4, 8 and 16 of the ranked choices.
-
-        If there are fewer choices, the list is shorter.
-
-        Args:
-            ranked: Configurations with one choice each; the choice for the worst site is first.
-            reason: Text after the number of choices in the names of the placements.
-        """
-        return [
-            (f"{count} {reason}", functools.reduce(Configuration.merge, ranked[:count], self.start))
-            for count in (1, 2, 4, 8, 16)
-            if count <= len(ranked)
-        ]
+        worst = list_worst_floats(self.start, ranked, "worst by sensitivity")
+        return [*list_head_floats(self.start, self.sites), *worst]
 
     @functools.cached_property
     def _floats_by_own_error(self) -> list[Configuration]:
-        """Configurations with one float convolution each, largest input error first.
-
-        The quantization error of an input follows from the calibration statistics, without a run.
-        """
-        plan = self.planner.plan(self.start)
-        sources = {t: s.group.sources for s in plan.scales for t in s.group.quantized}
-        quantized = [q for q in plan.recipe.build(self.planner.model)[1] if q.tensor in sources]
-        worst = losses.rank_activations(quantized, self.planner.statistics, sources, len(quantized))
-        single = {}
-        for site in self.sites:
-            floats = site.as_float()
-            is_int8 = site.kind == CONVOLUTION and site.default == INT8
-            if is_int8 and not floats.floats <= self.start.floats:
-                single[site.nodes[0]] = floats
-        names = (i.node.name for q in worst for i in plan.placement.inputs[q.tensor])
-        return [single[name] for name in dict.fromkeys(names) if name in single]
+        return rank_floats_by_own_error(self.planner, self.start, self.sites)
 
     def _undo_choices(self) -> None:
         """Undo float choices of the cheapest accurate placement as long as it reaches the goal.
