@@ -38,6 +38,7 @@ from qdqtool.comparison.text import (
     list_image_notes,
     note_quantized_reference,
 )
+from qdqtool.comparison.time_change import split_time_change
 from qdqtool.errors import BuildLogError, ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.obstacles import describe_obstacles
@@ -314,6 +315,7 @@ def _compare_models(
         )
     comparison.notes += _note_different_constants(a.view, b.view, matching)
     comparison.nodes = _compare_nodes(a, b, matching)
+    comparison.time_change = split_time_change(comparison, a.time, b.time)
     return comparison
 
 

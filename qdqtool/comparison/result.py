@@ -385,6 +385,36 @@ class SideSummary:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class TimeChange:
+    """Estimated milliseconds of the second model minus those of the first, in parts.
+
+    Attributes:
+        total_ms: Difference of the totals, which is the sum of all parts.
+        nodes_ms: Sum of ``change_ms`` of all changed nodes.
+        shared_ms: Correction of `nodes_ms` for layers that several of these nodes share, so that
+            each layer counts once.
+        layouts_ms: Difference of the layout changes.
+        other_layers_ms: Difference of all other layers.
+        other_layers: Number of these layers in the first and in the second model.
+    """
+
+    total_ms: float
+    nodes_ms: float
+    shared_ms: float
+    layouts_ms: float
+    other_layers_ms: float
+    other_layers: tuple[int, int]
+
+    def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
+        names = ("total_ms", "nodes_ms", "shared_ms", "layouts_ms", "other_layers_ms")
+        return {
+            **{name: round(getattr(self, name), 6) for name in names},
+            "other_layers": list(self.other_layers),
+        }
+
+
 @dataclass(slots=True)
 class Comparison(SavableResult):
     """Two sides and their differences.
@@ -399,6 +429,8 @@ class Comparison(SavableResult):
         notes: Notes and warnings.
         read: The input files.
         agreement: Agreement of the second model with the first one on images; None without images.
+        time_change: Estimated time of the second model minus that of the first, in parts. None for
+            builds, and if the times of the layers of a model are unknown.
     """
 
     a: SideSummary
@@ -409,6 +441,7 @@ class Comparison(SavableResult):
     notes: list[Note] = field(default_factory=list)
     read: InputFiles | None = field(default=None, compare=False)
     agreement: NetworkAgreement | None = None
+    time_change: TimeChange | None = None
 
     def __repr__(self) -> str:
         return f"<Comparison {self.a.title} with {self.b.title}: {len(self.changed)} nodes differ>"
@@ -535,6 +568,7 @@ class Comparison(SavableResult):
             **to_json_fields(self, "a", "b"),
             "summary": {**self.summary(), "matched_by": self.matched_by},
             "nodes": [n.as_json() for n in self.changed],
+            "time_change": None if self.time_change is None else self.time_change.as_json(),
             "layers": self.engines.as_json() if self.engines is not None else None,
             "agreement": self.agreement.as_json() if self.agreement is not None else None,
             **to_json_fields(self, "notes", "ok"),

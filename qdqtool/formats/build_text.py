@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
@@ -18,7 +18,7 @@ from qdqtool.util.text import cut_middle, format_count, format_layer_counts, for
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
     from qdqtool.buildlog.engine_comparison import EngineComparison, LayerPair
-    from qdqtool.comparison.result import Comparison, NodeChange, SideSummary
+    from qdqtool.comparison.result import Comparison, NodeChange, SideSummary, TimeChange
     from qdqtool.verification.result import Verification
 
 # Maximum lengths of lists if --all is not given.
@@ -168,7 +168,8 @@ def _add_changes(page: TextPage, comparison: Comparison, float_type: Precision |
             others = comparison.count(ChangeKind(change)) - len(nodes)
             count = f"{len(nodes)}, and {others} listed above" if others else f"{len(nodes)}"
             title = name_formats(name_floats(title, "", float_type), ChangeKind(change), nodes)
-            page.add_heading(f"{title} ({count})")
+            time = _format_change(": ", [node.change_ms for node in nodes])
+            page.add_heading(f"{title} ({count}){time}")
             _add_changed_nodes(page, nodes, float_type)
 
 
@@ -193,6 +194,7 @@ def render_comparison(
     _add_side_summary(page, "B", comparison.b)
     page.fill(f"Matched by {comparison.summary()['matched_by']}.", 0)
     _add_layout_changes(page, comparison.a, comparison.b)
+    _add_time_change(page, comparison.time_change, comparison.b.gpu)
     if comparison.agreement is not None:
         page.add_gap()
         add_agreement(page, comparison.agreement)
@@ -285,6 +287,29 @@ def _add_layout_changes(page: TextPage, a: SideSummary, b: SideSummary) -> None:
     page.fill(f"Layout changes (reformats): {' -> '.join(times)}.", 0)
 
 
+def _add_time_change(page: TextPage, change: TimeChange | None, gpu: str) -> None:
+    """Add the difference of two estimated times, and below it the parts that add up to it."""
+    if change is None or abs(change.total_ms) < _MIN_MS:
+        return
+    page.add_gap()
+    page.add_lines(f"Time of B minus time of A on {gpu}: {change.total_ms:+.4f} ms")
+    in_a, in_b = change.other_layers
+    for title, ms in (
+        ("nodes listed below", change.nodes_ms),
+        ("layers shared by such nodes, counted once", change.shared_ms),
+        ("layout changes", change.layouts_ms),
+        (f"other layers ({in_a} in A, {in_b} in B)", change.other_layers_ms),
+    ):
+        if abs(ms) >= _MIN_MS:
+            page.add_lines(f"  {title:<41} {ms:+.4f} ms")
+
+
+def _format_change(separator: str, changes: Iterable[float | None]) -> str:
+    """Return the sum of the changes of times after a separator; empty if the sum is about 0."""
+    ms = sum(change or 0.0 for change in changes)
+    return f"{separator}{ms:+.4f} ms" if abs(ms) >= _MIN_MS else ""
+
+
 def _describe_formats(side: SideSummary) -> str:
     """Return the counts above 0, such as ``60 in INT8 (54 with INT8 output) and 2 in FP8``."""
     counts = (("INT8", side.int8, side.int8_to_int8), ("FP8", side.fp8, side.fp8_to_fp8))
@@ -301,7 +326,7 @@ def _add_changed_nodes(
 ) -> None:
     for node in page.iterate_rows(nodes, _MAX_NODES):
         other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
-        time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _MIN_MS else ""
+        time = _format_change("; ", [node.change_ms])
         why = name_floats(node.why, node.finding or "", float_type)
         why = why.removesuffix(".") if time else why
         page.fill(f"{node.name}{other}: {why}{time}", 6, "  ")

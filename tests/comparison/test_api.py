@@ -285,7 +285,7 @@ def test_compare_times_a_float_model_as_predict_does(target: str, floats: Sequen
     assert result.b.ms == times[0].total_ms  # not rounded twice
     assert qdqtool.compare(*models[::-1], target=target, gpu=gpu).b.ms == result.a.ms
     fp32_ms = floating["float"]["fp32_ms"]
-    assert (fp32_ms is None) == (target == "trt10")
+    assert (fp32_ms is None) == (target == "trt10") == (result.time_change is not None)
     notes = [note for note in result.notes if note.code == "float-time"]
     assert [note.values["fp32_ms"] for note in notes] == [fp32_ms] * (fp32_ms is not None)
     assert (" ms in FP16 on RTX 4090" in str(render_comparison(result))) == bool(notes)
