@@ -158,10 +158,12 @@ class FindingCodeEntry(NamedTuple):
 
     def quote_error(self, target: str) -> str:
         """Return a sentence that quotes TensorRT's error text; empty if the text is unknown."""
-        text = self.error_text(target)
+        text, scope = self.error_text(target), self.scope_on(target)
         since = dict(self.error_since).get(target.removesuffix(STRONGLY_TYPED))
         speaker = "TensorRT" if since is None else f"TensorRT {since} and later"
-        return f'{speaker} says: "{text}"' if text else ""
+        is_assumed = scope is not None and scope.evidence == Evidence.ASSUMED
+        verb = "probably says" if is_assumed else "says"
+        return f'{speaker} {verb}: "{text}"' if text else ""
 
 
 def read_code(name: str, fields: dict[str, Any]) -> FindingCodeEntry:

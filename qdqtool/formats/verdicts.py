@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from qdqtool.evidence import Evidence
 from qdqtool.formats.output import Style
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.finding import Severity
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.gpus import GpuLimit
 from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.trt.result import Assumption, Prediction
@@ -369,28 +370,34 @@ def _describe_evidence(prediction: Prediction, total: int) -> str:
 
 
 def describe_rejection(prediction: Prediction) -> str:
-    """Return a sentence on why TensorRT rejects a model; empty if TensorRT builds the model."""
-    return _describe_errors(prediction, "TensorRT will reject this model", builds=False)
+    """Return a sentence on why TensorRT rejects a model; empty if TensorRT builds the model.
+
+    If the rules of all errors are assumed, the sentence says "probably".
+    """
+    errors = [f for f in prediction.errors() if not f.is_built]
+    errors.sort(key=_is_assumed)
+    probably = "probably " if all(map(_is_assumed, errors)) else ""
+    return _describe_errors(errors, f"TensorRT will {probably}reject this model")
+
+
+def _is_assumed(finding: Finding) -> bool:
+    return finding.evidence == Evidence.ASSUMED
 
 
 def build_verdict(prediction: Prediction) -> Verdict | None:
     """Return the verdict if TensorRT rejects the model or computes wrong results, else None."""
     text = describe_rejection(prediction) or _describe_errors(
-        prediction, "TensorRT builds this model, but its results will be wrong", builds=True
+        [f for f in prediction.errors() if f.is_built],
+        "TensorRT builds this model, but its results will be wrong",
     )
     return Verdict(f"{text}.", Style.BAD) if text else None
 
 
-def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) -> str:
-    """Return a sentence with the first error, and the codes of further errors.
-
-    If `builds` is set, the sentence names only errors in spite of which TensorRT builds the model,
-    else only errors that make the build fail. It is empty without such errors. The limits of a GPU
-    do not count if the prediction has times for another GPU.
-    """
+def _describe_errors(findings: Iterable[Finding], consequence: str) -> str:
+    """Return a sentence with the first error and the codes of further errors, else empty."""
     from qdqtool.findings import codes
 
-    errors = Counter(f.code for f in prediction.errors() if f.is_built == builds)
+    errors = Counter(f.code for f in findings)
     chosen = list(errors)
     if not chosen:
         return ""

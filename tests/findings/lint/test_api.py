@@ -7,6 +7,7 @@ import pytest
 
 from qdqtool.findings.lint.api import run
 from qdqtool.findings.report import FindingReport
+from qdqtool.formats.verdicts import describe_rejection
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
@@ -297,11 +298,17 @@ def quantized_bias() -> onnx.ModelProto:
     return g.model(g.op("Conv", [x, w, bias], "c", kernel_shape=[1, 1]))
 
 
-@pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
-def test_quantized_bias_is_reported(target: str) -> None:
-    (fault,) = (f for f in predict(quantized_bias(), target).findings if f.code == "BIAS-DQ")
+@pytest.mark.parametrize(
+    ("target", "probably"), [("trt8.5", ""), ("rtx1.7", ""), ("trt10", "probably ")]
+)
+def test_quantized_bias_is_reported(target: str, probably: str) -> None:
+    """No build of TensorRT 10 and no document shows the rejection."""
+    prediction = predict(quantized_bias(), target)
+    (fault,) = (f for f in prediction.findings if f.code == "BIAS-DQ")
     assert fault.node == "bdq" and fault.convolutions == ["c"]
     assert cause(fault).precision == Precision.INT32
+    assert f"TensorRT {probably}says" in fault.message
+    assert describe_rejection(prediction).startswith(f"TensorRT will {probably}reject this model")
 
 
 # Heads and shapes -------------------------------------------------------------------------------------------------
