@@ -75,8 +75,9 @@ def predict(
         The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers, the
         optimizer's trace, remaining conversions, and findings with their fixes. If `gpu` is set,
         ``time`` has the fields of the command's JSON, each layer has ``ms``, and each finding has
-        ``saves_ms``. With a list of GPUs, ``times`` has these fields for each GPU, and ``time``,
-        ``ms`` and ``saves_ms`` are for the first GPU that an engine can be built for.
+        ``saves_ms`` and ``saving_included_in``. With a list of GPUs, ``times`` has these fields for
+        each GPU, and ``time``, ``ms`` and ``saves_ms`` are for the first GPU that an engine can be
+        built for.
 
     Raises:
         ModelError: The model cannot be read.

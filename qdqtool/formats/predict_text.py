@@ -336,7 +336,7 @@ def _add_findings(
             mark = next((marks[id(f)] for f in same if id(f) in marks), "")
             _add_finding_title(page, same, mark, products, float_type)
             _add_places(page, same, float_type)
-            if saving := describe_saving(same, times, prediction.findings):
+            if saving := describe_saving(same, times):
                 page.add_row("saves:", saving, _LABEL)
             if page.everything:
                 page.add_row("basis:", f"rule {same[0].evidence}", _LABEL)

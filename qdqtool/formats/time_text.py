@@ -26,7 +26,6 @@ _MAX_LAYERS = 10
 _MAX_TYPES = 4  # maximum number of columns of times in a table of GPUs
 _CELL = 8  # width of such a column
 _FLOAT_TYPES = frozenset(("FP16", "FP32"))  # only the faster one of a GPU is estimated
-INCLUDED_SAVING = "included in the saving of NOT-QUANTIZED"
 _MIN_SAVING = 0.002  # minimum saving that is printed, as a fraction of the total time
 _WARNING_NOTES = ("batch-scaled",)  # codes of notes that are printed as warnings
 _MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total
@@ -270,7 +269,6 @@ def add_slowest_layers(page: TextPage, time: TimeEstimate) -> None:
 def describe_saving(
     findings: Sequence[Finding],
     times: Sequence[TimeEstimate],
-    others: Sequence[Finding] = (),
 ) -> str:
     """Describe the time that the fixes of findings with one code save.
 
@@ -280,8 +278,6 @@ def describe_saving(
     Args:
         findings: Findings with one code.
         times: Estimated time on each GPU.
-        others: Findings that the text may refer to, because their savings include those of
-            ``findings``.
     """
     time, basis = _find_basis(times)
     if time is None:
@@ -298,29 +294,22 @@ def describe_saving(
         return ""
     if code == "NO-QDQ":
         return f"{format_ms(largest.saves_ms or 0.0)} by qdqtool insert ({basis})"
-    if code == "OUT-FLOAT":
-        included = list_included_savings(findings, others, time)
-        names = {finding.node for finding in included}
-        separate = [f for f in findings if (f.saves_ms or 0.0) > minimum and f.node not in names]
+    included = [finding for finding in findings if finding.saving_included_in is not None]
+    if included:
+        others = [f for f in findings if f.saving_included_in is None]
+        separate = [f for f in others if (f.saves_ms or 0.0) > minimum]
         if not separate:
             places = f"{len(included)} of {len(findings)} places"
-            return INCLUDED_SAVING + (f" ({places})" if len(included) < len(findings) else "")
+            text = describe_included_saving(included[0])
+            return text + (f" ({places})" if len(included) < len(findings) else "")
         largest = max(separate, key=lambda finding: finding.saves_ms or 0.0)
     return f"at most {_describe_bound(findings, largest)} ({basis})"
 
 
-def list_included_savings(
-    findings: Sequence[Finding], others: Sequence[Finding], time: TimeEstimate
-) -> list[Finding]:
-    """Return the OUT-FLOAT findings whose saving is included in that of NOT-QUANTIZED.
-
-    If a layer gets Q/DQ, the layer before it writes INT8. The saving of NOT-QUANTIZED includes the
-    time that this saves.
-    """
-    minimum = _MIN_SAVING * time.total_ms
-    layers = [f for f in others if f.code == "NOT-QUANTIZED" and (f.saves_ms or 0.0) > minimum]
-    nodes = {finding.node for finding in layers}
-    return [f for f in findings if f.code == "OUT-FLOAT" and not nodes.isdisjoint(f.nodes)]
+def describe_included_saving(finding: Finding) -> str:
+    """Return a text on the finding whose saving includes that of this one; empty if none does."""
+    code = finding.saving_included_in
+    return "" if code is None else f"included in the saving of {code}"
 
 
 def describe_fixed_time(times: Sequence[TimeEstimate]) -> str:

@@ -194,6 +194,8 @@ class Finding:
         automatic: Whether ``qdqtool fix`` can fix the finding.
         saves_ms: Largest time in milliseconds that the fix can save in one execution; None
             without a GPU, or if the fix saves no time.
+        saving_included_in: Code of another finding whose ``saves_ms`` includes that of this
+            finding, so that the two must not be added; None if there is none.
         gains: Whether the fix improves this model.
         has_fast_int8: Whether the GPU of the prediction computes INT8 faster than FP16; None
             without a GPU.
@@ -217,6 +219,7 @@ class Finding:
     gains: bool = True
     has_fast_int8: bool | None = field(default=None, kw_only=True)
     is_built: bool = field(default=False, kw_only=True)
+    saving_included_in: FindingCode | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         place = f" at {self.node}" if self.node else ""
@@ -248,4 +251,5 @@ class Finding:
             "convolutions": list(self.convolutions),
             "automatic": self.automatic,
             "saves_ms": self.saves_ms,
+            "saving_included_in": self.saving_included_in,
         }

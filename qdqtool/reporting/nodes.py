@@ -20,7 +20,7 @@ from qdqtool.findings.report import list_shown_findings, title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
-from qdqtool.formats.time_text import INCLUDED_SAVING, list_included_savings
+from qdqtool.formats.time_text import describe_included_saving
 from qdqtool.formats.verdicts import (
     count_conversions,
     overall_verdict,
@@ -50,6 +50,7 @@ from qdqtool.timing.gpu_checks import gpu_findings
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.results import TimeEstimate
+from qdqtool.timing.savings import mark_included_savings
 from qdqtool.timing.time_calibration import match_profile_rows
 from qdqtool.timing.work import LayerWork
 from qdqtool.timing.workload import predict_workload
@@ -410,10 +411,6 @@ class ModelCollector:
     def _add_findings(self) -> None:
         prediction = self.subject.prediction
         on_request = {f.id for f in split_fixable(prediction.findings)[1]}
-        included: set[int] = set()
-        if self.subject.time is not None:
-            findings = prediction.findings
-            included = {f.id for f in list_included_savings(findings, findings, self.subject.time)}
         by_convolution = {c.name: self.positions.get(c.index, -1) for c in prediction.convolutions}
         for finding in prediction.findings:
             convolutions = [by_convolution.get(name, -1) for name in finding.convolutions]
@@ -434,7 +431,7 @@ class ModelCollector:
                     nodes=nodes,
                     values=finding.values,
                     saves_ms=finding.saves_ms,
-                    saving_note=INCLUDED_SAVING if finding.id in included else "",
+                    saving_note=describe_included_saving(finding),
                     automatic=finding.automatic,
                     on_request=finding.id in on_request,
                 )
@@ -674,10 +671,11 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
     prediction.time = subject.time.as_json()
     prediction.compute_capabilities = target.capability_names or [gpu.cc]
     add_findings(prediction, gpu_findings(prediction, gpu, model), model)
+    mark_included_savings(prediction.findings)
     if build is None and prediction.rejected:
         subject.time = None  # the page shows no times of an engine that cannot be built
         for finding in prediction.findings:
-            finding.saves_ms = None
+            finding.saves_ms = finding.saving_included_in = None
 
 
 def _estimate_work(subject: ReportSubject) -> list[LayerWork]:

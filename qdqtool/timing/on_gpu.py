@@ -17,6 +17,7 @@ from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.results import TimeEstimate
+from qdqtool.timing.savings import mark_included_savings
 from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
@@ -121,6 +122,7 @@ def _set_time(prediction: Prediction, time: TimeEstimate) -> None:
         text = f"no times for {time.gpu.name}: TensorRT builds no engine"
         prediction.notes.append(Note(text, code="no-times", gpu=time.gpu.name))
     else:
+        mark_included_savings(prediction.findings)
         prediction.time = time.as_json()
 
 

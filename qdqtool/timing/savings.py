@@ -97,6 +97,23 @@ def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
         _distribute(rest, layers)
 
 
+def mark_included_savings(findings: Sequence[Finding]) -> None:
+    """Mark the OUT-FLOAT findings whose saving is included in that of NOT-QUANTIZED.
+
+    If a layer gets Q/DQ, the layer before it writes INT8. The saving of NOT-QUANTIZED includes the
+    time that this saves.
+
+    Args:
+        findings: Findings with their final ``saves_ms``.
+    """
+    code = "NOT-QUANTIZED"
+    layers = {f.node for f in findings if f.code == code and f.saves_ms}
+    for finding in findings:
+        is_included = finding.code == "OUT-FLOAT" and not layers.isdisjoint(finding.nodes)
+        if is_included and finding.saves_ms:
+            finding.saving_included_in = code
+
+
 def _sum_savings(findings: Iterable[Finding]) -> float:
     return sum(finding.saves_ms or 0.0 for finding in findings)
 

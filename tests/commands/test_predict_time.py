@@ -46,6 +46,8 @@ def test_saving_of_not_quantized_layer_includes_output_before(
     assert dict(re.findall(r" (OUT-FLOAT|NOT-QUANTIZED)  .*?\n  saves: (\w+)", text, re.S)) == (
         {"OUT-FLOAT": "included", "NOT-QUANTIZED": "at"} if has_next else {"OUT-FLOAT": "at"}
     )
+    included = {f.saving_included_in for f in qdqtool.predict(g.model(y), gpu="T4").findings}
+    assert included == ({None, "NOT-QUANTIZED"} if has_next else {None})
     page = qdqtool.report(g.model(y), gpu="rtx 3060").html
     assert ("; the time that the fix saves is included in" in page) == has_next
 
