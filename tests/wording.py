@@ -129,30 +129,38 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "shared skip": residual("shared"),
     }
     yield from ((name, proto, "trt8.5") for name, proto in plain.items())
-    yield "float types", lint.simple(), "trt11"
-    yield "stored behind", lint.stored("int8", "Identity"), "trt10"
-    yield from fp8_networks()
-    yield "vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"
-    yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
-    yield "3D", conv3d(), "trt8.0"
-    yield "bfloat16", bfloat16.quantized(), "trt8.6"
-    yield "bfloat16 by a flag", bfloat16.quantized(), "trt10"
-    yield "functions", quantized_blocks(), "trt8.6"
-    for name in ("dynamo", "narrow"):
-        yield f"decomposed: {name}", fakes.network(fakes.DECOMPOSED[name]), "trt10"
-    for name, (make, _) in fakes.OPERATORS.items():
-        yield f"quantizers of {name}", fakes.network(make), "trt10"
-    for name, make in fakes.INEXACT.items():
-        yield f"inexact: {name}", fakes.network(make, per_channel=False), "trt10"
-    yield "If", branches.model_with(branches.conditional(), flag=True), "trt10"
-    yield "LSTM", recurrent(quantized=True), "trt10"
-    yield "pair", pair_of(0.5), "trt10"
-    yield "onnxruntime", runtime_model("FusedConv"), "trt10"
-    yield "packed weights", runtime_model("MatMulNBits"), "trt10"
-    yield "Loop", branches.loop(), "trt10"
-    yield "fallback to ATen", fakes.fallback(), "trt10"
-    yield "scale of a product", constants.network("scale", constants.product), "trt10"
-    yield "zero point of an Identity", constants.network("zero", constants.identity), "trt8.6"
+    yield from (
+        ("float types", lint.simple(), "trt11"),
+        ("stored behind", lint.stored("int8", "Identity"), "trt10"),
+        *fp8_networks(),
+        ("vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"),
+        ("depthwise Add", conv(32, "Add", groups=32), "trt8.6"),
+        ("3D", conv3d(), "trt8.0"),
+        ("bfloat16", bfloat16.quantized(), "trt8.6"),
+        ("bfloat16 by a flag", bfloat16.quantized(), "trt10"),
+        ("functions", quantized_blocks(), "trt8.6"),
+        *(
+            (f"decomposed: {name}", fakes.network(fakes.DECOMPOSED[name]), "trt10")
+            for name in ("dynamo", "narrow")
+        ),
+        *(
+            (f"quantizers of {name}", fakes.network(make), "trt10")
+            for name, (make, _) in fakes.OPERATORS.items()
+        ),
+        *(
+            (f"inexact: {name}", fakes.network(make, per_channel=False), "trt10")
+            for name, make in fakes.INEXACT.items()
+        ),
+        ("If", branches.model_with(branches.conditional(), flag=True), "trt10"),
+        ("LSTM", recurrent(quantized=True), "trt10"),
+        ("pair", pair_of(0.5), "trt10"),
+        ("onnxruntime", runtime_model("FusedConv"), "trt10"),
+        ("packed weights", runtime_model("MatMulNBits"), "trt10"),
+        ("Loop", branches.loop(), "trt10"),
+        ("fallback to ATen", fakes.fallback(), "trt10"),
+        ("scale of a product", constants.network("scale", constants.product), "trt10"),
+        ("zero point of an Identity", constants.network("zero", constants.identity), "trt8.6"),
+    )
 
 
 def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:

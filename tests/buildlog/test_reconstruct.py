@@ -100,13 +100,8 @@ def test_graph_from_log_gives_merged_quantizers_one_scale() -> None:
     assert len({scale[name] for name in quantizers}) == len(quantizers) - 8
 
 
-@pytest.fixture(scope="module")
-def rtx_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_log(tmp_path_factory.mktemp("rtx"))
-
-
-def test_graph_from_log_of_tensorrt_rtx(rtx_log: Path) -> None:
-    build = read_build(rtx_log)
+def test_graph_from_log_of_tensorrt_rtx(tmp_path: Path) -> None:
+    build = read_build(build_log(tmp_path))
     assert (build.is_rtx, build.lines.unexplained) == (True, 0)
     assert [layer.name for layer in build.layers if layer.is_convolution] == [
         "cv1_myl0_1",

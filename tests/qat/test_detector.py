@@ -98,16 +98,17 @@ def test_mean_average_precision(example: dict[str, ModuleType]) -> None:
         return result
 
     right = ((10, 10, 30, 30, 0, 0.9), (50, 50, 70, 70, 1, 0.8))
-    assert measure(output(*right), truth, 2) == pytest.approx(100)
-    assert measure(output(right[0]), truth, 2) == pytest.approx(50)
-    # The IoU is a little over 0.8, which meets seven of ten thresholds.
-    assert measure(output((10, 10, 30, 26.1, 0, 0.9), right[1]), truth, 2) == pytest.approx(
-        50 + 50 * 0.7
-    )
-    # A wrong box with a higher score halves the precision everywhere.
-    assert measure(output(*right, (70, 10, 90, 30, 0, 0.95)), truth, 2) == pytest.approx(50 + 25)
-    # The same box twice: the second falls to suppression.
-    assert measure(output(*right, (10, 10, 30, 30, 0, 0.95)), truth, 2) == pytest.approx(100)
+    for boxes, value in (
+        (right, 100),
+        (right[:1], 50),
+        # The IoU is a little over 0.8, which meets seven of ten thresholds.
+        (((10, 10, 30, 26.1, 0, 0.9), right[1]), 50 + 50 * 0.7),
+        # A wrong box with a higher score halves the precision everywhere.
+        ((*right, (70, 10, 90, 30, 0, 0.95)), 50 + 25),
+        # The same box twice: the second falls to suppression.
+        ((*right, (10, 10, 30, 30, 0, 0.95)), 100),
+    ):
+        assert measure(output(*boxes), truth, 2) == pytest.approx(value), boxes
 
 
 def test_loss_is_smaller_for_right_boxes_and_classes(

@@ -333,12 +333,26 @@ def test_trainer_chooses_class_for_task(
     assert trainer.options.images == options.get("images", 128)
 
 
-def test_spread_batches_covers_data_set(training: Any) -> None:
-    assert training.spread_batches(10, 4, 100) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert training.spread_batches(1000, 16, 128) == [
-        list(range(s, min(s + 16, 1000))) for s in (0, 144, 288, 432, 560, 704, 848, 992)
-    ]
-    assert training.spread_batches(3, 1, 1) == [[0]]
+@pytest.mark.parametrize(
+    ("total", "size", "count", "batches"),
+    [
+        (10, 4, 100, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+        (
+            1000,
+            16,
+            128,
+            [
+                list(range(start, min(start + 16, 1000)))
+                for start in (0, 144, 288, 432, 560, 704, 848, 992)
+            ],
+        ),
+        (3, 1, 1, [[0]]),
+    ],
+)
+def test_spread_batches_covers_data_set(
+    training: Any, total: int, size: int, count: int, batches: list[list[int]]
+) -> None:
+    assert training.spread_batches(total, size, count) == batches
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
