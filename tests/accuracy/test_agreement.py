@@ -48,8 +48,11 @@ def test_agreement_of_classifier_is_share_of_equal_classes() -> None:
     model = quantized(reference, data[:2], head="none", method="max")
     classes = [[run(m, sample)[0].argmax() for sample in data] for m in (reference, model)]
     result = agreement(reference, model, data)
-    assert result.images == result.measure.count == 24
-    assert result.measure.metric == "top-1-agreement"
+    assert (result.measure.metric, result.measure.count, result.images) == (
+        "top-1-agreement",
+        24,
+        24,
+    )
     assert result.measure.value == pytest.approx(np.mean(np.equal(*classes)))
 
 
@@ -128,8 +131,7 @@ def test_agreement_is_0_if_a_step_erases_the_scores(opened: bool) -> None:
     for model in models if opened else ():
         open_dimensions(model, (0, 1, 2))
     result = agreement(*models, [{"rows": ROWS}])
-    assert (result.measure.metric, result.measure.value) == ("agreement-map", 0.0)
-    assert not result.notes
+    assert (result.measure.metric, result.measure.value, result.notes) == ("agreement-map", 0.0, ())
 
 
 @pytest.mark.parametrize("has_metadata", [True, False])
@@ -206,8 +208,9 @@ def test_agreement_of_segmentation_includes_masks() -> None:
     reference, data = segmenting_network(1), images(3, 3, 64, "images")
     result = agreement(reference, segmenting_network(-1), data)
     assert (result.measure.metric, result.measure.value) == ("agreement-map", 1.0)
-    assert result.masks is not None and result.masks.count > 0
-    assert result.masks.value == result.lowest == 0.0
+    assert (
+        result.masks is not None and result.masks.count > 0 == result.masks.value == result.lowest
+    )
     assert agreement(reference, reference, data).lowest == 1.0
 
 
@@ -325,9 +328,8 @@ def test_compare_measures_every_form_of_model(photos: Path, options: dict[str, A
     result = qdqtool.compare(
         reference, qdqtool.insert(reference, photos, head="none", **options).model, data=photos
     )
-    assert result.agreement is not None and result.agreement.images == 3
-    assert 0.9 < result.agreement.measure.value < 1.0
-    assert result.as_json()["agreement"]["value"] == round(result.agreement.measure.value, 5)
+    agreement = result.as_json()["agreement"]
+    assert agreement["images"] == 3 and 0.9 < agreement["value"] < 1.0
 
 
 @pytest.fixture

@@ -16,16 +16,13 @@ def silu_network(scale: float | None, has_inner_pairs: bool = False) -> onnx.Mod
     With inner pairs, as onnxruntime's quantize_static adds them, no SiLU is fused.
     """
     g = Graph()
-
-    def quantize(x: str, stem: str, is_quantized: bool) -> str:
-        return g.pair(x, stem) if is_quantized else x
+    weights = "float" if scale is None else "qdq"
 
     def add_layer(x: str, name: str) -> str:
-        weights = "float" if scale is None else "qdq"
         y = g.conv(x, name, 256, scale=scale, weights=weights)
-        y = quantize(y, f"{name}.conv", has_inner_pairs)
-        gate = quantize(g.op("Sigmoid", y, f"{name}.gate"), f"{name}.sigmoid", has_inner_pairs)
-        return g.op("Mul", [y, gate], f"{name}.mul")
+        y = g.pair(y, f"{name}.conv") if has_inner_pairs else y
+        gate = g.op("Sigmoid", y, f"{name}.gate")
+        return g.op("Mul", [y, g.pair(gate, f"{name}.s") if has_inner_pairs else gate], f"{name}.m")
 
     x = g.input(1, 256, 56, 56)
     return g.model(add_layer(g.add(add_layer(x, "a"), add_layer(x, "b"), "sum"), "c"))
