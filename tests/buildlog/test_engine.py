@@ -224,42 +224,51 @@ def conv(name: str, layout: str, channels: int, source: str, target: str) -> dic
     )
 
 
-def names(first: EngineReport, second: EngineReport) -> list[tuple[str | None, str | None]]:
-    return [
-        (p.first and p.first.name, p.second and p.second.name)
-        for p in compare_engines(first, second).pairs
-    ]
-
-
-def test_compare_pairs_layers_by_names() -> None:
-    first = report(conv("/a/Conv + /a/Relu", FP16, 8, "x", "y"), conv("/b/Conv", FP16, 8, "y", "z"))
-    second = report(
-        layer(
-            "/a/q/QuantizeLinear",
-            "Reformat",
-            [tensor("x", [1, 8, 8, 8], FP16)],
-            [tensor("w", [1, 8, 8, 8], INT8)],
+@pytest.mark.parametrize(
+    ("first", "second", "pairs", "aligned_by"),
+    [
+        pytest.param(
+            [conv("/a/Conv + /a/Relu", FP16, 8, "x", "y"), conv("/b/Conv", FP16, 8, "y", "z")],
+            [
+                layer(
+                    "/a/q/QuantizeLinear",
+                    "Reformat",
+                    [tensor("x", [1, 8, 8, 8], FP16)],
+                    [tensor("w", [1, 8, 8, 8], INT8)],
+                ),
+                conv("b.weight + /b/w/QuantizeLinear + /b/Conv", INT8, 8, "y", "z"),
+                conv("a.weight + /a/w/QuantizeLinear + /a/Conv", INT8, 8, "w", "y"),
+            ],
+            [
+                ("/a/Conv + /a/Relu", "a.weight + /a/w/QuantizeLinear + /a/Conv"),
+                ("/b/Conv", "b.weight + /b/w/QuantizeLinear + /b/Conv"),
+                (None, "/a/q/QuantizeLinear"),
+            ],
+            "names",
+            id="names",
         ),
-        conv("b.weight + /b/w/QuantizeLinear + /b/Conv", INT8, 8, "y", "z"),
-        conv("a.weight + /a/w/QuantizeLinear + /a/Conv", INT8, 8, "w", "y"),
-    )
-    assert names(first, second) == [
-        ("/a/Conv + /a/Relu", "a.weight + /a/w/QuantizeLinear + /a/Conv"),
-        ("/b/Conv", "b.weight + /b/w/QuantizeLinear + /b/Conv"),
-        (None, "/a/q/QuantizeLinear"),
-    ]
-    assert compare_engines(first, second).aligned_by == "names"
-
-
-def test_compare_pairs_layers_by_shapes() -> None:
-    first = report(
-        conv("Conv_0", FP16, 8, "a", "b"),
-        conv("Conv_1", FP16, 16, "b", "c"),
-        conv("Conv_2", FP16, 8, "c", "d"),
-    )
-    second = report(conv("Conv_9", INT8, 8, "a", "b"), conv("Conv_19", INT8, 16, "b", "c"))
-    assert names(first, second) == [("Conv_0", "Conv_9"), ("Conv_1", "Conv_19"), ("Conv_2", None)]
-    assert compare_engines(first, second).aligned_by == "shapes"
+        pytest.param(
+            [
+                conv("Conv_0", FP16, 8, "a", "b"),
+                conv("Conv_1", FP16, 16, "b", "c"),
+                conv("Conv_2", FP16, 8, "c", "d"),
+            ],
+            [conv("Conv_9", INT8, 8, "a", "b"), conv("Conv_19", INT8, 16, "b", "c")],
+            [("Conv_0", "Conv_9"), ("Conv_1", "Conv_19"), ("Conv_2", None)],
+            "shapes",
+            id="shapes",
+        ),
+    ],
+)
+def test_compare_pairs_layers_by_names_or_shapes(
+    first: list[dict[str, Any]],
+    second: list[dict[str, Any]],
+    pairs: list[tuple[str | None, str | None]],
+    aligned_by: str,
+) -> None:
+    result = compare_engines(report(*first), report(*second))
+    names = [(p.first and p.first.name, p.second and p.second.name) for p in result.pairs]
+    assert (names, result.aligned_by) == (pairs, aligned_by)
 
 
 def timed(case: str) -> EngineReport:

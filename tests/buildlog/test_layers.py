@@ -158,52 +158,55 @@ def test_info_line_without_tensors() -> None:
     assert (layer.inputs, layer.outputs, layer.tactic) == ([], [], "0x0")
 
 
-def test_json_fields_before_tensorrt_11() -> None:
-    layer = layers.layer_from_fields(
-        {
-            "Name": "QuantizeLinear_2",
-            "LayerType": "Reformat",
-            "Origin": "QDQ",
-            "Inputs": [
-                {
-                    "Name": "x",
-                    "Dimensions": [1, 3, -1, 4],
-                    "Format/Datatype": "Row major linear FP32",
-                }
-            ],
-            "Outputs": [
-                {
-                    "Name": "y",
-                    "Dimensions": [1, 3, 4, 4],
-                    "Format/Datatype": "Row major Int8 format",
-                }
-            ],
-        }
-    )
-    assert (layer.kind, layer.is_qdq, layer.inputs[0].shape) == (
-        "conversion",
-        True,
-        (1, 3, None, 4),
-    )
-
-
-def test_json_fields_of_tensorrt_11() -> None:
-    layer = layers.layer_from_fields(
-        {
-            "Name": "c",
-            "LayerType": "CaskConvolution",
-            "Metadata": "[ONNX Layer: /c/Conv]",
-            "Inputs": [
-                {
-                    "Name": "x",
-                    "Dimensions": [1],
-                    "Datatype": "Int8",
-                    "Format": "(Linear) Row major linear format",
-                }
-            ],
-        }
-    )
-    assert (layer.input_precision, layer.onnx_names) == (Precision.INT8, ["/c/Conv"])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param(
+            {
+                "Name": "QuantizeLinear_2",
+                "LayerType": "Reformat",
+                "Origin": "QDQ",
+                "Inputs": [
+                    {
+                        "Name": "x",
+                        "Dimensions": [1, 3, -1, 4],
+                        "Format/Datatype": "Row major linear FP32",
+                    }
+                ],
+                "Outputs": [
+                    {
+                        "Name": "y",
+                        "Dimensions": [1, 3, 4, 4],
+                        "Format/Datatype": "Row major Int8 format",
+                    }
+                ],
+            },
+            ("conversion", True, (1, 3, None, 4), Precision.FP32, []),
+            id="before TensorRT 11",
+        ),
+        pytest.param(
+            {
+                "Name": "c",
+                "LayerType": "CaskConvolution",
+                "Metadata": "[ONNX Layer: /c/Conv]",
+                "Inputs": [
+                    {
+                        "Name": "x",
+                        "Dimensions": [1],
+                        "Datatype": "Int8",
+                        "Format": "(Linear) Row major linear format",
+                    }
+                ],
+            },
+            ("convolution", False, (1,), Precision.INT8, ["/c/Conv"]),
+            id="TensorRT 11",
+        ),
+    ],
+)
+def test_json_fields(fields: dict[str, object], expected: tuple[object, ...]) -> None:
+    layer = layers.layer_from_fields(fields)
+    found = layer.kind, layer.is_qdq, layer.inputs[0].shape, layer.input_precision, layer.onnx_names
+    assert found == expected
 
 
 def test_json_fields_of_wrong_types() -> None:

@@ -163,28 +163,31 @@ def test_positions_of_the_highest_share_of_all_maps(share: float, count: int) ->
     assert (find_mask(9.0, share / 2, a=output, b=class_output()) == first_cells(count)).all()
 
 
+SCORES = np.zeros((1, 2, 3, 3))
+WITHOUT_POSITIONS = {
+    "nan": np.full((1, 2, 3, 3), np.nan),
+    "inf": np.full((1, 2, 3, 3), np.inf),
+    **{
+        str(shape): np.zeros(shape)
+        for shape in ((1, 4), (1, 2, 3, 3, 1), (1, 0, 3, 3), (0, 2, 3, 3), (1, 2, 0, 3))
+    },
+}
+
+
 @pytest.mark.parametrize(
-    "output",
+    "outputs",
     [
-        pytest.param(np.full((1, 2, 3, 3), np.nan), id="nan"),
-        pytest.param(np.full((1, 2, 3, 3), np.inf), id="inf"),
+        *(pytest.param({"a": output}, id=name) for name, output in WITHOUT_POSITIONS.items()),
         *(
-            pytest.param(np.zeros(shape), id=str(shape))
-            for shape in ((1, 4), (1, 2, 3, 3, 1), (1, 0, 3, 3), (0, 2, 3, 3), (1, 2, 0, 3))
+            pytest.param({"a": SCORES, "b": output}, id=f"scores and {name}")
+            for name, output in WITHOUT_POSITIONS.items()
         ),
+        pytest.param({"a": SCORES, "b": np.zeros((2, 2, 3, 3))}, id="different batches"),
+        pytest.param({}, id="no output"),
     ],
 )
-def test_one_output_without_positions_is_enough_to_find_none(
-    output: np.ndarray,
-) -> None:
-    assert Focus(("a", "b")).find({"a": np.zeros((1, 2, 3, 3)), "b": output}) is None
-    assert Focus(("a",)).find({"a": output}) is None
-
-
-def test_outputs_of_different_batches_and_no_outputs_find_none() -> None:
-    batches = {"a": np.zeros((1, 2, 3, 3)), "b": np.zeros((2, 2, 3, 3))}
-    assert Focus(("a", "b")).find(batches) is None
-    assert Focus(()).find({}) is None
+def test_one_output_without_positions_is_enough_to_find_none(outputs: dict[str, Floats]) -> None:
+    assert Focus(tuple(outputs)).find(outputs) is None
 
 
 # Ranges
