@@ -19,7 +19,7 @@ from qdqtool.formats.output import (
     as_options,
     fixed_model_path,
 )
-from qdqtool.formats.verdicts import needs_other_format, verdict
+from qdqtool.formats.verdicts import RAW_ERROR_REMARK, needs_other_format, verdict
 from qdqtool.reasons.finding import Severity
 from qdqtool.util.text import format_count, format_ms
 
@@ -236,14 +236,22 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
     if not fixed.errors:
         return
     if not fixed.samples:
-        text = "not measured: give --calib images/ (errors on random inputs only limit the changes)"
+        text = (
+            "not measured: give --calib images/. Random inputs do not show the accuracy; fix used "
+            "them only to refuse changes that alter the outputs too much."
+        )
         page.add_row("Output error", text)
         return
     samples = format_count(fixed.samples, "sample")
     text = (
-        "RMS difference to float activations, in percent of their RMS, before and after "
-        f"({samples}). To compare detections, use qdqtool compare --calib"
+        "RMS difference of the outputs to those with float activations, in percent of the RMS of "
+        f"the latter (100%: the error of zeros), before and after on {samples}. {RAW_ERROR_REMARK}"
     )
+    if any(error.tensor for error in fixed.errors):
+        text += (
+            " All boxes count, also those without an object: 50% for the scores of a detector can "
+            "be an agreement of 0.84 (compare)."
+        )
     page.add_row("Output error", text)
     for error in fixed.errors:
         style = Style.BAD if error.lost else Style.UNCLEAR if error.has_grown else Style.PLAIN

@@ -19,7 +19,7 @@ from qdqtool.formats.output import (
     as_options,
     wrap_command,
 )
-from qdqtool.formats.verdicts import name_float_type, verdict
+from qdqtool.formats.verdicts import RAW_ERROR_REMARK, name_float_type, verdict
 from qdqtool.insertion.format_choice import FP8_SPREAD
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
 from qdqtool.insertion.number_formats import find_number_format
@@ -286,8 +286,7 @@ def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLo
     page.add_row(
         "Output error",
         f"of the {part}: {error:.1%} of the outputs' standard deviation on "
-        f"{format_count(samples, 'image')} ({rating}). It compares raw values, not detections or "
-        f"labels: these are measured by 'qdqtool compare --calib'.{uncovered}",
+        f"{format_count(samples, 'image')} ({rating}). {RAW_ERROR_REMARK}{uncovered}",
     )
     if page.everything and is_measured:
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from qdqtool.timing.results import SpeedGain, TimeEstimate
 
 EVEN = "about as fast"
+RAW_ERROR_REMARK = (
+    "It compares raw values, not detections or labels: these are measured by 'qdqtool compare "
+    "--calib'."
+)
 _FP8_ERRORS = ("FP8-GPU", "FP8-TARGET")  # the target or the GPU has no FP8
 
 

@@ -1,5 +1,6 @@
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from qdqtool.fixing.outputs import (
     is_growth_permitted,
     measure_noise,
 )
+from qdqtool.formats.fix_text import render
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict
@@ -382,6 +384,9 @@ def test_fix_compares_on_images(tmp_path: Path) -> None:
     assert scores.has_fallen and not scores.has_grown
     assert scores.before > 0.9 and scores.after < 0.5 and boxes.after < 0.5
     assert fixed.as_json()["samples"] == 3
+    whole = replace(fixed, errors=[replace(scores, tensor="")])
+    has_remark = ["50% for the scores" in str(render(r, "f.onnx", 300)) for r in (fixed, whole)]
+    assert has_remark == [True, False]
     with pytest.raises(QdqtoolError, check=has("options-exclude-each-other", parameter="inputs")):
         fix(proto, data=tmp_path, inputs={"images": image(1, 3, 64, 64)})
     with pytest.raises(DataError, check=has("file-missing")):
