@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from qdqtool.ir.precision import BYTES, Precision
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding, FindingCode, Reason
@@ -99,4 +99,5 @@ def _describe_rejected_form(code: FindingCode, reasons: Sequence[Reason], view: 
 
 def _has_nonzero_zero_point(params: QuantParams) -> bool:
     zeros = params.zero_points
-    return params.precision in BYTES and zeros is not None and not zeros.is_zero
+    # TensorRT's parser ignores the zero points of FP8 quantizers.
+    return params.precision != Precision.FP8 and zeros is not None and not zeros.is_zero
