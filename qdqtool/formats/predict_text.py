@@ -452,23 +452,23 @@ def _add_remedies(
     page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
 ) -> None:
     path = prediction.model.path or "MODEL.onnx"
-    insert = f"--calib images/{options.target}{options.precision}{options.gpu}"
+    images = options.images or " --calib images/"
+    insert = f"{images}{options.target}{options.precision}{options.gpu}"
     if verdicts.has_no_qdq(prediction):
         page.add_lines("Quantize it, with a few hundred of your images:")
         size = prediction.model.assumed_size
-        if options.size or size is None:
-            insert += options.size
-        else:
+        if not options.size and size is not None:
             insert += f" --size {size[0]}x{size[1]}"
-        page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")
+        elif not options.images:  # else they contain the size
+            insert += options.size
+        page.add_command("", f"qdqtool insert {shlex.quote(path)}{insert}")
         return
     fix_options = f"{options.target}{options.gpu}{options.images}"
     fixed_time = "" if prediction.rejected else describe_fixed_time(times)
     _add_fix_commands(page, prediction, path, fix_options, fixed_time)
     if verdicts.has_model_errors(prediction) or verdicts.needs_other_format(prediction):
         page.fill("From the float model instead (recommended):")
-        page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
-        images = options.images or " --calib images/"
+        page.add_command("", f"qdqtool insert FLOAT.onnx{insert}")
         _add_recipe(page, prediction, f"{options.target}{options.gpu}{images}")
 
 
@@ -499,8 +499,8 @@ def _add_fix_commands(
         caution = ""
         if any(f.severity == Severity.WARNING for f in default) and "--calib" not in options:
             caution = (
-                "; fix may refuse changes that cost accuracy (on random inputs, or better on "
-                "--calib images/)"
+                "; fix may refuse changes that cost accuracy on random inputs (with --calib "
+                "images/, on your images)"
             )
         only = _select_codes(prediction.findings, default)
         result = f" ({fixed_time})" if fixed_time else ""

@@ -111,17 +111,26 @@ def test_predict_proposes_fp16_only_if_it_saves_time(folder: Path, cli: Cli, g: 
 
 
 @pytest.mark.parametrize("target", [[], ["--target", "trt10"], ["--target", "10.3", "--gpu", "T4"]])
-def test_next_commands_repeat_the_options(folder: Path, cli: Cli, target: list[str]) -> None:
+def test_next_commands_repeat_the_options(
+    folder: Path, cli: Cli, g: Graph, target: list[str]
+) -> None:
     repeated = [] if target == ["--target", "trt10"] else target
     images = ["--calib", "in.npz"]
     np.savez(folder / "in.npz", x=np.ones((2, 16, 16, 16), np.float32))
-    commands = next_commands(cli("predict", "m.onnx", *target, *images)) + next_commands(
-        cli("fix", "m.onnx", "-o", "f.onnx", *target, *images)
+    onnx.save(
+        g.model(g.conv(g.input(1, 16, 16, 16), "c", scale=None, weights="float")), "float.onnx"
     )
+    commands = [
+        command
+        for line in ("predict m.onnx", "predict float.onnx", "fix m.onnx -o f.onnx")
+        for command in next_commands(cli(*line.split(), *target, *images))
+    ]
     fix = next(words for words in commands if words[0] == "fix")
     assert fix[-len(repeated + images) :] == repeated + images
     compare = ["compare", "FLOAT.onnx", "f.onnx", "--calib", "other-images/"]
     assert ["predict", "f.onnx", *repeated] in commands and compare in commands
+    insert = next(words for words in commands if words[0] == "insert")
+    assert insert[:4] == ["insert", "float.onnx", *images] and {*insert} >= {*repeated}
 
 
 def test_fix_without_images_judges_no_accuracy(folder: Path, cli: Cli) -> None:

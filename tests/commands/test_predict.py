@@ -142,7 +142,7 @@ def test_predict_names_the_requested_version(
         ),
         (
             residual("float"),
-            "can be fixed without new data; fix may refuse changes that cost accuracy (on random",
+            "can be fixed without new data; fix may refuse changes that cost accuracy on random",
         ),
     ],
     ids=["note", "warning"],
