@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from qdqtool.util import progress
-from tests.calibration.watchers import ProgressStream, Waits, WatchProgress
+from tests.calibration.watchers import ProgressStream, WatchProgress
 
 
 @pytest.fixture
@@ -20,8 +20,3 @@ def watch_progress(monkeypatch: pytest.MonkeyPatch) -> WatchProgress:
         return stream
 
     return watch
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
-    return Waits(monkeypatch)

@@ -1,5 +1,5 @@
-import queue
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from calibration.session import open_session, pack_model
 from qdqtool.errors import ClusterError
 from qdqtool.ir.modelfile import load
 from tests.calibration.nets import conv_net
-from tests.calibration.watchers import HANG, Waits
+from tests.calibration.watchers import HANG
 from tests.errors import has
 
 SPEC = InputSpec("images", (1, 3, 16, 16))
@@ -58,46 +58,27 @@ def test_counter_starts_empty_and_can_reset() -> None:
         assert (counter.images, counter.done, counter.tensors["images"].count) == (0, set(), 0)
 
 
-class HookedStatistics(TensorStatistics):
-    hook: Any
-
-    def add(self, array: np.ndarray, *arguments: Any, **options: Any) -> None:
-        self.hook(array)
-        super().add(array, *arguments, **options)
-
-
-def hooked(counter: SampleCounter, hook: Any) -> list[TensorStatistics]:
-    for name in counter.tensors:
-        counter.tensors[name] = HookedStatistics(64)
-        counter.tensors[name].hook = hook  # type: ignore[attr-defined]
-    return list(counter.tensors.values())
-
-
-def test_counter_waits_for_its_threads_after_a_failure(waits: Waits) -> None:
+def test_counter_waits_for_its_threads_after_a_failure() -> None:
     """The calling thread runs out of memory while another thread counts."""
-    caller = threading.current_thread()
-    other_counts, states = threading.Event(), queue.SimpleQueue[str]()
-    events: list[str] = []
+    caller, other_counts = threading.current_thread(), threading.Event()
 
-    def hook(array: np.ndarray) -> None:
-        if threading.current_thread() is caller:
-            assert other_counts.wait(HANG)
-            waits.listen(lambda: states.put("caller waits"))
-            raise MemoryError
-        events.append("other thread counts")
-        if not other_counts.is_set():
+    class SlowStatistics(TensorStatistics):
+        def add(self, *arguments: Any, **options: Any) -> None:
+            if threading.current_thread() is caller:
+                assert other_counts.wait(HANG)
+                raise MemoryError
             other_counts.set()
-            events.append(states.get(timeout=HANG))
+            time.sleep(0.2)  # a caller that does not wait returns in this time
+            super().add(*arguments, **options)
 
     names = ["a", "b", "c", "d"]
     with SampleCounter(None, names, 64, None, 2) as counter:
-        parts = hooked(counter, hook)
+        counter.tensors = {name: SlowStatistics(64) for name in names}
         with pytest.raises(MemoryError):
             counter.add(0, (dict.fromkeys(names, VALUES), 1))
-        states.put("caller returns")
+        counted = [name for name, part in counter.tensors.items() if part.count]
+        assert 1 <= len(counted) < 3, "the other thread finishes a tensor and leaves the others"
         assert not counter.lock.locked()
-    assert events == ["other thread counts", "caller waits"]
-    assert sum(part.count for part in parts) == VALUES.size
 
 
 @pytest.mark.parametrize(("counters", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
