@@ -100,12 +100,6 @@ def test_tensors_of_another_node_start_a_node() -> None:
     ]
 
 
-def test_read_returns_false_for_lines_of_other_kinds() -> None:
-    assert not ParseReader(ParseSection(), lambda _: True).read(
-        "some [other line] inputs: nothing", 1
-    )
-
-
 def test_nothing_is_kept_if_there_is_no_room() -> None:
     section = ParseSection()
     reader = ParseReader(section, lambda _: False)
@@ -183,6 +177,7 @@ def test_tensors_of_a_node_without_name() -> None:
         ("Adding network input: x with dtype: float32, dimensions: (1", None),
         ("Adding network input: x", None),
         ("Adding network input: x with dtype: not one word, dimensions: (1)", None),
+        ("some [other line] inputs: nothing", None),
     ],
 )
 def test_network_inputs(line: str, tensor: ParsedTensor | None) -> None:

@@ -125,14 +125,25 @@ def test_read_build_passes_and_milestones() -> None:
     assert build.milestone("After tensor merging") == 3
 
 
-def test_read_build_layers() -> None:
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("kind", ["conversion", "convolution", "reformat"]),
+        ("is_qdq", [True, False, False]),
+        ("input_precision", [Precision.FP32, Precision.INT8, Precision.FP32]),
+        ("output_precision", [Precision.INT8, Precision.FP32, Precision.FP32]),
+    ],
+)
+def test_read_build_layers(field: str, values: list[object]) -> None:
+    assert [getattr(layer, field) for layer in read(LOG).layers] == values
+
+
+def test_read_build_layer_details() -> None:
     build = read(LOG)
-    q, conv, out = build.layers
-    assert (q.kind, conv.kind, out.kind) == ("conversion", "convolution", "reformat")
-    assert (q.is_qdq, out.is_qdq, conv.tactic) == (True, False, "0x0000000000000012")
-    assert (q.input_precision, q.output_precision) == (Precision.FP32, Precision.INT8)
+    q, conv, _ = build.layers
     assert (q.outputs[0].shape, q.outputs[0].vector) == ((1, 3, 8, 8), 4)
     assert LOG.splitlines()[conv.line - 1].startswith("Layer(CaskConvolution)")
+    assert conv.tactic == "0x0000000000000012"
     assert ([x.name for x in build.conversions], len(build.layout_reformats)) == (["q0"], 1)
 
 

@@ -222,12 +222,15 @@ def test_recorded_preprocessing_is_read_again(name: str) -> None:
     assert (choice.preprocess, choice.origin) == (preprocess, "model")
 
 
-def test_choice_of_the_user_comes_first() -> None:
+CUSTOM = Preprocess(scale=0.5)
+
+
+@pytest.mark.parametrize(
+    ("choice", "preprocess"), [(CUSTOM, CUSTOM), ("yolo", YOLO_PREPROCESS), (to_input, to_input)]
+)
+def test_choice_of_the_user_comes_first(choice: Any, preprocess: Any) -> None:
     metadata = {**ULTRALYTICS, "task": "classify"}
-    custom = Preprocess(scale=0.5)
-    assert choose_preprocess(metadata, custom).preprocess is custom
-    assert choose_preprocess(metadata, "yolo").preprocess is YOLO_PREPROCESS
-    assert choose_preprocess(metadata, to_input).preprocess is to_input
+    assert choose_preprocess(metadata, choice).preprocess is preprocess
 
 
 @pytest.mark.parametrize("name", ["imagenet", "detr", "rtdetr", "yolo"])
