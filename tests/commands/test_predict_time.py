@@ -134,9 +134,9 @@ def test_predict_lists_a_gpu_without_int8_next_to_others(model: str, cli: Cli) -
     nano, *_, l4 = answer["times"]
     assert [t["supported"] for t in answer["times"]] == [False, False, False, True]
     assert nano["total_ms"] is None and nano["gain"] is None and l4["total_ms"] > 0
-    limits = [f for f in answer["findings"] if f["code"] == "GPU-NO-INT8"]
-    assert [f["severity"] for f in limits] == ["error", "error"]  # one for each GPU
-    assert answer["time"]["gpu"] == "L4"
+    limits = [f["severity"] for f in answer["findings"] if f["code"] == "GPU-NO-INT8"]
+    # One for each GPU.
+    assert limits == ["error", "error"] and answer["time"]["gpu"] == "L4"
 
 
 def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli) -> None:
@@ -149,8 +149,8 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
     assert "reject" not in text and "trtexec" in text
     answer = cli.json(*arguments)
     orin, ada = answer["times"]
-    assert not answer["rejected"]
-    assert not orin["supported"] and orin["total_ms"] is None and orin["float"] is None
+    assert not answer["rejected"] and not orin["supported"]
+    assert orin["total_ms"] is None and orin["float"] is None
     assert orin == cli.json("predict", path, "--gpu", "Jetson Orin Nano 8GB")["time"]
     assert ada == cli.json("predict", path, "--gpu", "RTX 4090")["time"]
     (limit,) = (f for f in answer["findings"] if f["code"] == "FP8-GPU")

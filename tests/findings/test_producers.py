@@ -370,13 +370,14 @@ def test_evidence_of_a_conversion_is_that_of_its_case(
 
 
 def test_finding_about_a_layer_has_the_evidence_of_the_layer(g: Graph) -> None:
-    """No build of TensorRT 10 shows a Relu after a convolution; several show float layers."""
+    # No build of TensorRT 10 shows a Relu after a convolution; several show float layers.
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
     prediction = qdqtool.predict(g.model(g.conv(x, "b", 16, scale=None, weights="float")), "trt10")
-    codes = ("OUT-FLOAT", "NOT-QUANTIZED")
-    evidence = {f.node: f.evidence for f in prediction.findings if f.code in codes}
+    evidence = {c.name: c.evidence for c in prediction.convolutions}
     assert evidence == {"a": Evidence.ASSUMED, "b": Evidence.SEEN}
-    assert evidence == {c.name: c.evidence for c in prediction.convolutions}
+    assert evidence == {
+        f.node: f.evidence for f in prediction.findings if f.code in ("OUT-FLOAT", "NOT-QUANTIZED")
+    }
 
 
 # TensorRT-RTX ---------------------------------------------------------------------------------------------------------

@@ -194,8 +194,8 @@ def test_weights_without_dq_are_reported_by_the_simulation() -> None:
 
 def test_stored_int8_weights_are_reported_before_trt10(g: Graph) -> None:
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
-    assert finding(proto, "WEIGHT-PREQUANT", "trt8.4").severity == Severity.ERROR
-    assert finding(proto, "WEIGHT-PREQUANT", "trt8.5").severity == Severity.WARNING
+    severities = {t: finding(proto, "WEIGHT-PREQUANT", t).severity for t in ("trt8.4", "trt8.5")}
+    assert severities == {"trt8.4": Severity.ERROR, "trt8.5": Severity.WARNING}
     assert "WEIGHT-PREQUANT" not in codes_of(proto, "trt10")
 
 
@@ -252,8 +252,9 @@ def shared_model(copies: bool = False) -> onnx.ModelProto:
 def test_shared_weights_are_reported() -> None:
     fault = finding(shared_model(), "W-SHARED")
     assert fault.convolutions == ["a", "b"] and cause(fault).weight == "w.weight"
-    assert "W-SHARED" not in codes_of(shared_model(copies=True))
-    assert "W-SHARED" not in codes_of(shared_model(), "rtx1.7")
+    assert "W-SHARED" not in codes_of(shared_model(copies=True)) | codes_of(
+        shared_model(), "rtx1.7"
+    )
 
 
 def test_weights_shared_by_two_pairs_are_reported(g: Graph) -> None:
@@ -267,8 +268,8 @@ def test_operator_before_the_pair_of_weights_is_reported(g: Graph, op: str) -> N
     reason = cause(
         finding(g.model(weighted(g, g.pair(g.op(op, ones(g), "between"), "wq"))), "W-NONCONST")
     )
-    assert (reason.steps, reason.quantizer) == ((PathStep("between", op),), "wq.Q")
-    assert reason.stored is False
+    steps = (PathStep("between", op),)
+    assert (reason.steps, reason.quantizer, reason.stored) == (steps, "wq.Q", False)
 
 
 def stored(form: str, moved: str = "", **attributes: Any) -> onnx.ModelProto:
@@ -302,10 +303,10 @@ def quantized_bias() -> onnx.ModelProto:
     ("target", "probably"), [("trt8.5", ""), ("rtx1.7", ""), ("trt10", "probably ")]
 )
 def test_quantized_bias_is_reported(target: str, probably: str) -> None:
-    """No build of TensorRT 10 and no document shows the rejection."""
+    # No build of TensorRT 10 and no document shows the rejection.
     prediction = predict(quantized_bias(), target)
     (fault,) = (f for f in prediction.findings if f.code == "BIAS-DQ")
-    assert fault.node == "bdq" and fault.convolutions == ["c"]
+    assert (fault.node, fault.convolutions) == ("bdq", ["c"])
     assert cause(fault).precision == Precision.INT32
     assert f"TensorRT {probably}says" in fault.message
     assert describe_rejection(prediction).startswith(f"TensorRT will {probably}reject this model")
@@ -325,8 +326,8 @@ def head(quantized: bool = True, join: bool = False) -> onnx.ModelProto:
 def test_quantized_convolutions_of_a_head_are_reported() -> None:
     findings = check(Model(head()), "trt8.5")
     assert [f.node for f in findings if f.code == "HEAD-QUANT"] == ["box", "score"]
-    assert "HEAD-QUANT" not in codes_of(head(quantized=False))
-    assert "HEAD-QUANT" not in codes_of(simple())  # a detector has several last convolutions
+    # A detector has several last convolutions.
+    assert "HEAD-QUANT" not in codes_of(head(quantized=False)) | codes_of(simple())
 
 
 def test_boxes_are_told_from_scores_by_their_dfl(g: Graph) -> None:
