@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 
 from calibration import Focus, Statistics, open_data, runner
@@ -127,31 +127,15 @@ def test_iterator_is_read_as_far_as_needed() -> None:
 
 
 def test_unsorted_nodes_and_subgraphs_are_run() -> None:
-    branches = {
-        f"{name}_branch": onnx.helper.make_graph(
-            [node], name, [], [onnx.helper.make_tensor_value_info(node.output[0], 1, None)]
-        )
-        for name, node in (
-            ("then", onnx.helper.make_node("Mul", ["y", "k"], ["z"])),
-            ("else", onnx.helper.make_node("Identity", ["y"], ["w"])),
-        )
-    }
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("If", ["c"], ["out"], **branches),
-            onnx.helper.make_node("Relu", ["x"], ["y"]),
-        ],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", 1, [1, 4])],
-        [onnx.helper.make_tensor_value_info("out", 1, None)],
-        [
-            onnx.numpy_helper.from_array(np.array(True), "c"),
-            onnx.numpy_helper.from_array(np.array([3], np.float32), "k"),
-        ],
-    )
-    model = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9
-    )
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 17]>
+        g (float[1, 4] x) => (float[1, 4] out) <bool c = {1}, float[1] k = {3}> {
+            out = If (c) <
+                then_branch = then () => (float[1, 4] z) { z = Mul (y, k) },
+                else_branch = else () => (float[1, 4] w) { w = Identity (y) }
+            >
+            y = Relu (x)
+        }""")
     sample = {"x": np.array([[-1, 2, 0, 5]], np.float32)}
     statistics = run(data=[sample], names=("out", "y"), model=model)
     ranges = {name: (part.minimum, part.maximum) for name, part in statistics.items()}

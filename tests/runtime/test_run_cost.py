@@ -73,18 +73,17 @@ def test_peak_bytes_does_not_count_sequences() -> None:
 
 
 def test_peak_bytes_counts_tensors_that_branches_read() -> None:
-    branches = {
-        name: onnx.helper.make_graph(
-            [onnx.helper.make_node("Identity", ["a"], ["out"])],
-            name,
-            [],
-            [onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, [1, 4, 8, 8])],
-        )
-        for name in ("then_branch", "else_branch")
-    }
-    model = network(CHAIN[:3])
-    model.graph.input.append(onnx.helper.make_tensor_value_info("t", onnx.TensorProto.BOOL, []))
-    model.graph.node.append(onnx.helper.make_node("If", ["t"], ["y"], **branches))
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 4, 8, 8] x, bool[1] t) => (float[1, 4, 8, 8] y) {
+            a = Relu (x)
+            b = Relu (a)
+            c = Relu (b)
+            y = If (t) <
+                then_branch = then () => (float[1, 4, 8, 8] p) { p = Identity (a) },
+                else_branch = else () => (float[1, 4, 8, 8] q) { q = Identity (a) }
+            >
+        }""")
     # x, a, b and c are alive first, then x, a, c and y, and the condition of one byte.
     assert estimate_run_cost(model, {}).peak_bytes == 4 * KB + 1
 
