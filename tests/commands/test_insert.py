@@ -1,8 +1,10 @@
+import itertools
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -68,10 +70,9 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
 
 
 def test_build_commands_name_trtexec_of_a_jetson(folder: Path, cli: Cli) -> None:
-    written = cli("insert", "small.onnx", "--calib", "images", "--gpu", "Orin Nano 8GB", *QUICK)
-    texts = [cli("predict", "small_qdq.onnx", "--gpu", gpu) for gpu in ("Orin Nano 8GB", "L4")]
-    hints = ["/usr/src/tensorrt/bin/trtexec" in text for text in (written, *texts)]
-    assert hints == [True, True, False]
+    texts = [cli("insert", "small.onnx", "--calib", "images", "--gpu", "Orin Nano 8GB", *QUICK)]
+    texts += [cli("predict", "small_qdq.onnx", "--gpu", gpu) for gpu in ("Orin Nano 8GB", "L4")]
+    assert ["/usr/src/tensorrt/bin/trtexec" in text for text in texts] == [True, True, False]
 
 
 def test_insert_states_why_it_suggests_no_comparison(folder: Path, cli: Cli) -> None:
@@ -100,10 +101,8 @@ def test_insert_estimates_all_types_for_the_size(dynamic_input: str, cli: Cli) -
     arguments = ("--calib", "images", "--gpu", "RTX 4090", *QUICK)
     fixed = cli.json("insert", "small.onnx", *arguments)
     dynamic = cli.json("insert", "open.onnx", "--size", "64", *arguments)
-    for field in ("time", "formats_time"):
-        assert dynamic[field]["total_ms"] == fixed[field]["total_ms"]
-        for part in ("float", "best", "best_fp8"):
-            assert dynamic[field][part] == fixed[field][part]
+    parts = itertools.product(("time", "formats_time"), ("total_ms", "float", "best", "best_fp8"))
+    assert all(dynamic[field][part] == fixed[field][part] for field, part in parts)
 
 
 def test_predict_suggests_a_command_with_the_size(dynamic_input: str, cli: Cli) -> None:
@@ -128,11 +127,10 @@ def test_build_command_has_the_size_of_insert(dynamic_input: str, cli: Cli) -> N
 
     `predict` finds the size in the metadata.
     """
-    text = cli("insert", "open.onnx", "--calib", "images", "--size", "64", *QUICK)
-    assert f" --shapes={dynamic_input}:1x3x64x64 " in text
-    assert f" --shapes={dynamic_input}:1x3x64x64 " in cli("predict", "open_qdq.onnx")
-    text = cli("predict", "open_qdq.onnx", "--gpu", "T4", "--batch", "8")
-    assert f" --shapes={dynamic_input}:8x3x64x64 " in text
+    texts = [cli("insert", "open.onnx", "--calib", "images", "--size", "64", *QUICK)]
+    texts += [cli("predict", "open_qdq.onnx", *o) for o in ((), ("--gpu", "T4", "--batch", "8"))]
+    for text, batch in zip(texts, (1, 1, 8), strict=True):
+        assert f" --shapes={dynamic_input}:{batch}x3x64x64 " in text
     assert cli.json("predict", "open_qdq.onnx")["model"]["open_inputs"] == {
         dynamic_input: [-1, 3, 64, 64]
     }
@@ -169,8 +167,8 @@ OPTIONS = shlex.split(
 
 def test_insert_options_reach_the_library(folder: Path, cli: Cli) -> None:
     answer = cli.json("insert", "m.onnx", "--calib", "images", "-o", "q.onnx", *OPTIONS)
-    assert answer["calibration"]["images"] == 4
     assert (answer["prediction"], answer["target"]) == (None, "trt10")
+    assert answer["calibration"]["images"] == 4
     assert {q["tensor"]: q["method"] for q in answer["quantized"]}["images"] == "max"
     assert "`" not in answer["skipped"][0]["reason"]  # parameters are named as options
     assert (folder / "t.table").read_text().startswith("TRT-")
@@ -181,10 +179,7 @@ def test_insert_options_reach_the_library(folder: Path, cli: Cli) -> None:
 def test_insert_interrupted_exits_with_130_and_leaves_nothing(
     folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.replace", interrupt)
+    monkeypatch.setattr("os.replace", Mock(side_effect=KeyboardInterrupt))
     names = sorted(folder.iterdir())
     cli.refuse("insert", "small.onnx", "--calib", "images", *QUICK, code=130)
     assert sorted(folder.iterdir()) == names
@@ -230,8 +225,9 @@ def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lossy")
 def test_insert_auto_writes_the_float_model_unchanged(folder: Path, cli: Cli) -> None:
-    arguments = ("insert", "small.onnx", "--calib", "images", "--precision", "auto", "-o", "q.onnx")
-    arguments = (*arguments, "--write-table", "t.cache")
+    arguments = shlex.split(
+        "insert small.onnx --calib images --precision auto -o q.onnx --write-table t.cache"
+    )
     text = " ".join(cli(*arguments).split())
     assert "the float model is the best choice" in text and "unchanged to q.onnx" in text
     assert onnx.load("q.onnx") == onnx.load("small.onnx")

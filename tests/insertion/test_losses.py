@@ -468,8 +468,7 @@ def test_text_names_the_warnings_of_the_prediction(yolov8: Insertion) -> None:
     serious = {f.code for f in prediction.findings if f.severity != "info"}
     assert "SKIP-FLOAT" in serious
     text = str(render(replace(yolov8, prediction=prediction), 200))
-    lines = [line.strip() for line in text.splitlines()]
-    listed = [line.removeprefix("Findings").strip() for line in lines]
+    listed = [line.strip().removeprefix("Findings").strip() for line in text.splitlines()]
     assert all(any(line.startswith(f"warning {code}: ") for line in listed) for code in serious)
     notes = {f.code for f in prediction.findings} - serious
     assert notes and not any(code in text for code in notes)
