@@ -154,8 +154,7 @@ def test_option_with_effect_is_accepted(cli: Cli, tmp_path: Path, options: str) 
 def test_preprocessing_of_arrays_is_noted(
     cli: Cli, tmp_path: Path, line: str, noted: bool, option: str
 ) -> None:
-    words = f"{line} {option}".replace("{}", str(tmp_path / "o.onnx")).split()
-    notes = cli.json(*words)["notes"]
+    notes = cli.json(*f"{line} {option}".replace("{}", str(tmp_path / "o.onnx")).split())["notes"]
     assert sum("no effect" in n and "a.npy" in n for n in notes) == (noted and bool(option))
 
 

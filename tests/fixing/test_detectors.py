@@ -266,8 +266,7 @@ def test_weights_get_a_scale_for_each_channel() -> None:
     assert codes(fixed) == ["W-PER-TENSOR"]
     inputs = np.clip(np.rint(data / np.float32(0.05)), -128, 127) * np.float32(0.05)
     step = np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127
-    rounded = np.rint(weights / step) * step
-    expected = np.einsum("oi,nihw->nohw", rounded[:, :, 0, 0], inputs)
+    expected = np.einsum("oi,nihw->nohw", (np.rint(weights / step) * step)[:, :, 0, 0], inputs)
     assert np.allclose(run(fixed.proto, data)[0], expected, atol=1e-4)
     exact = np.einsum("oi,nihw->nohw", weights[:, :, 0, 0], inputs)
     errors = [np.abs(run(p, data)[0] - exact)[:, 8:].mean() for p in (proto, fixed.proto)]

@@ -356,8 +356,7 @@ def test_compared_error_counts_focused_positions() -> None:
     rng = np.random.default_rng(0)
     before, after = rng.normal(size=(2, 2, 3, 4, 4)).astype(np.float32)
     masks = rng.random((2, 4, 4)) < 0.4
-    focus = FocusMap(list(masks))
-    at = np.broadcast_to(masks[:, None], before.shape)
+    focus, at = FocusMap(list(masks)), np.broadcast_to(masks[:, None], before.shape)
     compared = ReferenceOutputs({"map": before}, focus)
     expected = relative_error(before[at].astype(np.float64), after[at].astype(np.float64))
     assert compared.error({"map": after}) == pytest.approx(expected, rel=1e-9)

@@ -118,9 +118,8 @@ def test_nodes_without_effect_do_not_change_times() -> None:
     assert {node.op_type for node in added} == {"Identity", "Cast"}
     (expected, of_plain), (prediction, time) = estimate_model(plain), estimate_model(proto)
     assert prediction.summary() == expected.summary()
-    assert time.total_ms == of_plain.total_ms
-    assert time.float_time == of_plain.float_time
-    assert time.best == of_plain.best
+    for name in ("total_ms", "float_time", "best"):
+        assert getattr(time, name) == getattr(of_plain, name), name
 
 
 GPUS = ("RTX 2060", "Jetson Nano", "RTX 5090", "GTX 1080 Ti")

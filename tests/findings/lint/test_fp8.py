@@ -187,8 +187,7 @@ def test_float_rest_of_fp8_is_predicted_as_the_printed_command_builds_it(target:
     assert "FLOAT-FP32" in {f.code for f in prediction.findings}
     assert prediction.convolutions[-1].output == Precision.FP32
     assert prediction.requested_target == target
-    version = target.removeprefix("trt")
-    assert f" for TensorRT {version}, strongly typed: " in repr(prediction)
+    assert f" for TensorRT {target.removeprefix('trt')}, strongly typed: " in repr(prediction)
     timed, time = predict_on_gpu(chain("FP8"), target, TimingOptions(gpu="L4"))
     assert timed.target == prediction.target
     assert {w.written_as for w in time.workload.layers if w.kind == work.CONV} == {Precision.FP32}

@@ -581,8 +581,7 @@ def test_mean_scale_in_all_channels_is_reported(
 
 
 def test_dead_channels_are_not_reported(placed: onnx.ModelProto) -> None:
-    half = reweighted(placed, lambda w: (w.T * (np.arange(len(w)) % 2)).T)
-    assert weight_scales_of(half) is None
+    assert weight_scales_of(reweighted(placed, lambda w: (w.T * (np.arange(len(w)) % 2)).T)) is None
 
 
 def test_scales_that_contradict_the_weights_are_left_to_other_checks(
