@@ -251,7 +251,7 @@ def _add_losses(page: TextPage, insertion: Insertion, float_type: Precision) -> 
         return
     _add_output_error(page, insertion, losses)
     if losses.tried:
-        _add_activation_losses(page, losses, _format_title(insertion), float_type)
+        _add_activation_losses(page, insertion, losses, float_type)
     elif page.everything:
         text = (
             f"the effect of single activations was not measured (--losses {losses.samples} "
@@ -260,10 +260,15 @@ def _add_losses(page: TextPage, insertion: Insertion, float_type: Precision) -> 
         page.add_row("", text)
 
 
+def _has_error_of_format(insertion: Insertion) -> bool:
+    """Return whether the error of the whole model was measured for the choice of the format."""
+    return insertion.choice is not None and insertion.choice.precision in insertion.choice.errors
+
+
 def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLosses) -> None:
     error, samples = losses.error, losses.samples
     choice = insertion.choice
-    is_measured = choice is not None and choice.precision in choice.errors
+    is_measured = _has_error_of_format(insertion)
     if choice is not None and is_measured:
         # This error was measured with the written model, whose weights are quantized too.
         error, samples = choice.errors[choice.precision], choice.samples
@@ -293,15 +298,17 @@ def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLo
 
 
 def _add_activation_losses(
-    page: TextPage, losses: ActivationLosses, title: str, float_type: Precision
+    page: TextPage, insertion: Insertion, losses: ActivationLosses, float_type: Precision
 ) -> None:
-    """Add the layers whose inputs cause most of the error; `title` is that of their format."""
+    """Add the layers whose inputs cause most of the error."""
+    title = _format_title(insertion)
+    error = "error of the activations alone" if _has_error_of_format(insertion) else "output error"
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     if not confirmed and page.everything:
         page.add_row("", _describe_unconfirmed(losses, float_type))
     for loss in losses.tensors if page.everything else confirmed:
         page.add_row_item(
-            f"{', '.join(loss.readers)} in {float_type}: {_describe_gain(loss, losses)}"
+            f"{', '.join(loss.readers)} in {float_type}: {error} {_describe_gain(loss, losses)}"
             f"{_describe_cost(loss, title)}"
         )
     useful = [t for t in confirmed if t.excluded_error is None or t.excluded_error < losses.error]
@@ -323,7 +330,7 @@ def _describe_unconfirmed(losses: ActivationLosses, float_type: Precision) -> st
 
 
 def _describe_gain(loss: TensorLoss, losses: ActivationLosses) -> str:
-    """Describe the gain of a float activation by the output error before and after.
+    """Return the output error before and after an activation is left float.
 
     An error that was not measured with the excluded layers has no decimal, because their weights
     become float too.
@@ -331,13 +338,13 @@ def _describe_gain(loss: TensorLoss, losses: ActivationLosses) -> str:
     error = losses.error
     if loss.excluded_error is not None:
         samples = format_count(losses.samples, "image")
-        return f"output error {error:.1%} -> {loss.excluded_error:.1%} (measured on {samples})"
+        return f"{error:.1%} -> {loss.excluded_error:.1%} (measured on {samples})"
     gain, remark = loss.gain, "not confirmed"
     if loss.confirmed_gain is not None:
         gain = loss.confirmed_gain
         chance = "" if loss.confirmed else "; may be chance"
         remark = f"gain measured on {format_count(loss.confirmed_on, 'image')}{chance}"
-    return f"output error {error:.1%} -> about {error * (1 - gain):.0%} ({remark})"
+    return f"{error:.1%} -> about {error * (1 - gain):.0%} ({remark})"
 
 
 def _describe_cost(loss: TensorLoss, title: str) -> str:

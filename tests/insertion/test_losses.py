@@ -14,6 +14,7 @@ import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.errors import ModelError
 from qdqtool.formats.insertion_text import render
+from qdqtool.insertion.format_choice import FormatChoice
 from qdqtool.insertion.losses import (
     SMALL_ERROR,
     ActivationLosses,
@@ -254,6 +255,9 @@ def test_text_states_the_error_of_the_proposed_exclusion() -> None:
     change = f"output error {before:.1%} -> {after:.1%} (measured on 8 images)"
     text = str(render(result, 200))
     assert f"b in FP16: {change}" in text and "Try: --exclude '^b$'" in text
+    choice = FormatChoice("int8", "", {"int8": 0.7}, 8, {}, "")  # error of the whole model
+    text = " ".join(str(render(replace(result, choice=choice), 200)).split())
+    assert f"error of the activations alone {change.removeprefix('output error ')}" in text
     worse = replace(result.losses, tensors=[replace(worst, excluded_error=before)])
     assert "Try" not in str(render(replace(result, losses=worse), 200))
 
