@@ -350,4 +350,7 @@ def _describe_error_growth(before: float, after: float, kept: float | None) -> s
     """Return ``grow from 2% to 5%``, with the present error if `kept` is given."""
     if kept is None:
         return f"grow from {before:.2%} to {after:.2%}"
-    return f"be {after:.2%} (now {kept:.2%}; before this kind of fix {before:.2%})"
+    return (
+        f"be {after:.2%} (now {kept:.2%}, {before:.2%} before this kind of fix; the limit is for "
+        "all changes of this kind together)"
+    )
