@@ -19,6 +19,7 @@ from qdqtool.formats.time_text import (
     describe_clock,
     describe_fixed_time,
     describe_saving,
+    name_fix_gpu,
 )
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.ir.precision import EIGHT_BITS, Precision
@@ -48,7 +49,7 @@ class NextOptions(NamedTuple):
 
     Attributes:
         target: ``--target`` and ``--strongly-typed``.
-        gpu: ``--gpu``, if the user gave it.
+        gpu: ``--gpu``, if the user gave a single one.
         images: ``--calib`` and the options about images.
         size: ``--size``, if the user gave it.
         precision: ``--precision`` for ``insert``, if INT8 is not the fastest type of a float model.
@@ -463,7 +464,10 @@ def _add_remedies(
             insert += options.size
         page.add_command("", f"qdqtool insert {shlex.quote(path)}{insert}")
         return
-    fix_options = f"{options.target}{options.gpu}{options.images}"
+    gpu = options.gpu
+    if len(times) > 1 and (name := name_fix_gpu(times)):
+        gpu = f" --gpu {shlex.quote(name)}"
+    fix_options = f"{options.target}{gpu}{options.images}"
     fixed_time = "" if prediction.rejected else describe_fixed_time(times)
     _add_fix_commands(page, prediction, path, fix_options, fixed_time)
     if verdicts.has_model_errors(prediction) or verdicts.needs_other_format(prediction):

@@ -325,6 +325,12 @@ def describe_fixed_time(times: Sequence[TimeEstimate]) -> str:
     return f"{format_ms(time.fixed_ms)} instead of {format_ms(time.total_ms)}, {basis}"
 
 
+def name_fix_gpu(times: Sequence[TimeEstimate]) -> str:
+    """Return the GPU for which the savings of fixes are estimated; empty without such a GPU."""
+    time, _ = _find_basis(times)
+    return time.gpu.name if time is not None and time.gpu.has_int8 else ""
+
+
 def _find_basis(times: Sequence[TimeEstimate]) -> tuple[TimeEstimate | None, str]:
     """Return the first time of an engine that can be built, and how to name it as an estimate."""
     time = next((time for time in times if time.is_supported), None)

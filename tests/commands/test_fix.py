@@ -133,6 +133,14 @@ def test_next_commands_repeat_the_options(
     assert any(words[:4] == insert and {*words} >= {*repeated} for words in commands)
 
 
+def test_fix_command_names_the_gpu_of_its_estimate(folder: Path, cli: Cli) -> None:
+    text = cli("predict", "m.onnx", "--gpu", "T4", "--gpu", "L4")
+    words = next(words for words in next_commands(text) if words[0] == "fix")
+    time = cli.json(*words)["time"]
+    assert f"({format_ms(time['total_ms'])} instead of " in text and time["gpu"] == words[-1]
+    assert f"estimated for {time['gpu']})" in " ".join(text.split())
+
+
 def test_fix_without_images_judges_no_accuracy(folder: Path, cli: Cli) -> None:
     text = cli("fix", "m.onnx", "-o", "f.onnx")
     assert "not measured" in text and "--calib" in text and not re.search("%|warning:", text)
