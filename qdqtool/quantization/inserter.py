@@ -383,7 +383,7 @@ class Inserter:
         entries = []
         for scale in self._scales:
             group = scale.group
-            for tensor in group.quantized if group.largest is None else ():
+            for tensor in group.quantized:
                 sources = (tensor,) if tensor in group.sources else group.sources
                 parts = [self._statistics[source] for source in sources]
                 entries.append((quantizers[tensor], tensor, scale.scale, 0, parts))

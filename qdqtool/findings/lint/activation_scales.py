@@ -209,6 +209,9 @@ def check_outliers(
 ) -> None:
     """Report scales that cover outliers, as one finding for the network.
 
+    A range that holds attention probabilities is never reported: its outliers are the positions to
+    which the network attends.
+
     Args:
         report: Report to which the finding is added.
         model: The Q/DQ model.
@@ -222,17 +225,15 @@ def check_outliers(
     for name, tensor, scale, zero_point, parts in candidates:
         held = _held_range(scale, zero_point)
         known_parts = [s for s in parts if s.count >= _MIN_VALUES and s.absmax > 0.0]
-        if known_parts and not is_attention_probability(model, tensor, quantized=True):
+        if not known_parts:
+            continue
+        ratio = 1.0  # never reported
+        if not is_attention_probability(model, tensor, quantized=True):
             by_channel = tensor not in smoothed and bool(
                 _find_normalization_output(model, tensor, gains)
             )
-            spreads.append(
-                (
-                    name,
-                    scale,
-                    min(_measure_outlier_ratio(s, held, by_channel) for s in known_parts),
-                )
-            )
+            ratio = min(_measure_outlier_ratio(s, held, by_channel) for s in known_parts)
+        spreads.append((name, scale, ratio))
     _report_outliers(report, model, spreads, samples)
 
 
