@@ -309,8 +309,7 @@ def _explain_quantization(
     empty, and the reason may be None.
     """
     origin = conversion.origin
-    explanation = recorded.explanation(origin.convolution or origin.node)
-    explanation = explanation or recorded.explanation(origin.boundary)
+    explanation = next(filter(None, map(recorded.explanation, origin.layer_ends)), ())
     siblings = quantizer_consumers(conversion.siblings)
     # Different scales on a sum, or on a part of a tensor, are reported even without a convolution.
     is_part = any(step.op in (*JOINS, *CUTS) for q in siblings for step in q.path)

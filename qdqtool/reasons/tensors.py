@@ -128,13 +128,15 @@ class TensorOrigin:
 
     Attributes:
         tensor: The tensor upstream of all these operators.
-        node: The ONNX node that produces this tensor; empty for a network input.
-        op: Operator of the node.
+        node: The ONNX node that produces this tensor; empty for a network input. For a kernel of
+            several pointwise nodes, the last of them.
+        op: Operator of the node; ``SiLU`` for the last node of a SiLU.
         convolution: The node, if it is a convolution or matrix product; else empty.
         path: Operators between the producer and the tensor whose origin this is, the nearest to
             this tensor first, at most :data:`STEPS`.
         int8: Whether the layer computes in INT8 or FP8, or writes INT8 or FP8.
-        boundary: The last ONNX node of the layer that produces the tensor.
+        layer_ends: The first and the last ONNX node of the layer that produces the tensor. Reasons
+            are recorded at one of them.
         quantizer: Node of the Q before a producing DQ; the DQ's own node if it has no Q, and empty
             if the producer is not a quantizer.
         scale: Scale of the producing Q or DQ; None for other producers.
@@ -148,7 +150,7 @@ class TensorOrigin:
     convolution: str = ""
     path: tuple[PathStep, ...] = ()
     int8: bool = False
-    boundary: str = ""
+    layer_ends: tuple[str, ...] = ()
     quantizer: str = ""
     scale: Scale = None
     input: str = ""

@@ -531,18 +531,30 @@ def find_origin(tensor: Tensor) -> TensorOrigin:
 def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrigin:
     is_quantizer = producer.kind in QDQ
     nodes = producer.nodes or [""]
+    node, op = _find_writing_node(producer)
     return TensorOrigin(
         tensor.source,
-        node_name(producer),
-        producer.op,
+        node,
+        op,
         convolution=nodes[0] if producer.kind in WEIGHTED else "",
         path=path,
         int8=producer.int8 or producer.int8_out,
-        boundary=nodes[-1],
+        layer_ends=(node_name(producer), nodes[-1]),
         quantizer=(producer.paired_q or node_name(producer)) if is_quantizer else "",
         scale=quantizer_scale(producer) if is_quantizer else None,
         input=_find_converted_input(producer),
     )
+
+
+def _find_writing_node(layer: Layer) -> tuple[str, str]:
+    """Return the ONNX node that writes a layer's output, and its operator.
+
+    For a kernel of several pointwise nodes, this is the last node. Messages name any other layer
+    by its first node.
+    """
+    if layer.kind == LayerKind.POINTWISE and len(layer.nodes) > 1:
+        return layer.nodes[-1], layer.acts_as or layer.op
+    return node_name(layer), layer.op
 
 
 def _find_converted_input(layer: Layer) -> str:

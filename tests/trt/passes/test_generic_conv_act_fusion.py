@@ -49,13 +49,17 @@ def test_activation_is_fused(g: Graph, build: Build, fused: str, evidence: Evide
 
 def test_silu_joined_with_residual_add_is_reported(g: Graph) -> None:
     # NVIDIA/TensorRT issue 2204: PWN(PWN(sigmoid, mul), add) has a second input.
+    # The first Add is the last node of such a kernel, and writes the residual of the second Add.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    result = run_pass(
-        g.model(g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")), GenericConvActFusion
-    )
-    assert (result.lines, result.reasons) == ([], [("Conv", "activation-before-add")])
-    (record,) = result.records
-    assert (record.add, record.activation) == ("Add", "act.m")
+    x = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")
+    x = g.add(g.silu(g.conv(x, "Conv2"), "act2"), x, "Add2")
+    result = run_pass(g.model(x), GenericConvActFusion)
+    kind = "activation-before-add"
+    assert (result.lines, result.reasons) == ([], [("Conv", kind), ("Conv2", kind)])
+    assert [(r.add, r.activation, r.residual.node, r.residual.op) for r in result.records] == [
+        ("Add", "act.m", "before", "Softmax"),
+        ("Add2", "act2.m", "Add", "Add"),
+    ]
 
 
 @pytest.mark.parametrize(
