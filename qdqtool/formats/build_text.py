@@ -28,10 +28,10 @@ _MIN_MS = 5e-5  # smallest change in milliseconds that is not printed as 0
 _CHANGE_TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but with float output",
-    "lost-qdq": "Q/DQ removed",
+    "lost-qdq": "Nodes with removed Q/DQ",
     "gained-int8": "Gained INT8",
     "gained-int8-output": "With INT8 output",
-    "gained-qdq": "Q/DQ added",
+    "gained-qdq": "Nodes with added Q/DQ",
     "format": "In another format",
     "residual": "Residual input of another type",
     "weights-scale": "Scales of weights differ",
