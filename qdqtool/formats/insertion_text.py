@@ -20,7 +20,6 @@ from qdqtool.formats.output import (
     wrap_command,
 )
 from qdqtool.formats.verdicts import RAW_ERROR_REMARK, name_float_type, verdict
-from qdqtool.insertion.format_choice import FP8_SPREAD
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
@@ -234,8 +233,8 @@ def _add_format_fits(page: TextPage, insertion: Insertion) -> None:
     text = f"INT8 is more precise than FP8 for {'all ' if len(fits) > 1 else ''}{total}"
     if wide:
         text = (
-            f"FP8 is more precise than INT8 for {len(wide)} of {total} (largest over typical value "
-            f"about {FP8_SPREAD:.0f} or more)"
+            f"FP8 is more precise than INT8 for {len(wide)} of {total} (higher ratio of signal to "
+            "noise)"
         )
     page.add_row("Formats", text)
     for fit in sorted(fits, key=lambda fit: -fit.spread) if page.everything else ():

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 FORMAT_SAMPLES = 8  # number of samples on which the output errors of both formats are measured
-# If the largest magnitude of a tensor is more than this many times the root mean square, FP8 is
-# more precise than INT8. Both formats have the largest magnitude as range here. For the activations
-# of trained detectors, the limit is between 11 and 12.
-FP8_SPREAD = 12.0
 # A format with at least this output error loses too much accuracy. Of four trained networks, those
 # with an error below 13 % kept 87 to 98 % of their results, those with an error above 19 % kept
 # 62 and 77 % (docs/fp8.md).

@@ -6,6 +6,7 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
+from qdqtool.formats.insertion_text import render
 from tests.errors import has
 from tests.insertion.nets import Array, Net, check
 
@@ -46,7 +47,9 @@ def test_network_with_outlier_channels_gets_fp8() -> None:
     result = insert_auto(deep_net(gain=60.0), method="max")
     assert (result.precision, result.target) == ("fp8", "trt10-strongly-typed")
     assert result.choice.errors["fp8"] < result.choice.errors["int8"] / 2
-    assert sum(fit.is_fp8_better for fit in result.fits) >= 3
+    better = sum(fit.fp8_db > fit.int8_db for fit in result.fits)
+    text = f"for {better} of {len(result.fits)} activations (higher ratio of signal to noise)"
+    assert better >= 3 and text in str(render(result, 200))
 
 
 def test_one_calibration_serves_both() -> None:
