@@ -550,17 +550,19 @@ def _withdraw_slower_fixes(
     refused = [a for a in session.refused if Note.from_text(a.why_not).code == SLOWER]
     places = set(itertools.chain.from_iterable(attempt.places for attempt in refused))
     withdrawn = [f for f in prediction.findings if concerns(f, places)]
+    names = list(dict.fromkeys(attempt.code for attempt in refused))
+    count = sum(f.automatic and f.code in names for f in withdrawn) or len(refused)
     for finding in withdrawn:
         finding.automatic, finding.saves_ms = False, None
     if time.fixed_ms is not None:
         time.fixed_ms = speed.measure_ms(session.model)
     if refused:
-        names = ", ".join(dict.fromkeys(attempt.code for attempt in refused))
         text = (
-            f"the fixes of {names} ({format_count(len(refused), 'place')}) would make the model "
-            "slower on this GPU. 'qdqtool fix' applies them only if no GPU is given"
+            f"the fixes of {', '.join(names)} ({format_count(count, 'place')}) would make the "
+            "model slower on this GPU. 'qdqtool fix' applies them only without `gpu`, or if "
+            "`only` names the code"
         )
-        time.notes.append(Note(text, code="fixes-slower", places=len(refused)))
+        time.notes.append(Note(text, code="fixes-slower", places=count))
 
 
 def _remove_savings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from qdqtool.reasons.finding import Finding, FindingCode
     from qdqtool.timing.results import TimeEstimate
 
-_MAX_FIXES = 1  # maximum number of listed changes with the same code and reason
 _MANUAL = "no automatic fix"
 _LOSSES = ("constants-rounded",)  # codes of notes on problems that no fix can remove
 
@@ -68,12 +67,9 @@ def render(
         if note.code not in (*_LOSSES, *_LISTED_ERRORS):
             page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     places = fixed.fixed_places()
-    remaining = {f.code for f in fixed.after.findings} - places.keys()
-    _add_changes(page, "Applied", fixed.applied, places, remaining=remaining)
+    _add_applied_changes(page, fixed, places)
     _add_other_removed_findings(page, fixed, places)
-    fixes = [] if fixed.time is None else fixed.time.fixes
-    savings = {code: fix.saves_ms for fix in fixes for code in fix.codes}
-    _add_changes(page, "Not applied", fixed.refused, savings=savings)
+    _add_refused_changes(page, fixed)
     _add_remaining_findings(page, fixed, output, options)
     page.add_gap()
     time = "" if seconds is None else f" ({seconds:.1f} s)"
@@ -113,13 +109,39 @@ def _is_changed(fixed: Fixed) -> bool:
 
 def _describe_slow_places(fixed: Fixed) -> str:
     gaining = _find_gaining_codes(fixed)
-    counts = Counter(change.code for change in fixed.refused)
+    refused = dict.fromkeys(change.code for change in fixed.refused)
     slow = [
-        format_count(count, f"{code} place")
-        for code, count in counts.items()
+        format_count(_count_refused(fixed, code), f"{code} place")
+        for code in refused
         if code in gaining and codes.get(code).saves_time
     ]
-    return f"; slower because of {' and '.join(slow)} (not applied)" if slow else ""
+    return f"; could be faster: {' and '.join(slow)} not fixed" if slow else ""
+
+
+def _count_refused(fixed: Fixed, code: FindingCode) -> int:
+    """Return the number of places of a code whose changes were refused."""
+    groups = _group_by_reason(change for change in fixed.refused if change.code == code)
+    return sum(_count_places(fixed, changes) for changes in groups.values())
+
+
+def _count_places(fixed: Fixed, changes: Sequence[FixAttempt]) -> int:
+    """Return the number of remaining findings that refused changes of one code were to remove.
+
+    A change that was for none of them counts as one place.
+    """
+    left = {(f.code, f.node) for f in fixed.after.findings if f.code == changes[0].code}
+    places: set[tuple[str, str]] = set()
+    for change in changes:
+        own = (change.code, change.node)
+        places |= left.intersection({own, *change.places}) or {own}
+    return len(places)
+
+
+def _group_by_reason(changes: Iterable[FixAttempt]) -> dict[str, list[FixAttempt]]:
+    groups: dict[str, list[FixAttempt]] = {}
+    for change in sorted(changes, key=lambda change: change.why_not):
+        groups.setdefault(as_options(change.why_not), []).append(change)
+    return groups
 
 
 def _find_gaining_codes(fixed: Fixed) -> set[str]:
@@ -274,38 +296,46 @@ def _rate_change(error: OutputError) -> str:
     return "  fell" if error.has_fallen else "  about equal"
 
 
-def _add_changes(
-    page: TextPage,
-    title: str,
-    changes: list[FixAttempt],
-    places: Counter[str] | None = None,
-    savings: Mapping[str, float] | None = None,
-    remaining: Collection[str] = (),
-) -> None:
-    if changes:
-        page.add_heading(title)
-    for code, group in itertools.groupby(sorted(changes, key=lambda c: c.code), lambda c: c.code):
-        same = list(group)
-        count = (places[code] if places else 0) or len(same)
-        label = f"{format_count(count, 'change')}, finding remains" if code in remaining else count
-        saved_ms = (savings or {}).get(code)
+def _add_applied_changes(page: TextPage, fixed: Fixed, places: Counter[str]) -> None:
+    if fixed.applied:
+        page.add_heading("Applied")
+    remaining = {f.code for f in fixed.after.findings} - places.keys()
+    for code, changes in _group_by_code(fixed.applied):
+        label = str(places[code] or len(changes))
+        if code in remaining:
+            label = f"{format_count(len(changes), 'change')}, finding remains"
+        page.fill(f"{code} ({label})", 4, "  ")
+        _add_first_change(page, changes, 6)
+
+
+def _add_refused_changes(page: TextPage, fixed: Fixed) -> None:
+    """Add the refused changes of each code, with the number of places for each reason."""
+    fixes = [] if fixed.time is None else fixed.time.fixes
+    savings = {code: fix.saves_ms for fix in fixes for code in fix.codes}
+    if fixed.refused:
+        page.add_heading("Not applied")
+    for code, changes in _group_by_code(fixed.refused):
+        saved_ms = savings.get(code)
         saving = "" if saved_ms is None else f", would save up to {format_ms(saved_ms)}"
-        _add_reasons(page, f"{code} ({label}){saving}", same)
-
-
-def _add_reasons(page: TextPage, heading: str, changes: Sequence[FixAttempt]) -> None:
-    """Add the changes of one code, with the number of places for each of several reasons."""
-    groups: dict[str, list[FixAttempt]] = {}
-    for change in sorted(changes, key=lambda change: change.why_not):
-        groups.setdefault(as_options(change.why_not), []).append(change)
-    has_one = len(groups) == 1
-    if not has_one:
+        heading = f"{code} ({_count_refused(fixed, code)}){saving}"
+        groups = _group_by_reason(changes)
+        if len(groups) == 1:
+            page.fill(f"{heading}: {next(iter(groups))}", 4, "  ")
+            _add_first_change(page, changes, 6)
+            continue
         page.fill(heading, 4, "  ")
-    for reason, same in groups.items():
-        if has_one:
-            page.fill(f"{heading}{': ' if reason else ''}{reason}", 4, "  ")
-        else:
-            page.fill(f"{len(same)}: {reason}", 6, "    - ")
-        for change in same[:_MAX_FIXES]:
-            what = f"{'first: ' if len(same) > 1 else ''}{change.what}"
-            page.fill(what, 6 if has_one else 8, "    " if has_one else "      ")
+        for reason, same in groups.items():
+            page.fill(f"{_count_places(fixed, same)}: {reason}", 6, "    - ")
+            _add_first_change(page, same, 8)
+
+
+def _group_by_code(changes: Iterable[FixAttempt]) -> list[tuple[FindingCode, list[FixAttempt]]]:
+    groups: dict[FindingCode, list[FixAttempt]] = {}
+    for change in sorted(changes, key=lambda change: change.code):
+        groups.setdefault(change.code, []).append(change)
+    return list(groups.items())
+
+
+def _add_first_change(page: TextPage, changes: Sequence[FixAttempt], indent: int) -> None:
+    text = f"{'first: ' if len(changes) > 1 else ''}{changes[0].what}"
+    page.fill(text, indent, " " * (indent - 2))
