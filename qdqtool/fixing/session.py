@@ -567,7 +567,7 @@ class FixSession:
             self.notes.append(
                 Note(
                     "fixes keep the ranges of the file and do not calibrate: for full accuracy, "
-                    "quantize the float model (qdqtool insert FLOAT.onnx --calib images/)",
+                    "quantize the float model (qdqtool insert)",
                     code="insert-is-better",
                 )
             )

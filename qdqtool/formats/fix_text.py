@@ -283,7 +283,7 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         page.fill(
             "warning: an output error grew. Measure the agreement with the float model on images "
             "(command at the end). If it is too low, quantize the float model again "
-            "(qdqtool insert FLOAT.onnx --calib images/).",
+            "(qdqtool insert).",
             style=Style.UNCLEAR,
         )
 

@@ -352,8 +352,8 @@ class WeightsPerTensor(Reason):
             return text, "Give each output channel its own scale: max|w| / 127."
         some = "" if self.rounded == len(self.layers) else f" of {self.rounded} of these layers"
         return text, (
-            f"The file has no float weights{some}. Quantize again from the float model: qdqtool "
-            "insert FLOAT.onnx --calib images/, or quantize_static(..., per_channel=True)."
+            f"The file has no float weights{some}. Quantize again from the float model, with "
+            "qdqtool insert or with quantize_static(..., per_channel=True)."
         )
 
 
