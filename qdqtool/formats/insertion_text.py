@@ -302,16 +302,15 @@ def _add_activation_losses(
     """Add the layers whose inputs cause most of the error."""
     title = _format_title(insertion)
     error = "error of the activations alone" if _has_error_of_format(insertion) else "output error"
-    confirmed = [loss for loss in losses.tensors if loss.confirmed]
-    if not confirmed and page.everything:
+    proposed = losses.proposed
+    if not proposed and page.everything:
         page.add_row("", _describe_unconfirmed(losses, float_type))
-    for loss in losses.tensors if page.everything else confirmed:
+    for loss in losses.tensors if page.everything else proposed:
         page.add_row_item(
             f"{', '.join(loss.readers)} in {float_type}: {error} {_describe_gain(loss, losses)}"
             f"{_describe_cost(loss, title)}"
         )
-    useful = [t for t in confirmed if t.excluded_error is None or t.excluded_error < losses.error]
-    for loss in useful[:1]:
+    for loss in proposed[:1]:
         first = f"{'':{ROW_COLUMN}}Try: "
         command = f"--exclude {shlex.quote(loss.exclude_pattern)}"
         page.add_verbatim(*wrap_command(command, page.width, first, ROW_COLUMN))

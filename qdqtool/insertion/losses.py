@@ -146,6 +146,19 @@ class ActivationLosses:
     at_objects: bool = False
     uncovered: tuple[str, ...] = ()
 
+    @property
+    def proposed(self) -> list[TensorLoss]:
+        """Confirmed activations whose exclusion reduces the error enough, worst first.
+
+        If the error of the exclusion was measured, it must be lower by at least :data:`MIN_GAIN`.
+        """
+        highest = (1.0 - MIN_GAIN) * self.error
+        return [
+            t
+            for t in self.tensors
+            if t.confirmed and (t.excluded_error is None or t.excluded_error <= highest)
+        ]
+
     def as_json(self) -> Json:
         """Return the JSON fields."""
         return {
