@@ -314,6 +314,13 @@ def _add_activation_losses(
         first = f"{'':{ROW_COLUMN}}Try: "
         command = f"--exclude {shlex.quote(loss.exclude_pattern)}"
         page.add_verbatim(*wrap_command(command, page.width, first, ROW_COLUMN))
+        if loss.unused_options:
+            unused = shlex.join(
+                word
+                for name, value in loss.unused_options
+                for word in (f"--{name.replace('_', '-')}", value)
+            )
+            page.add_row("", f"without {unused}, which would have no effect")
 
 
 def _describe_unconfirmed(losses: ActivationLosses, float_type: Precision) -> str:

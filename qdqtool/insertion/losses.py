@@ -77,6 +77,9 @@ class TensorLoss:
         ms: Milliseconds that the float activation adds on a GPU; None if not estimated.
         excluded_error: Output error of the insertion that excludes the consumers, on the samples of
             the total error; None if not measured.
+        excludable: Whether the consumers can be excluded. They cannot if nothing else is quantized.
+        unused_options: Name and value of each option of the insertion that has no effect if the
+            consumers are excluded, such as ``method_for`` for the activation alone.
         confirmed_gain: Gain measured again on confirming samples, if possible other ones than the
             trial samples. None if there are too few of them, or if the activation was not measured
             on them.
@@ -94,6 +97,8 @@ class TensorLoss:
     confirmed: bool = False
     ms: float | None = None
     excluded_error: float | None = None
+    excludable: bool = True
+    unused_options: tuple[tuple[str, str], ...] = ()
 
     @property
     def exclude_pattern(self) -> str:
@@ -156,7 +161,9 @@ class ActivationLosses:
         return [
             t
             for t in self.tensors
-            if t.confirmed and (t.excluded_error is None or t.excluded_error <= highest)
+            if t.confirmed
+            and t.excludable
+            and (t.excluded_error is None or t.excluded_error <= highest)
         ]
 
     def as_json(self) -> Json:

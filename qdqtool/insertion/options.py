@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from qdqtool.errors import QdqtoolError
@@ -65,6 +65,17 @@ class RangeOptions:
                 parameter="percentile",
             )
         object.__setattr__(self, "max_images", operator.index(self.max_images))
+
+    def without_methods(self, unused: Collection[tuple[str, str]]) -> RangeOptions:
+        """Return the options without entries of `method_for`, and with a percentile only if used.
+
+        Args:
+            unused: Entries to remove.
+        """
+        kept = [entry for entry in self.method_for if entry not in unused]
+        has_percentile = "percentile" in {self.method, *(method for _, method in kept)}
+        percentile = self.percentile if has_percentile else RangeOptions.percentile
+        return replace(self, method_for=kept, percentile=percentile)
 
 
 @dataclass(frozen=True)

@@ -198,15 +198,18 @@ class MethodChoice:
                 parameter="percentile",
             )
         for pattern, method in self.overrides:
-            option = f"`method_for` {pattern}={method}"
-            compiled = compile_pattern(pattern, option)
-            if not any(compiled.search(t) for t in tensors):
-                example = f"; names look like '{tensors[0]}'" if tensors else ""
-                raise QdqtoolError(
-                    f"{option} matches no quantized tensor{example}",
-                    code="no-match",
-                    parameter="method_for",
-                )
+            compile_pattern(pattern, f"`method_for` {pattern}={method}")
+        for pattern, method in self.find_unused_overrides(tensors):
+            example = f"; names look like '{tensors[0]}'" if tensors else ""
+            raise QdqtoolError(
+                f"`method_for` {pattern}={method} matches no quantized tensor{example}",
+                code="no-match",
+                parameter="method_for",
+            )
+
+    def find_unused_overrides(self, tensors: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the overrides that match none of the tensors."""
+        return [o for o in self.overrides if not any(re.search(o[0], t) for t in tensors)]
 
     def method_for(self, group: ScaleGroup) -> str:
         """Return the calibration method of a group.

@@ -413,9 +413,7 @@ class Inserter:
             losses = self._measure_losses(candidates)
             if losses is not None:
                 tensors = [
-                    replace(t, excluded_error=self._measure_exclusion(t, statistics))
-                    if t.confirmed
-                    else t
+                    self._measure_exclusion(t, statistics) if t.confirmed else t
                     for t in losses.tensors
                 ]
                 losses = replace(losses, tensors=tensors)
@@ -436,25 +434,42 @@ class Inserter:
             samples=self._options.losses,
         )
 
-    def _measure_exclusion(self, loss: TensorLoss, statistics: Statistics) -> float | None:
-        """Return the output error of the insertion that also excludes an activation's consumers.
+    def _measure_exclusion(self, loss: TensorLoss, statistics: Statistics) -> TensorLoss:
+        """Make the insertion that also excludes an activation's consumers, and measure its error.
 
-        None if this insertion needs another calibration or cannot be made.
+        The error is not measured if this insertion needs another calibration or cannot be made.
         """
         if self._options.network.smooth is not None:  # SmoothQuant would change other tensors
-            return None
+            return loss
         try:
             trial = Inserter(self._request.with_exclusion(loss.exclude_pattern))
             groups = trial._find_groups()
+            loss = replace(loss, unused_options=trial._drop_unused_methods(groups))
             if not all(source in statistics for g in groups for source in g.sources):
-                return None
+                return loss
             trial._shared = statistics, self.result.calibration
             trial.choose_scales()
             trial.insert_pairs()
         except QdqtoolError:  # for example, nothing else is quantized
-            return None
+            return replace(loss, excludable=False)
         losses = trial._measure_losses([])
-        return None if losses is None else losses.error
+        return loss if losses is None else replace(loss, excluded_error=losses.error)
+
+    def _drop_unused_methods(self, groups: Sequence[ScaleGroup]) -> tuple[tuple[str, str], ...]:
+        """Drop the methods for tensors that are in none of the groups.
+
+        Returns:
+            Name and value of each option that was dropped.
+        """
+        ranges = self._options.ranges
+        methods = MethodChoice.from_options(ranges, self._format)
+        unused = methods.find_unused_overrides([t for g in groups for t in g.tensors])
+        kept = ranges.without_methods(unused)
+        self._options = replace(self._options, ranges=kept)
+        dropped = [("method_for", "=".join(entry)) for entry in unused]
+        if kept.percentile != ranges.percentile:
+            dropped.append(("percentile", f"{ranges.percentile:g}"))
+        return tuple(dropped)
 
     def find_wide_tensors(self) -> dict[str, float]:
         """Return the tensors that may exceed the FP16 range, with their maxima; cached."""

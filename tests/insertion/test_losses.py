@@ -243,23 +243,36 @@ def test_measure_confirms_on_four_other_images_or_on_the_requested_number(
     assert samples is None or worst.confirmed_gain == pytest.approx(worst.gain)
 
 
-def test_text_states_the_error_of_the_proposed_exclusion() -> None:
-    """The weights of the excluded layer become float too, so the error differs from the gain's."""
-    methods = {"method_for": [("relu", "percentile")], "percentile": 80.0}
+@pytest.mark.parametrize(
+    ("pattern", "percentile", "node", "unused"),
+    [
+        ("relu", 80.0, "b", ""),
+        ("b/relu", 60.0, "c", " without --method-for b/relu=percentile --percentile 60"),
+    ],
+)
+def test_text_states_the_error_of_the_proposed_exclusion(
+    pattern: str, percentile: float, node: str, unused: str
+) -> None:
+    """The weights of the excluded layer become float too, so the error differs from the gain's.
+
+    If no other tensor has the method, the options of the method would be errors.
+    """
+    methods = {"method_for": [(pattern, "percentile")], "percentile": percentile}
     result, pasted = (
-        qdqtool.insert(chain(), images(8), exclude=e, losses=None, predict=False, **methods)
-        for e in ([], ["^b$"])
+        qdqtool.insert(chain(), images(8), losses=None, predict=False, **options)
+        for options in (methods, {"exclude": [f"^{node}$"], **({} if unused else methods)})
     )
     before, after, worst = result.losses.error, pasted.losses.error, result.losses.tensors[0]
     assert before * (1 - worst.confirmed_gain) != pytest.approx(after, rel=1e-3)
     change = f"output error {before:.1%} -> {after:.1%} (measured on 8 images)"
-    text = str(render(result, 200))
-    assert f"b in FP16: {change}" in text and "Try: --exclude '^b$'" in text
+    text = " ".join(str(render(result, 200)).split())
+    assert f"{node} in FP16: {change}" in text and f"Try: --exclude '^{node}$'{unused}" in text
     choice = FormatChoice("int8", "", {"int8": 0.7}, 8, {}, "")  # error of the whole model
     text = " ".join(str(render(replace(result, choice=choice), 200)).split())
     assert f"error of the activations alone {change.removeprefix('output error ')}" in text
-    small = replace(result.losses, tensors=[replace(worst, excluded_error=0.91 * before)])
-    assert "Try" not in str(render(replace(result, losses=small), 200))
+    others = [replace(worst, excluded_error=0.91 * before), replace(worst, excludable=False)]
+    losses = replace(result.losses, tensors=others)
+    assert "Try" not in str(render(replace(result, losses=losses), 200))
 
 
 def test_measure_does_not_confirm_gain_of_single_images() -> None:
