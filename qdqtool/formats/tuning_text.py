@@ -290,8 +290,8 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
 
 
 def _add_sites(page: TextPage, tuning: Tuning) -> None:
-    measured = [site for site in tuning.sites if site.loss is not None]
-    measured.sort(key=lambda site: -(site.loss or 0.0))
+    measured = [site for site in tuning.sites if site.error_alone is not None]
+    measured.sort(key=lambda site: -(site.error_alone or 0.0))
     if not measured and not page.everything:
         reason = (
             f"No further layer has to be {_float_type(tuning)}, so no single layer was measured "
@@ -309,14 +309,14 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     )
     for site in page.first_rows(measured, _MAX_SITES):
         page.fill(
-            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {_format_price(tuning, site)}; "
-            f"chosen: {_format_choice(tuning, site.choice)}",
+            f"{site.site} ({_format_kind(site)}): {site.error_alone:.2%}; "
+            f"{_format_price(tuning, site)}; chosen: {_format_choice(tuning, site.choice)}",
             4,
             "  - ",
         )
     if page.everything:
         for site in tuning.sites:
-            if site.loss is None:
+            if site.error_alone is None:
                 choice = _format_choice(tuning, site.choice)
                 reason = name_floats(as_options(site.why), "", _float_type(tuning))
                 text = f"{site.site} ({_format_kind(site)}): {choice}; {reason}"
@@ -329,10 +329,12 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
 def _format_price(tuning: Tuning, site: SiteResult) -> str:
     """Return the change of cost if a layer is float, such as ``-1 INT8, +2 Q/DQ layers``."""
     change = site.as_json(tuning.base)
-    conversions = change["conversions"]
+    # The cost of a site that is float by default is that of INT8.
+    sign = -1 if site.choices and site.choices[0].choice == "int8" else 1
+    int8, conversions = sign * change["int8"], sign * change["conversions"]
     plural = "" if abs(conversions) == 1 else "s"
-    price = f"{change['int8']:+d} {_format_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
-    return price if change["ms"] is None else f"{price}, {change['ms']:+.3f} ms"
+    price = f"{int8:+d} {_format_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
+    return price if change["ms"] is None else f"{price}, {sign * change['ms']:+.3f} ms"
 
 
 def _count_measured(tuning: Tuning, measured: Sequence[SiteResult]) -> str:

@@ -260,10 +260,10 @@ def _parse_point(point: dict[str, Any], cost: str) -> data.TuningPoint:
 
 
 def _format_site(site: dict[str, Any]) -> list[str]:
-    loss, ms = _as_optional_number(site.get("loss")), _as_optional_number(site.get("ms"))
+    error, ms = _as_optional_number(site.get("error_alone")), _as_optional_number(site.get("ms"))
     return [
         *(display_name(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
-        "" if loss is None else f"{loss:.4g}",
+        "" if error is None else f"{error:.4g}",
         "" if ms is None else f"{ms:.4g}",
         display_message(as_options(str(site.get("why", "")))),
     ]

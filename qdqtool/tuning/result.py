@@ -67,9 +67,14 @@ class SiteResult:
         tensors: Activations that are no longer quantized if the site is float.
         choice: Choice in the chosen placement, see :attr:`SiteChoice.choice`.
         why: Reason for the choice, in one sentence.
-        loss: Decrease of the output error if the site is float; None if this was not measured.
+        loss: Decrease of the output error of the start configuration of the search (see
+            :class:`SiteChoice`) if the site is float. It is much smaller than `error_alone`,
+            because squared errors add up. None if this was not measured, or if the site is float
+            in the start configuration.
         choices: All alternatives for the site.
-        swept_on: Number of samples on which `loss` was measured, which depends on the time limit.
+        swept_on: Number of samples on which the site was measured alone, which depends on the time
+            limit.
+        error_alone: Output error if only this site is quantized; None if this was not measured.
     """
 
     site: str
@@ -81,6 +86,7 @@ class SiteResult:
     loss: float | None
     choices: list[SiteChoice]
     swept_on: int = 0
+    error_alone: float | None = None
 
     def as_json(self, base: PlacementCost) -> Json:
         """Return the fields of the JSON. Costs are relative to `base`."""
@@ -95,6 +101,7 @@ class SiteResult:
             "choice": self.choice,
             "why": self.why,
             "loss": _round_number(self.loss),
+            "error_alone": _round_number(self.error_alone),
             "swept_on": self.swept_on,
             **change,
             "choices": [choice.as_json(base) for choice in self.choices],

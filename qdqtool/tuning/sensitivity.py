@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.tuning.evaluator import CandidateEvaluator
-from qdqtool.tuning.planner import Configuration, Planner
+from qdqtool.tuning.planner import FLOAT, Configuration, Planner
 from qdqtool.tuning.recipe import Recipe, restrict_to_differences
 from qdqtool.tuning.sites import Candidate
 
@@ -83,6 +83,20 @@ class SensitivitySweep:
         if math.isnan(before + gain):
             return None
         return before, math.sqrt(max(0.0, before**2 - gain))
+
+    def error_alone(self, candidate: Candidate) -> float | None:
+        """Return the output error if only the site of a choice is quantized.
+
+        If a float site changes the scales of other nodes, the error is estimated from the gain of
+        the choice, and is 0 if float does not decrease the error.
+
+        Returns:
+            None if the choice was not measured.
+        """
+        gain = self.mean_gain(candidate)
+        if math.isnan(gain):
+            return None
+        return math.sqrt(max(0.0, gain if candidate.choice == FLOAT else -gain))
 
     def mean_gain(self, candidate: Candidate) -> float:
         """Return the mean gain of a choice over samples; NaN if the choice was not measured."""

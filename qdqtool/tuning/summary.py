@@ -66,6 +66,7 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
                 loss=measured.loss,
                 choices=measured.choices,
                 swept_on=measured.samples,
+                error_alone=measured.error_alone,
             )
         )
     return results
@@ -73,16 +74,18 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
 
 @dataclass(slots=True)
 class _SiteMeasurements:
-    """Choices of a site, and how much a float site decreases the output error.
+    """Choices of a site, and the effect of the site on the output error.
 
     Attributes:
         choices: The choices.
-        loss: Decrease of the output error; None if it was not measured.
-        samples: Number of samples on which the decrease was measured.
+        loss: See :attr:`SiteResult.loss`.
+        error_alone: See :attr:`SiteResult.error_alone`.
+        samples: See :attr:`SiteResult.swept_on`.
     """
 
     choices: list[SiteChoice] = field(default_factory=list)
     loss: float | None = None
+    error_alone: float | None = None
     samples: int = 0
 
 
@@ -100,8 +103,9 @@ def _collect_choices(search: PlacementSearch) -> defaultdict[_SiteKey, _SiteMeas
         error = None
         if errors is not None:
             before, error = errors
-            if candidate.choice == FLOAT and not measured.choices:
-                measured.loss = before - error
+            if not measured.choices:
+                measured.loss = before - error if candidate.choice == FLOAT else None
+                measured.error_alone = search.sensitivity.error_alone(candidate)
                 measured.samples = len(search.sensitivity.gains(candidate))
         measured.choices.append(SiteChoice(candidate.choice, cost, error, reason))
     return measurements

@@ -465,7 +465,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "goal": {"keep": 0.97, "budget_ms": 5.0, "reached": True},
         "metric": {"name": "agreement-map", "sentence": "AP with the float model.", "float": 1.0},
         "cost": {"unit": "ms", "sentence": "predicted milliseconds"},
-        "sites": [{**site, "loss": 0.1, "ms": None}],
+        "sites": [{**site, "error_alone": 0.1, "loss": 0.01, "ms": None}],
         "front": front,
         "others": [{**POINT, "index": 9, "int8": 0, "ms": 6.0, "cost": 6.0, "metric": 0.95}],
         "chosen": front[1],

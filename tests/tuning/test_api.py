@@ -135,18 +135,30 @@ def test_chosen_placement_has_the_range_of_conversions_that_predict_gives(tuned:
 
 
 def test_numbers_of_measured_layers_and_of_images_are_shown(tuned: Tuning) -> None:
-    counts = {site.swept_on for site in tuned.sites if site.loss is not None}
+    counts = {site.swept_on for site in tuned.sites if site.error_alone is not None}
     assert counts == {tuned.images["swept_on"]}
     last, *others = tuned.sites[::-1]
-    sites = [replace(site, loss=0.1, swept_on=4) for site in others]
-    sites.append(replace(last, loss=0.1, swept_on=2))
+    sites = [replace(site, error_alone=0.1, swept_on=4) for site in others]
+    sites.append(replace(last, error_alone=0.1, swept_on=2))
     for unmeasured, expected in (
         (0, "Most sensitive layers (measured on 2 to 4 images): "),
         (2, f" (8 of {len(sites)} measured on 2 to 4 images)"),
         (len(sites) - 1, f" (1 of {len(sites)} measured on 2 images)"),
     ):
-        shown = [replace(site, loss=None) for site in sites[:unmeasured]] + sites[unmeasured:]
+        shown = [replace(site, error_alone=None) for site in sites[:unmeasured]] + sites[
+            unmeasured:
+        ]
         assert expected in str(render_tuning(replace(tuned, sites=shown), 500))
+
+
+@pytest.mark.parametrize(("choice", "sign"), [("float", 1), ("int8", -1)])
+def test_change_of_cost_is_that_of_float(tuned: Tuning, choice: str, sign: int) -> None:
+    """The choice of a layer that is float by default is INT8."""
+    site = next(s for s in tuned.sites if s.error_alone and s.as_json(tuned.base)["conversions"])
+    change = site.as_json(tuned.base)
+    shown = replace(site, choices=[replace(site.choices[0], choice=choice)])
+    text = str(render_tuning(replace(tuned, sites=[shown]), 500))
+    assert f"{sign * change['int8']:+d} INT8, {sign * change['conversions']:+d} Q/DQ" in text
 
 
 @pytest.mark.parametrize("sites", [[], ["c6"]])
@@ -265,7 +277,7 @@ def test_tune_measures_no_choice_that_cannot_pay() -> None:
     assert len(swept) <= sum(1 if c.choice == "float" else 2 for c in choices if not c.why)
 
 
-def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
+def test_sensitivity_is_the_error_of_the_nodes_of_a_site_alone() -> None:
     tuning = tune(keep=KEEP, whole_front=True)
     planner = planner_of(branchy(), CALIBRATION, "auto")
     whole = planner.plan(Configuration()).recipe
@@ -274,7 +286,7 @@ def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
         model = recipe.build(planner.model)[0].proto
         return np.asarray([(1.0 - agreement(model, [sample])) ** 2 for sample in CHOSEN])
 
-    base = squared_errors(whole)
+    base, text = squared_errors(whole), str(render_tuning(tuning, 500, everything=True))
     selected = 0
     for site in tuning.sites:
         nodes = {planner.model.node(n).index for n in site.nodes}
@@ -282,10 +294,12 @@ def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
         others_unchanged = (
             without.key == whole.restrict_to_nodes({*whole.quantized_inputs} - nodes).key
         )
-        if site.loss is None or not others_unchanged:
+        if site.error_alone is None or not others_unchanged:
             continue
         alone = squared_errors(whole.restrict_to_nodes(nodes))
         before, after = math.sqrt(base.mean()), math.sqrt(base.mean() - alone.mean())
+        assert site.error_alone == pytest.approx(math.sqrt(alone.mean()), rel=1e-3)
+        assert f"  - {site.site} ({site.kind}" in text and f": {site.error_alone:.2%}; " in text
         assert site.choices[0].error == pytest.approx(after, rel=1e-3)
         assert site.loss == pytest.approx(before - after, rel=1e-3, abs=1e-6)
         selected += 1
