@@ -255,7 +255,7 @@ _NOTE_FIELDS = ("skipped", "refused", "notes", "warnings", "findings", "sites")
 # JSON fields that contain names of the model
 _NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name", "site", "convolutions", "values")
 # Options whose names differ from those of the parameters, by parameter.
-_OPTION_NAMES = {"data": "calib", "evaluation": "eval", "way": "for"}
+_OPTION_NAMES = {"data": "calib", "evaluation": "eval", "way": "for", "whole_front": "front"}
 # Parameters that messages name. Other words in backticks are from a model or a compiler.
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
@@ -264,7 +264,7 @@ _PARAMETERS = """
     method method_for metric minimize mixed_cpus no_fp16 node only other output outputs
     overwrite_cache percentile power precision predict preprocess private profile require_gain
     required residual resize save_calibration scale says shapes size sm smooth state std
-    strongly_typed target time_limit timeout tuning unify way weights workers
+    strongly_typed target time_limit timeout tuning unify way weights whole_front workers
 """.split()
 _PARAMETER = rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`"
 

@@ -292,45 +292,49 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
 def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured = [site for site in tuning.sites if site.error_alone is not None]
     measured.sort(key=lambda site: -(site.error_alone or 0.0))
-    if not measured and not page.everything:
-        reason = (
-            f"No further layer has to be {_float_type(tuning)}, so no single layer was measured "
-            "(--front measures single layers)"
+    unmeasured = [site for site in tuning.sites if site.error_alone is None]
+    left_out = [site for site in unmeasured if site.choices[0].left_out]
+    skipped = [site for site in unmeasured if not site.choices[0].left_out]
+    if measured:
+        page.add_heading(
+            f"Most sensitive layers ({_count_measured(tuning, measured)}): output error if only "
+            f"this layer is {_format_title(tuning)} "
+            "(fraction of the outputs' standard deviation), and change of cost if the layer is "
+            f"{_float_type(tuning)}"
         )
-        if tuning.effort["stopped"]:
-            reason = f"No single layer was measured before the {tuning.effort['stopped']}"
-        page.add_heading(reason)
-        return
-    page.add_heading(
-        f"Most sensitive layers ({_count_measured(tuning, measured)}): output error if only this "
-        f"layer is {_format_title(tuning)} "
-        "(fraction of the outputs' standard deviation), and change of cost if the layer is "
-        f"{_float_type(tuning)}"
-    )
-    for site in page.first_rows(measured, _MAX_SITES):
-        page.fill(
-            f"{site.site} ({_format_kind(site)}): {site.error_alone:.2%}; "
-            f"{_format_price(tuning, site)}; chosen: {_format_choice(tuning, site.choice)}",
-            4,
-            "  - ",
-        )
+    else:
+        reason = f": {_explain_gap(skipped[0], tuning)}" if skipped else ""
+        page.add_heading(f"No single layer was measured{reason}")
+    for site in page.iterate_rows(measured, _MAX_SITES, "    "):
+        text = f"{site.error_alone:.2%}; {_format_price(tuning, site)}"
+        _add_site(page, tuning, site, text)
     if page.everything:
-        for site in tuning.sites:
-            if site.error_alone is None:
-                choice = _format_choice(tuning, site.choice)
-                reason = name_floats(as_options(site.why), "", _float_type(tuning))
-                text = f"{site.site} ({_format_kind(site)}): {choice}; {reason}"
-                page.fill(text, 4, "  - ")
-    elif tuning.effort["never_measured"]:
-        skipped = format_count(tuning.effort["never_measured"], "choice")
-        page.fill(f"{skipped} not measured (--all gives the reasons)", 4, "    ")
+        for site in unmeasured:
+            _add_site(page, tuning, site, f"not measured: {_explain_gap(site, tuning)}")
+    elif measured:
+        if left_out:
+            reason = "left out: no benefit possible (--all gives the reasons)"
+            page.fill(f"{format_count(len(left_out), 'choice')} {reason}", 4, "    ")
+        if skipped:
+            reason = f"not measured: {_explain_gap(skipped[0], tuning)}"
+            page.fill(f"{format_count(len(skipped), 'choice')} {reason}", 4, "    ")
+
+
+def _add_site(page: TextPage, tuning: Tuning, site: SiteResult, text: str) -> None:
+    choice = _format_choice(tuning, site.choice)
+    page.fill(f"{site.site} ({_format_kind(site)}): {text}; chosen: {choice}", 4, "  - ")
+
+
+def _explain_gap(site: SiteResult, tuning: Tuning) -> str:
+    """Return the reason why a site was not measured."""
+    return name_floats(as_options(site.choices[0].why), "", _float_type(tuning))
 
 
 def _format_price(tuning: Tuning, site: SiteResult) -> str:
     """Return the change of cost if a layer is float, such as ``-1 INT8, +2 Q/DQ layers``."""
     change = site.as_json(tuning.base)
     # The cost of a site that is float by default is that of INT8.
-    sign = -1 if site.choices and site.choices[0].choice == "int8" else 1
+    sign = -1 if site.choices[0].choice == "int8" else 1
     int8, conversions = sign * change["int8"], sign * change["conversions"]
     plural = "" if abs(conversions) == 1 else "s"
     price = f"{int8:+d} {_format_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
@@ -342,8 +346,8 @@ def _count_measured(tuning: Tuning, measured: Sequence[SiteResult]) -> str:
     images = format_count(max(counts, default=0), "image")
     if len(set(counts)) > 1:
         images = f"{min(counts)} to {images}"
-    number = f"{len(measured)} of {len(tuning.sites)} " if len(measured) < len(tuning.sites) else ""
-    return f"{number}measured on {images}"
+    number = f"{len(measured)} of " if len(measured) < len(tuning.sites) else ""
+    return f"{number}{format_count(len(tuning.sites), 'choice')} measured on {images}"
 
 
 def _format_choice(tuning: Tuning, choice: str) -> str:

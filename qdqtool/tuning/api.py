@@ -557,7 +557,7 @@ class _TuningRun:
             bought=bought,
             front=front,
             others=[p for p in search.list_placements() if not any(p is s for s in front)],
-            sites=summary.build_site_results(search, placement),
+            sites=summary.build_site_results(search, placement, reached),
             base=planner.cost(search.start),
             metric={
                 "name": self.metric.name,

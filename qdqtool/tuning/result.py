@@ -37,12 +37,14 @@ class SiteChoice:
             the start configuration, every layer is INT8 except sites that cost no time in float.
         error: Estimated output error with this choice; None if the choice was not measured.
         why: Reason why the choice was not measured, else empty.
+        left_out: Whether the choice was left out before the search, because no benefit is possible.
     """
 
     choice: str
     cost: PlacementCost
     error: float | None = None
     why: str = ""
+    left_out: bool = False
 
     def as_json(self, base: PlacementCost) -> Json:
         """Return the fields of the JSON. Costs are relative to `base`."""
@@ -53,6 +55,7 @@ class SiteChoice:
             **_cost_change(self.cost, base),
             "cost": _round_number(self.cost.value - base.value),
             "why": self.why,
+            "left_out": self.left_out,
         }
 
 

@@ -72,6 +72,7 @@ class PlacementSearch:
         start: Start configuration, in which sites are float if that costs no time.
         pool: Measured placements by the key of their recipe.
         stopped: Reason why the search ended early, else empty.
+        unmeasured_why: Reason why single choices were not measured, if there are any.
         notes: Notes for the result.
         predictions: Progress of the predictions in `select_choices`.
     """
@@ -89,6 +90,7 @@ class PlacementSearch:
     start: Configuration = field(default_factory=Configuration)
     pool: dict[str, PlacementResult] = field(default_factory=dict)
     stopped: str = ""
+    unmeasured_why: str = "the time limit left no time"
     notes: list[Note] = field(default_factory=list)
     predictions: PredictionProgress = field(default_factory=PredictionProgress)
 
@@ -193,11 +195,16 @@ class PlacementSearch:
         self._report_everything_int8()
         self._add_float_model()
         if self._is_int8_enough() and not self.whole_front:
+            self.unmeasured_why = (
+                f"{self.start_name} reaches the goal (`whole_front` measures every choice)"
+            )
             return
         if self.evaluator.deadline is not None:
             worst = list_worst_floats(self.start, self._floats_by_own_error, "by their own error")
             self.measure([*list_head_floats(self.start, self.sites), *worst])
         complete = self._sweep_choices()
+        if complete:
+            self.unmeasured_why = "none of the images could be read"
         self._combine_choices(self._choose_ranges() if complete else self.start)
 
     def _measure_everything_int8(self) -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from calibration.arrays import CalibrationSource
 
 _SHOWN_POINTS = 10
-_ACCURATE = "accurate enough in INT8"
 _NO_FASTER = "no choice of layers in INT8 reached the goal in less time"
 _NO_FASTER_BEFORE_LIMIT = (
     "the time limit ended before a faster choice of layers in INT8 reached the goal on the "
@@ -48,13 +47,21 @@ def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list
     return [p for i, p in enumerate(front) if i in indices or p is placement]
 
 
-def build_site_results(search: PlacementSearch, placement: PlacementResult) -> list[SiteResult]:
-    """Return the result of every site, in the order of the search's sites."""
+def build_site_results(
+    search: PlacementSearch, placement: PlacementResult, reached: bool
+) -> list[SiteResult]:
+    """Return the result of every site, in the order of the search's sites.
+
+    Args:
+        search: The search.
+        placement: The chosen placement.
+        reached: Whether `placement` reaches the goal.
+    """
     measurements = _collect_choices(search)
     results = []
     for site in search.sites:
         measured = measurements[(site.kind, *site.nodes)]
-        choice, reason = _explain_choice(search, placement, site, measured.choices)
+        choice, reason = _explain_choice(search, placement, reached, site, measured.choices)
         results.append(
             SiteResult(
                 site=site.name,
@@ -107,13 +114,17 @@ def _collect_choices(search: PlacementSearch) -> defaultdict[_SiteKey, _SiteMeas
                 measured.loss = before - error if candidate.choice == FLOAT else None
                 measured.error_alone = search.sensitivity.error_alone(candidate)
                 measured.samples = len(search.sensitivity.gains(candidate))
-        measured.choices.append(SiteChoice(candidate.choice, cost, error, reason))
+        is_left_out = bool(reason)
+        if error is None:
+            reason = reason or search.unmeasured_why
+        measured.choices.append(SiteChoice(candidate.choice, cost, error, reason, is_left_out))
     return measurements
 
 
 def _explain_choice(
     search: PlacementSearch,
     placement: PlacementResult,
+    reached: bool,
     site: TuningSite,
     choices: list[SiteChoice],
 ) -> tuple[str, str]:
@@ -124,16 +135,19 @@ def _explain_choice(
         return FLOAT, _NO_FASTER_BEFORE_LIMIT if search.stopped else _NO_FASTER
     if site.name in placement.sites or nodes <= configuration.floats:
         return FLOAT, "best accuracy for its time"
+    accurate = f"the best measured placement has this layer in {search.format_title}"
+    if reached and search.keep is not None:
+        accurate = f"the placement reaches the goal with this layer in {search.format_title}"
     if site.default == FLOAT and nodes <= configuration.quantized:
-        return INT8, _ACCURATE
+        return INT8, accurate
     methods = dict(configuration.methods)
     for tensor in site.tensors:
         if tensor in methods:
             reason = "a smaller output error on the selection images"
             return methods[tensor], reason
-    if choices and choices[0].why:
+    if choices and choices[0].left_out:
         return site.default, choices[0].why
-    return site.default, _ACCURATE if site.default == INT8 else "left float by `head`"
+    return site.default, accurate if site.default == INT8 else "left float by `head`"
 
 
 def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:

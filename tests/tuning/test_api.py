@@ -134,21 +134,25 @@ def test_chosen_placement_has_the_range_of_conversions_that_predict_gives(tuned:
     )
 
 
-def test_numbers_of_measured_layers_and_of_images_are_shown(tuned: Tuning) -> None:
+def test_numbers_of_choices_and_of_images_add_up(tuned: Tuning) -> None:
     counts = {site.swept_on for site in tuned.sites if site.error_alone is not None}
     assert counts == {tuned.images["swept_on"]}
-    last, *others = tuned.sites[::-1]
-    sites = [replace(site, error_alone=0.1, swept_on=4) for site in others]
-    sites.append(replace(last, error_alone=0.1, swept_on=2))
-    for unmeasured, expected in (
-        (0, "Most sensitive layers (measured on 2 to 4 images): "),
-        (2, f" (8 of {len(sites)} measured on 2 to 4 images)"),
-        (len(sites) - 1, f" (1 of {len(sites)} measured on 2 images)"),
-    ):
-        shown = [replace(site, error_alone=None) for site in sites[:unmeasured]] + sites[
-            unmeasured:
-        ]
-        assert expected in str(render_tuning(replace(tuned, sites=shown), 500))
+    site = tuned.sites[0]
+    left_out, late = (
+        replace(site, error_alone=None, choices=[replace(site.choices[0], why=why, left_out=left)])
+        for why, left in (("no gain", True), ("no time", False))
+    )
+    measured = [replace(site, error_alone=0.1, swept_on=n) for n in (2, *[4] * 9)]
+    shown = replace(tuned, sites=[left_out] * 3 + measured + [late] * 2)
+    text, everything = (str(render_tuning(shown, 500, everything=e)) for e in (False, True))
+    assert "Most sensitive layers (10 of 15 choices measured on 2 to 4 images): " in text
+    assert (
+        "    and 2 more (--all)\n"
+        "    3 choices left out: no benefit possible (--all gives the reasons)\n"
+        "    2 choices not measured: no time\n"
+    ) in text
+    counted = ("10.00%; ", "not measured: no gain; ", "not measured: no time; ")
+    assert [everything.count(words) for words in counted] == [10, 3, 2]
 
 
 @pytest.mark.parametrize(("choice", "sign"), [("float", 1), ("int8", -1)])
@@ -272,9 +276,11 @@ def test_tune_measures_no_choice_that_cannot_pay() -> None:
 
     tuning = tune(keep=KEEP, mapper=observed(observe))
     choices = [choice for site in tuning.sites for choice in site.choices]
-    assert [c.error for c in choices if c.why] == [None] * tuning.effort["never_measured"] != []
+    assert (
+        [c.error for c in choices if c.left_out] == [None] * tuning.effort["never_measured"] != []
+    )
     # Other scales are measured without and with the choice.
-    assert len(swept) <= sum(1 if c.choice == "float" else 2 for c in choices if not c.why)
+    assert len(swept) <= sum(1 if c.choice == "float" else 2 for c in choices if not c.left_out)
 
 
 def test_sensitivity_is_the_error_of_the_nodes_of_a_site_alone() -> None:

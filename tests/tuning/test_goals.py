@@ -33,7 +33,12 @@ pytestmark = pytest.mark.usefixtures("cached_rows")
 def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
     tuning = tune(keep=0.9)
     assert tuning.reached and tuning.chosen.name == "INT8 by default" and not tuning.chosen.sites
-    assert all(s.loss is None for s in tuning.sites)
+    assert all(s.error_alone is None for s in tuning.sites)
+    assert {s.why for s in tuning.sites if not s.choices[0].left_out} == {
+        "the placement reaches the goal with this layer in INT8"
+    }
+    reason = "INT8 by default reaches the goal (--front measures every choice)"
+    assert f"\nNo single layer was measured: {reason}\n" in str(render_tuning(tuning, 500))
     assert len(tune(keep=0.9, whole_front=True).front) > 2
 
 
@@ -186,6 +191,9 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
     names = points_of(tuning).keys()
     assert {f"{k} by their own error" for k in (1, 2, 4)} | {"INT8 by default"} <= names
     assert max(sweep_ends, default=0.0) <= 0.7 * limit
+    choices = [choice for site in tuning.sites for choice in site.choices if not choice.left_out]
+    late = {choice.why for choice in choices if choice.error is None}
+    assert late <= {"the time limit left no time"} and bool(late) == (limit < 60)
     # Sweeps come after one, two and four nodes by their own error, the largest error first.
     if swept:
         assert {1, 2, 4} <= {len(nodes) for nodes in before} and swept[0] in before
