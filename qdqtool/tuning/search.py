@@ -20,7 +20,7 @@ from qdqtool.tuning.sensitivity import SensitivitySweep
 from qdqtool.tuning.simple_placements import (
     list_head_floats,
     list_worst_floats,
-    rank_floats_by_own_error,
+    rank_floats_by_input_error,
 )
 from qdqtool.tuning.sites import (
     CONVOLUTION,
@@ -200,7 +200,9 @@ class PlacementSearch:
             )
             return
         if self.evaluator.deadline is not None:
-            worst = list_worst_floats(self.start, self._floats_by_own_error, "by their own error")
+            worst = list_worst_floats(
+                self.start, self._floats_by_input_error, "worst by input error"
+            )
             self.measure([*list_head_floats(self.start, self.sites), *worst])
         complete = self._sweep_choices()
         if complete:
@@ -271,7 +273,9 @@ class PlacementSearch:
         until = self._find_sweep_end()
         if until is None:
             return self.sensitivity.measure(candidates, "Sensitivity", None)
-        rank = {name: k for k, site in enumerate(self._floats_by_own_error) for name in site.floats}
+        rank = {
+            name: k for k, site in enumerate(self._floats_by_input_error) for name in site.floats
+        }
         candidates.sort(key=lambda c: min(rank.get(name, len(rank)) for name in c.site.nodes))
         for start in range(0, len(candidates), _SWEPT_TOGETHER):
             batch = candidates[start : start + _SWEPT_TOGETHER]
@@ -429,8 +433,8 @@ class PlacementSearch:
         return [*list_head_floats(self.start, self.sites), *worst]
 
     @functools.cached_property
-    def _floats_by_own_error(self) -> list[Configuration]:
-        return rank_floats_by_own_error(self.planner, self.start, self.sites)
+    def _floats_by_input_error(self) -> list[Configuration]:
+        return rank_floats_by_input_error(self.planner, self.start, self.sites)
 
     def _undo_choices(self) -> None:
         """Undo float choices of the cheapest accurate placement as long as it reaches the goal.

@@ -48,12 +48,13 @@ def list_worst_floats(
     ]
 
 
-def rank_floats_by_own_error(
+def rank_floats_by_input_error(
     planner: Planner, start: Configuration, sites: Sequence[TuningSite]
 ) -> list[Configuration]:
     """Return configurations with one float convolution each, largest input error first.
 
-    The quantization error of an input follows from the calibration statistics, without a run.
+    The quantization error of an input is relative to the values of the input. It follows from the
+    calibration statistics, without a run, so it does not include the effect on the outputs.
 
     Args:
         planner: Planner of the network.

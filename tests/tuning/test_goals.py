@@ -189,12 +189,12 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
     tuning = tune(keep=0.9999, mapper=mapper, workers=1, time_limit=limit)
     assert clock.now <= 1.1 * limit and tuning.chosen.metric is not None
     names = points_of(tuning).keys()
-    assert {f"{k} by their own error" for k in (1, 2, 4)} | {"INT8 by default"} <= names
+    assert {f"{k} worst by input error" for k in (1, 2, 4)} | {"INT8 by default"} <= names
     assert max(sweep_ends, default=0.0) <= 0.7 * limit
     choices = [choice for site in tuning.sites for choice in site.choices if not choice.left_out]
     late = {choice.why for choice in choices if choice.error is None}
     assert late <= {"the time limit left no time"} and bool(late) == (limit < 60)
-    # Sweeps come after one, two and four nodes by their own error, the largest error first.
+    # Sweeps come after one, two and four nodes worst by input error, the largest error first.
     if swept:
         assert {1, 2, 4} <= {len(nodes) for nodes in before} and swept[0] in before
     if limit < 90:

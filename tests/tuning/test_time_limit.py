@@ -177,7 +177,7 @@ def test_error_names_a_time_limit_that_is_long_enough(
 
 
 @pytest.mark.slow
-def test_limited_search_measures_heads_and_own_errors_before_sensitivity(
+def test_limited_search_measures_heads_and_input_errors_before_sensitivity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names: list[str] = []
@@ -197,7 +197,7 @@ def test_limited_search_measures_heads_and_own_errors_before_sensitivity(
         detector(), images(8, 3, 64, name="images"), keep=1.0, metric=correlate, time_limit=3600
     )
     first = names[: names.index("sensitivity")]
-    worst = [f"{k} by their own error" for k in (1, 2, 4, 8, 16)]
+    worst = [f"{k} worst by input error" for k in (1, 2, 4, 8, 16)]
     assert first[-7:] == ["last convolutions float", "whole head float", *worst]
     assert set(first[:-7]) == {"INT8 by default"}
     points = {p.name: p for p in [*tuning.front, *tuning.others]}
