@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
 
 _MAX_SITES, _MAX_CONVERSIONS = 8, 8  # maximum lengths of lists if --all is not given
+_DECIMALS, _MAX_DECIMALS = 3, 6  # of metrics
 
 
 def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
@@ -53,7 +54,8 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
         position = "includes the goal"
         if cheaper.low is not None and cheaper.low >= _goal_level(tuning):
             selection = format_count(tuning.images["chosen_on"], "selection image")
-            position = f"is above the goal, but on {selection} it has {cheaper.chosen_on:.3f}"
+            metric = _format_number(cheaper.chosen_on, tuning)
+            position = f"is above the goal, but on {selection} it has {metric}"
         page.fill(
             f"Cheaper: {_describe_placement(cheaper, tuning)}. This may be accurate enough: on "
             f"{images}, its interval {position}. More images (--eval) can decide",
@@ -82,16 +84,17 @@ def _describe_goal(tuning: Tuning) -> str:
 
 def _describe_accuracy(tuning: Tuning) -> str:
     """Describe the metric of the written model on the held-out images."""
-    metric = _format_metric(tuning.chosen)
-    if _differs_from_search(tuning):
-        metric = f"{tuning.written_metric:.3f}"
+    metric = _format_metric(tuning.chosen, tuning)
+    if tuning.written_metric is not None and _differs_from_search(tuning):
+        metric = _format_number(tuning.written_metric, tuning)
     return f"{metric} on {_count_held_out(tuning)}"
 
 
 def _differs_from_search(tuning: Tuning) -> bool:
     """Return whether the metric of the written model is printed differently from the search's."""
-    written = tuning.written_metric
-    return written is not None and not _format_metric(tuning.chosen).startswith(f"{written:.3f}")
+    metrics = tuning.written_metric, tuning.chosen.metric
+    written, searched = (None if m is None else _format_number(m, tuning) for m in metrics)
+    return written is not None and written != searched
 
 
 def _count_held_out(tuning: Tuning) -> str:
@@ -130,13 +133,43 @@ def _describe_float_model(tuning: Tuning) -> str:
     return f"{lead}No choice of {_format_title(tuning)} layers {condition}. {written}"
 
 
-def _goal_level(tuning: Tuning) -> float:
+def _goal_level(tuning: Tuning, images: str = "float") -> float:
+    """Return the metric to reach.
+
+    Args:
+        tuning: The result, with `keep`.
+        images: ``float`` for the held-out images, ``float_chosen_on`` for the selection images.
+    """
     assert tuning.keep is not None
-    return tuning.keep * float(tuning.metric["float"])
+    return tuning.keep * float(tuning.metric[images])
 
 
 def _format_goal(tuning: Tuning) -> str:
-    return f"{_goal_level(tuning):.3f}"
+    return _format_number(_goal_level(tuning), tuning)
+
+
+def _format_number(metric: float, tuning: Tuning) -> str:
+    return f"{metric:.{_count_decimals(tuning)}f}"
+
+
+def _count_decimals(tuning: Tuning) -> int:
+    """Return the number of decimals, at least 3, that distinguish the goal from all metrics below.
+
+    A metric that misses the goal is then not printed as the goal.
+    """
+    if tuning.keep is None:
+        return _DECIMALS
+    points = [*tuning.front, tuning.chosen, tuning.cheapest_plausible or tuning.chosen]
+    metrics = [(_goal_level(tuning, "float_chosen_on"), point.chosen_on) for point in points]
+    held_out = [tuning.written_metric, *(point.metric for point in points)]
+    metrics += [(_goal_level(tuning), metric) for metric in held_out if metric is not None]
+    decimals = _DECIMALS
+    while decimals < _MAX_DECIMALS and any(
+        metric < goal and round(metric, decimals) >= round(goal, decimals)
+        for goal, metric in metrics
+    ):
+        decimals += 1
+    return decimals
 
 
 def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
@@ -151,7 +184,7 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
     time = "" if cost.ms is None else f"{format_ms(cost.ms)} predicted on {tuning.gpu}, "
     if point is tuning.chosen:
         return f"{time}{counts}"
-    return f"{point.name}, {time}{counts}, {_format_metric(point)}"
+    return f"{point.name}, {time}{counts}, {_format_metric(point, tuning)}"
 
 
 def _describe_conversions(point: PlacementResult, tuning: Tuning) -> str:
@@ -172,16 +205,17 @@ def _name_layers(tuning: Tuning) -> str:
     return "convolutions and matrix products" if has_products else "convolutions"
 
 
-def _format_metric(point: PlacementResult) -> str:
+def _format_metric(point: PlacementResult, tuning: Tuning) -> str:
     if point.metric is None:
         return "not measured"
-    return f"{point.metric:.3f} ({point.low:.3f} to {point.high:.3f})"
+    return f"{_format_number(point.metric, tuning)} ({point.low:.3f} to {point.high:.3f})"
 
 
 def _list_result_facts(tuning: Tuning) -> list[str]:
     facts = [tuning.metric["sentence"]]
     if _differs_from_search(tuning):
-        facts.append(f"with the ranges of the search, it was {_format_metric(tuning.chosen)}")
+        metric = _format_metric(tuning.chosen, tuning)
+        facts.append(f"with the ranges of the search, it was {metric}")
     if tuning.metric["float"] != 1.0:
         facts.append(f"the float model has {tuning.metric['float']:.4f}")
     images = tuning.images
@@ -273,8 +307,14 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
     page.add_heading(
         "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
         f"images ({as_options(tuning.cost['sentence'])}); * marks the chosen candidate"
+        f"{_describe_goals(tuning)}"
     )
-    heads = f"{_format_title(tuning):>5} {'Q/DQ':>6} {'select.':>7}  {'held-out (95 %)':<23} "
+    decimals = _count_decimals(tuning)
+    chosen_on, metric = max(7, decimals + 2), 20 + decimals  # columns
+    heads = (
+        f"{_format_title(tuning):>5} {'Q/DQ':>6} {'select.':>{chosen_on}}  "
+        f"{'held-out (95 %)':<{metric}} "
+    )
     heads += f"kept in {_float_type(tuning)}, or choice"
     page.add_lines(f"  {unit:>8} {heads}")
     for point in tuning.front:
@@ -283,10 +323,22 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
         price = f"{cost.value:g}" if cost.ms is None else format_ms(cost.ms, unit=False)
         row = (
             f"{mark} {price:>8} {cost.int8:>5d} {cost.conversions:>6d} "
-            f"{point.chosen_on:>7.3f}  {_format_metric(point):<23} "
+            f"{_format_number(point.chosen_on, tuning):>{chosen_on}}  "
+            f"{_format_metric(point, tuning):<{metric}} "
         )
         name = point.sites[0] if len(point.sites) == 1 else point.name
         page.add_lines(row + keep_end(name, max(12, page.width - len(row))))
+
+
+def _describe_goals(tuning: Tuning) -> str:
+    """Return the goals of the two sets of images as the end of a sentence; empty for a budget."""
+    if tuning.keep is None:
+        return ""
+    held_out = _format_goal(tuning)
+    selection = _format_number(_goal_level(tuning, "float_chosen_on"), tuning)
+    if selection == held_out:
+        return f"; goal {held_out} on both sets of images"
+    return f"; goal {selection} on the selection images and {held_out} on the held-out images"
 
 
 def _add_sites(page: TextPage, tuning: Tuning) -> None:

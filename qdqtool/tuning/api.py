@@ -563,6 +563,7 @@ class _TuningRun:
                 "name": self.metric.name,
                 "sentence": self.metric.sentence,
                 "float": search.float_value(self.sets.judged_on),
+                "float_chosen_on": search.float_value(self.sets.chosen_on),
             },
             cost=summary.describe_cost(gpu),
             images={

@@ -227,7 +227,8 @@ class Tuning:
         others: All other placements that were measured.
         sites: All sites of the network.
         base: Predicted cost of the start configuration of the search (see :class:`SiteChoice`).
-        metric: JSON with the metric's name, its definition and the float model's value.
+        metric: JSON with the metric's name, its definition and the float model's value on the
+            held-out samples (``float``) and on the samples of the search (``float_chosen_on``).
         cost: JSON with unit and definition of the cost.
         images: JSON with the number of images of each set, and their sources.
         effort: Counts and times of the measurements.

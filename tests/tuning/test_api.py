@@ -41,6 +41,7 @@ from tests.tuning.tuned import (
     JUDGED,
     KEEP,
     agreement,
+    float_output,
     insert,
     observed,
     points_of,
@@ -99,6 +100,44 @@ def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuni
     text = str(render_tuning(tuned, 500))
     (line,) = (line for line in text.splitlines() if cheapest.name in line and "goal" in line)
     assert f"{cheapest.metric:.3f} ({cheapest.low:.3f} to {cheapest.high:.3f})" in line
+
+
+@pytest.mark.parametrize(
+    ("chosen_on", "metric", "selection", "held_out", "goals"),
+    [
+        (0.96982, None, "0.9698", "not measured", "0.9700 on both sets of images"),
+        (0.96932, None, "0.969", "not measured", "0.970 on both sets of images"),
+        (0.96996, 0.5, "0.96996", "0.50000 (", "0.97000 on both sets of images"),
+        (0.97, 0.969996, "0.970000", "0.969996 (", "0.970000 on both sets of images"),
+        (0.98, 0.9699999, "0.980000", "0.970000 (", "0.970000 on both sets of images"),
+    ],
+)
+def test_metric_below_the_goal_is_printed_below_it(
+    tuned: Tuning, chosen_on: float, metric: float | None, selection: str, held_out: str, goals: str
+) -> None:
+    point = replace(tuned.front[0], chosen_on=chosen_on, metric=metric)
+    shown = replace(tuned, keep=0.97, front=[point], chosen=point, cheapest_plausible=None)
+    lines = render_tuning(replace(shown, written_metric=None), 500).lines
+    assert any(line.endswith(f"; goal {goals}") for line in lines)
+    (row,) = (line for line in lines if line.startswith("* "))
+    assert f" {selection}  {held_out}" in row
+
+
+def spread(reference: Any, outputs: Any, image: str) -> float:
+    (actual,) = outputs.values()
+    return 1e4 * float(actual.std())
+
+
+def test_each_set_of_images_has_its_goal() -> None:
+    tuning = tune(keep=0.5, metric=spread)
+    goals = [
+        5e3 * np.mean([float_output(sample["x"].tobytes()).std() for sample in samples])
+        for samples in (CHOSEN, JUDGED)
+    ]
+    ends = "; goal {:.3f} on the selection images and {:.3f} on the held-out images\n"
+    assert ends.format(*goals) in str(render_tuning(tuning, 500))
+    with_budget = replace(tuning, keep=None, budget_ms=5.0, cheapest_plausible=None)
+    assert "; goal" not in str(render_tuning(with_budget, 500))
 
 
 @pytest.mark.parametrize(
