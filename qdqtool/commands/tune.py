@@ -23,7 +23,7 @@ from qdqtool.commands.usage import UsageError
     "evaluation",
     type=click.Path(),
     metavar="IMAGES",
-    help="Images to choose the layers (one half) and to measure the result. [default: half of "
+    help="Images to choose the layers (about half) and to measure the result. [default: half of "
     "--calib]",
 )
 @click.option(

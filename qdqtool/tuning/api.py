@@ -149,9 +149,9 @@ def tune(
             other machines; see :mod:`qdqtool.tuning.measure`. Default: threads, or `cluster`.
         progress: Whether to draw a progress bar on stderr if stderr is a terminal.
         say: Function that receives each line of text about the work and its duration.
-        evaluation: Images like those of the deployment. The search compares placements on one half
-            of the images, and evaluates the result on the other half. Default: up to half of
-            `data`, which then does not set the ranges of the search.
+        evaluation: Images like those of the deployment. The search compares placements on about
+            half of the images, and evaluates the result on the rest. Default: up to half of `data`,
+            which then does not set the ranges of the search.
         keep: Fraction of the float model's metric to keep, above 0 and at most 1. Default: 0.97
             without a budget.
         budget_ms: Maximum predicted milliseconds on `gpu`, instead of `keep`. The result is the

@@ -67,10 +67,11 @@ def open_sets(
 ) -> ImageSets:
     """Divide data into samples for ranges, for the search, and for the final evaluation.
 
-    With evaluation data, ranges use all calibration data, one half of the evaluation data is for
-    the search, and the other half for the final evaluation. Without evaluation data, the search and
-    the final evaluation each use up to a quarter of the calibration data. Sets consist of blocks of
-    neighboring images, so that similar images (of a video, a document) are in the same set.
+    With evaluation data, ranges use all calibration data, about half of the evaluation data is for
+    the search, and the rest for the final evaluation. Without evaluation data, the search and the
+    final evaluation each use up to a quarter of the calibration data. Sets consist of parts of
+    blocks of neighboring images, so that similar images (of a video, a document) are in the same
+    set. Of a block with an odd number of images, the search gets one image more.
 
     Args:
         model: Float model.
