@@ -8,6 +8,7 @@ import pytest
 from calibration import TensorStatistics
 from qdqtool.accuracy.metrics import OutputAgreementMetric
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup
+from qdqtool.quantization import inserter
 from qdqtool.tuning import api, evaluator, planner, search, store, time_plan
 from qdqtool.tuning.measure import Measurement, PartitionedNetwork
 from qdqtool.tuning.planner import PlacementCost, Planner
@@ -41,7 +42,8 @@ def cached_costs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Planner, "predict_cost", cached_cost)
-        patch.setattr(planner, "choose_scale", cached_scale)
+        for module in (planner, inserter):
+            patch.setattr(module, "choose_scale", cached_scale)
         yield
 
 

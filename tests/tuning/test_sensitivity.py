@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,10 @@ from qdqtool.tuning.sites import INT8, Candidate, TuningSite
 def test_error_alone_follows_from_squared_errors(
     monkeypatch: pytest.MonkeyPatch, choice: str, without: float, with_choice: float, alone: float
 ) -> None:
-    errors = {key: error for key, error in enumerate((without, with_choice)) if error}
-    recipes = [Recipe((), ((key, "w", 0),)) if key in errors else FLOAT_RECIPE for key in (0, 1)]
-
-    class Evaluator:
-        def errors(self, recipe: Recipe) -> np.ndarray:
-            return np.full(4, errors[recipe.weights[0][0]])
-
+    errors = {Recipe((), ((k, "w", 0),)): e for k, e in enumerate((without, with_choice))}
+    recipes = [recipe if error else FLOAT_RECIPE for recipe, error in errors.items()]
     monkeypatch.setattr(SensitivitySweep, "isolate_choice", lambda sweep, candidate: recipes)
-    nothing: Any = None
-    evaluator: Any = Evaluator()
+    fakes: Any = None, SimpleNamespace(errors=lambda recipe: np.full(4, errors[recipe]))
     candidate = Candidate(TuningSite("a", "head", ("a",), ()), choice, Configuration())
-    sweep = SensitivitySweep(nothing, evaluator, Configuration())
+    sweep = SensitivitySweep(*fakes, Configuration())
     assert sweep.error_alone(candidate) == pytest.approx(alone)
