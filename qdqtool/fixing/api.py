@@ -7,8 +7,8 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -16,10 +16,9 @@ from calibration.arrays import CalibrationSource
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
+from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES, split_fixable
 from qdqtool.fixing import gains
 from qdqtool.fixing.anchors import find_restorable_constants
-from qdqtool.fixing.common_scale import ScaleHistory
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.promises import concerns, withdraw_promises
 from qdqtool.fixing.quantizers import to_axis_opset
@@ -32,8 +31,8 @@ from qdqtool.fixing.session import (
     count_error_findings,
     find_needless_sites,
 )
-from qdqtool.fixing.site import FixSite, FixStep, count_total_loss
-from qdqtool.fixing.speed import SLOWER, TOLERANCE_MS, SpeedCheck
+from qdqtool.fixing.site import FixSite, FixStep
+from qdqtool.fixing.speed import SLOWER, SpeedCheck
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS, ModelStep
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
 
 FIX_SCHEMA = "qdqtool/fix/1"
 _MAX_SITES = 512  # the saving of a kind of fix with more sites is not estimated
+_NOT_ESTIMATED = "saving-not-estimated"  # code of the note on such a kind of fix
 
 
 @dataclass(slots=True)
@@ -521,7 +521,7 @@ def add_fix_savings(
     """
     if not time.gpu.has_int8:
         return
-    savings = _FixSavings(View(model), prediction, time, target, time.total_ms)
+    savings = _FixSavings(View(model), prediction, time, target)
     savings.add_steps()
     kinds = len(time.fixes)
     for model_step in MODEL_STEPS:
@@ -529,40 +529,35 @@ def add_fix_savings(
             with contextlib.suppress(QdqtoolError):
                 savings.add_type_change(model_step)
     time.fixes.sort(key=lambda f: -f.saves_ms)
-    if 0 < kinds == len(time.fixes):  # no type changes
-        time.fixed_ms = savings.estimate_all()
-    if savings.slower_codes - ON_REQUEST_CODES:
+    changes_types = kinds < len(time.fixes)
+    default, _ = split_fixable(prediction.findings)
+    saves_time = any(codes.get(finding.code).saves_time for finding in default)
+    has_many_sites = any(note.code == _NOT_ESTIMATED for note in time.notes)
+    if saves_time and not has_many_sites:
         with contextlib.suppress(QdqtoolError):
             require_weights(model)
-            _withdraw_slower_fixes(model, prediction, time, target)
+            savings.add_steps_in_order()
+    if changes_types:
+        time.fixed_ms = None
 
 
 def _withdraw_slower_fixes(
-    model: Model, prediction: Prediction, time: TimeEstimate, target: Target
+    prediction: Prediction, time: TimeEstimate, refused: Sequence[FixAttempt]
 ) -> None:
-    """Withdraw the fixes that make the model slower, with a note, and estimate the others.
-
-    Raises:
-        QdqtoolError: A fix cannot be applied, or a fixed model cannot be predicted.
-    """
-    speed = SpeedCheck(time, target)
-    session = rehearse(model, target, speed)
-    refused = [a for a in session.refused if Note.from_text(a.why_not).code == SLOWER]
+    """Withdraw the refused fixes, which make the model slower, with a note."""
     places = set(itertools.chain.from_iterable(attempt.places for attempt in refused))
     withdrawn = [f for f in prediction.findings if concerns(f, places)]
     names = list(dict.fromkeys(attempt.code for attempt in refused))
     count = sum(f.automatic and f.code in names for f in withdrawn) or len(refused)
     for finding in withdrawn:
         finding.automatic, finding.saves_ms = False, None
-    if time.fixed_ms is not None:
-        time.fixed_ms = speed.measure_ms(session.model)
-    if refused:
-        text = (
-            f"the fixes of {', '.join(names)} ({format_count(count, 'place')}) would make the "
-            "model slower on this GPU. 'qdqtool fix' applies them only without `gpu`, or if "
-            "`only` names the code"
-        )
-        time.notes.append(Note(text, code="fixes-slower", places=count))
+    time.fixes[:] = [fix for fix in time.fixes if set(names).isdisjoint(fix.codes)]
+    text = (
+        f"the fixes of {', '.join(names)} ({format_count(count, 'place')}) would make the "
+        "model slower on this GPU. 'qdqtool fix' applies them only without `gpu`, or if "
+        "`only` names the code"
+    )
+    time.notes.append(Note(text, code="fixes-slower", places=count))
 
 
 def _remove_savings(
@@ -585,18 +580,10 @@ def _limit_savings(prediction: Prediction, accepted: Sequence[FixSite], saved_ms
             finding.saves_ms = min(finding.saves_ms, round(saved_ms, 5))
 
 
-class _FixedModel(NamedTuple):
-    """Model after the fixes of a step, with its prediction and the milliseconds that they save."""
-
-    sites: list[FixSite]
-    saved_ms: float
-    model: Model
-    prediction: Prediction
-
-    def to_time(self) -> FixTime:
-        """Return the codes and nodes of the fixes with the milliseconds that they save."""
-        nodes = list(dict.fromkeys(site.node for site in self.sites))
-        return FixTime(sorted({site.code for site in self.sites}), nodes, self.saved_ms)
+def _make_fix_time(fixes: Sequence[FixSite | FixAttempt], saved_ms: float) -> FixTime:
+    """Return the codes and nodes of fixes with the milliseconds that they save."""
+    nodes = list(dict.fromkeys(fix.node for fix in fixes))
+    return FixTime(sorted({fix.code for fix in fixes}), nodes, saved_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,18 +595,12 @@ class _FixSavings:
         prediction: Prediction of this model.
         time: The estimate.
         target: TensorRT version.
-        total_ms: Milliseconds of this model.
-        history: Common scales that earlier fixes set.
-        slower_codes: Codes of the findings whose fixes make the model slower.
     """
 
     view: View
     prediction: Prediction
     time: TimeEstimate
     target: Target
-    total_ms: float
-    history: ScaleHistory = field(default_factory=ScaleHistory)
-    slower_codes: set[str] = field(default_factory=set)
 
     def _find_codes(self, step: FixStep) -> set[str]:
         """Return the codes of the findings that a step fixes without a request."""
@@ -638,80 +619,70 @@ class _FixSavings:
         Raises:
             QdqtoolError: A fix cannot be applied, or the fixed model cannot be predicted.
         """
-        sites = self._find_sites(step, self._find_codes(step))
+        sites = self._find_sites(step)
         if len(sites) > _MAX_SITES:
             self.time.notes += _note_many_sites(sites)
             return
-        fixed = self._fix(step, sites)
-        accepted = [] if fixed is None else fixed.sites
-        if fixed is not None:
-            self.time.fixes.append(fixed.to_time())
-            _limit_savings(self.prediction, accepted, fixed.saved_ms)
+        accepted, saved_ms = self._choose_sites(step, sites)
+        if accepted:
+            self.time.fixes.append(_make_fix_time(accepted, saved_ms))
+            _limit_savings(self.prediction, accepted, saved_ms)
         _remove_savings(self.prediction, sites, accepted)
 
-    def estimate_all(self) -> float:
-        """Return the milliseconds after all fixes that need no request, in the order of `fix`."""
-        savings = self
-        for step in (*STEPS, *STEPS):  # later steps may make earlier ones possible
-            if not step.costs_speed and savings._find_codes(step):
-                with contextlib.suppress(QdqtoolError):
-                    sites = savings._find_sites(step, set(step.codes))
-                    if 0 < len(sites) <= _MAX_SITES:
-                        further = savings._fix(step, sites, must_save=False)
-                        savings = savings._continue_from(further) if further else savings
-                        self._add_further(further)
-        return savings.total_ms
+    def _find_sites(self, step: FixStep) -> list[FixSite]:
+        found = step.find_sites(self.view, self.target, self.prediction, self._find_codes(step))
+        return [site for site in found if not site.skip_reason]
 
-    def _add_further(self, fixed: _FixedModel | None) -> None:
-        """Add the time that fixes save after others, unless they save time alone."""
-        if fixed is not None and fixed.saved_ms > 0:
-            alone = {code for fix in self.time.fixes for code in fix.codes}
-            if alone.isdisjoint(site.code for site in fixed.sites):
-                self.time.further_fixes.append(fixed.to_time())
+    def _choose_sites(self, step: FixStep, sites: list[FixSite]) -> tuple[list[FixSite], float]:
+        """Return the sites that ``fix`` accepts together, and the milliseconds that they save.
 
-    def _continue_from(self, fixed: _FixedModel) -> _FixSavings:
-        for site in fixed.sites:
-            if site.common_scale is not None:
-                self.history.record(site.common_scale)
-        return replace(
-            self,
-            view=View(fixed.model),
-            prediction=fixed.prediction,
-            total_ms=self.total_ms - fixed.saved_ms,
-        )
-
-    def _find_sites(self, step: FixStep, codes: set[str]) -> list[FixSite]:
-        sites = step.find_sites(self.view, self.target, self.prediction, codes)
-        return [site for site in count_total_loss(sites, self.history) if not site.skip_reason]
-
-    def _fix(
-        self, step: FixStep, sites: list[FixSite], *, must_save: bool = True
-    ) -> _FixedModel | None:
-        """Return the model with the sites that ``fix`` accepts together.
-
-        Sites that ``fix`` refuses because the prediction gets worse near them are left out. None if
-        no site is accepted, or if ``must_save`` is set and the sites save no time.
+        Sites that ``fix`` refuses because the prediction gets worse near them are left out. The
+        sites are empty if they save no time.
         """
         model, before = self.view.model, self.prediction
         while sites:
             candidate, edited = apply_sites(model, sites)
             saved_ms = self._measure_gain(candidate)
-            if saved_ms < -TOLERANCE_MS:
-                self.slower_codes.update(site.code for site in sites)
-            if must_save and saved_ms <= 0:
+            if saved_ms <= 0:
                 break
             after = predict(candidate, self.target)
             worse = gains.find_worsening_changes(model, candidate, edited, before, after, step)
             if gains.find_objection(before, after, step) is None:
                 worse = find_needless_sites(model, self.target, worse, sites, after, step)
                 if not worse:
-                    return _FixedModel(sites, saved_ms, candidate, after)
+                    return sites, saved_ms
             sites = [site for i, site in enumerate(sites) if worse and i not in worse]
-        return None
+        return [], 0.0
 
     def _measure_gain(self, candidate: Model) -> float:
         """Return by how many milliseconds a changed model is faster."""
-        return self.total_ms - estimate_variant(self.time, candidate, self.target)
+        return self.time.total_ms - estimate_variant(self.time, candidate, self.target)
+
+    def add_steps_in_order(self) -> None:
+        """Estimate all fixes together, in the order of ``fix``.
+
+        Fixes that make the model slower are withdrawn, with a note.
+
+        Raises:
+            QdqtoolError: A fix cannot be applied, or a fixed model cannot be predicted.
+        """
+        speed = SpeedCheck(self.time, self.target)
+        session = rehearse(self.view.model, self.target, speed)
+        refused = [a for a in session.refused if Note.from_text(a.why_not).code == SLOWER]
+        if refused:
+            _withdraw_slower_fixes(self.prediction, self.time, refused)
+        self._add_further_fixes(session.savings)
+        fixed_ms = speed.measure_ms(session.model)
+        if fixed_ms is not None and (self.time.fixes or self.time.further_fixes):
+            self.time.fixed_ms = fixed_ms
+
+    def _add_further_fixes(self, kept: Sequence[tuple[list[FixAttempt], float]]) -> None:
+        """Add the time that kept fixes save after others, unless they save time alone."""
+        fixes = self.time.further_fixes if self.time.fixes else self.time.fixes
+        alone = {code for fix in self.time.fixes for code in fix.codes}
+        for attempts, saved_ms in kept:
+            if saved_ms > 0 and alone.isdisjoint(attempt.code for attempt in attempts):
+                fixes.append(_make_fix_time(attempts, saved_ms))
 
     def add_type_change(self, step: ModelStep) -> None:
         """Add the time that FP16 instead of FP32 saves for the layers without Q/DQ.
@@ -747,4 +718,4 @@ def _note_many_sites(sites: Sequence[FixSite]) -> list[Note]:
         f"the time that fixing {', '.join(names)} saves was not estimated, because {len(sites)} "
         f"places exceed the limit of {_MAX_SITES}. 'qdqtool fix' tries all of them"
     )
-    return [Note(text, code="saving-not-estimated", codes=names, places=len(sites))]
+    return [Note(text, code=_NOT_ESTIMATED, codes=names, places=len(sites))]

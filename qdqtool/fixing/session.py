@@ -27,7 +27,7 @@ from qdqtool.fixing.site import (
     count_total_loss,
     select_default_sites,
 )
-from qdqtool.fixing.speed import SpeedCheck
+from qdqtool.fixing.speed import SLOWER, SpeedCheck
 from qdqtool.fixing.steps import HALVING_CODES, MODEL_STEPS, STEPS, ModelStep
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
@@ -87,11 +87,13 @@ class _StepProgress:
         accepted: Places whose fixes were kept.
         refused: Refused fixes, by place.
         suspects: Places of which at least one prevents acceptance; empty if none is suspected.
+        is_time_compared: Whether the times without each of the sites were compared.
     """
 
     accepted: set[Place] = field(default_factory=set)
     refused: dict[Place, FixAttempt] = field(default_factory=dict)
     suspects: list[Place] = field(default_factory=list)
+    is_time_compared: bool = False
 
     def is_open(self, site: FixSite) -> bool:
         return site.place not in self.refused and site.place not in self.accepted
@@ -179,6 +181,26 @@ def find_needless_sites(
     return needless
 
 
+def find_slower_sites(
+    model: Model, candidate: Model, sites: Sequence[FixSite], speed: SpeedCheck
+) -> dict[int, Note]:
+    """Return the sites without which the model with all sites would be faster, with reasons.
+
+    Args:
+        model: Model without the fixes.
+        candidate: Model with all sites.
+        sites: The sites.
+        speed: Comparison of times.
+    """
+    slower = {}
+    for number, site in itertools.islice(enumerate(sites), _MIN_TRIES):
+        others, _ = apply_sites(model, [other for other in sites if other is not site])
+        slowdown = speed.find_slowdown(others, candidate, {site.code})
+        if slowdown is not None:
+            slower[number] = slowdown
+    return slower
+
+
 class FixSession:
     """Trials of fixes on one model, with a record of the kept and the refused fixes.
 
@@ -201,6 +223,8 @@ class FixSession:
         refused: Fixes that were not kept, or not tried.
         notes: Notes for the user.
         judge: Comparison of outputs.
+        savings: Kept changes that were tried together, with the milliseconds that they save.
+            Changes are left out if times do not decide on them.
     """
 
     def __init__(
@@ -223,6 +247,7 @@ class FixSession:
         self.notes: list[Note] = []
         self.judge = judge or OutputJudge(model, samples, effort, self.notes)
         self._speed = speed
+        self.savings: list[tuple[list[FixAttempt], float]] = []
         self._history = ScaleHistory()
         self._common_scales: list[tuple[FixAttempt, CommonScale]] = []  # kept ones
         self._verdict_note: Note | None = None  # note of the current step on detections
@@ -301,7 +326,7 @@ class FixSession:
                 break
             tries += 1
             selection = progress.select(sites)
-            reason, culprits = self._try_sites(selection, step)
+            reason, culprits = self._try_sites(selection, step, progress)
             yield
             if reason is None:
                 progress.accept(selection)
@@ -366,10 +391,10 @@ class FixSession:
             return dict.fromkeys(range(len(sites)), reason)
         if len(_list_places(sites)) == 1:
             return dict.fromkeys(range(len(sites)), reason)
-        return culprits if len(sites) > _FEW_SITES else {}
+        return culprits if len(sites) > _FEW_SITES or reason.code == SLOWER else {}
 
     def _try_sites(
-        self, sites: list[FixSite], step: FixStep
+        self, sites: list[FixSite], step: FixStep, progress: _StepProgress
     ) -> tuple[Note | None, dict[int, Note]]:
         """Apply sites together, and keep the changes if prediction and outputs permit it.
 
@@ -391,6 +416,11 @@ class FixSession:
             culprits = find_needless_sites(
                 self.model, self.target, culprits, sites, prediction, step
             )
+            speed = self._choose_speed_check(prediction)
+            if speed is not None and step.shares_scales and not culprits and len(sites) > 1:
+                if not progress.is_time_compared:
+                    culprits = find_slower_sites(self.model, candidate, sites, speed)
+                progress.is_time_compared = True
             objection = next(iter(culprits.values()), None)
         if objection is None:
             attempts = [_make_attempt(site) for site in sites]
@@ -444,20 +474,34 @@ class FixSession:
         attempts: list[FixAttempt],
         criteria: FixCriteria,
     ) -> Note | None:
-        fewer_errors = count_error_findings(prediction) < count_error_findings(self.prediction)
-        if self._speed is not None and not (fewer_errors or self._requested):
-            slowdown = self._speed.find_slowdown(
-                self.model, candidate, {attempt.code for attempt in attempts}
-            )
+        codes = {attempt.code for attempt in attempts}
+        speed = self._choose_speed_check(prediction)
+        if speed is not None:
+            slowdown = speed.find_slowdown(self.model, candidate, codes)
             if slowdown is not None:
                 return slowdown
+        fewer_errors = self._has_fewer_errors(prediction)
         reason = self.judge.accept_if_close(self.model, candidate, criteria, fewer_errors)
         if reason is None:
+            if speed is not None:
+                saved_ms = speed.measure_saving(self.model, candidate, codes)
+                self.savings.append((attempts, saved_ms or 0.0))
             self.model, self.prediction = candidate, prediction
             self.applied += attempts
             if self.judge.verdict is not None:
                 self._note_verdict(self.judge.verdict, [attempt.code for attempt in attempts])
         return reason
+
+    def _has_fewer_errors(self, prediction: Prediction) -> bool:
+        return count_error_findings(prediction) < count_error_findings(self.prediction)
+
+    def _choose_speed_check(self, prediction: Prediction) -> SpeedCheck | None:
+        """Return the comparison of times if it decides on changes with this prediction.
+
+        Changes that the user requested, or that remove errors, may make the model slower.
+        """
+        is_needed = self._requested or self._has_fewer_errors(prediction)
+        return None if is_needed else self._speed
 
     def _start_step(self) -> None:
         self.judge.start_step()

@@ -62,10 +62,12 @@ class SpeedCheck:
         except QdqtoolError:
             return None
 
-    def find_slowdown(
+    def measure_saving(
         self, model: Model, candidate: Model, fixed: Collection[FindingCode]
-    ) -> Note | None:
-        """Return a note if a changed model is slower, and all changes are to save time.
+    ) -> float | None:
+        """Return the milliseconds that changes save.
+
+        None if a change is not to save time, or if a model cannot be simulated.
 
         Args:
             model: Model without the changes.
@@ -76,10 +78,20 @@ class SpeedCheck:
             return None
         before, after = self.measure_ms(model), self.measure_ms(candidate)
         self._known = [(model, before), (candidate, after)]
-        if before is None or after is None or after - before <= TOLERANCE_MS:
+        return None if before is None or after is None else before - after
+
+    def find_slowdown(
+        self, model: Model, candidate: Model, fixed: Collection[FindingCode]
+    ) -> Note | None:
+        """Return a note if changes are to save time, but make the model slower.
+
+        The arguments are those of :meth:`measure_saving`.
+        """
+        saved_ms = self.measure_saving(model, candidate, fixed)
+        if saved_ms is None or saved_ms >= -TOLERANCE_MS:
             return None
         text = (
-            f"the estimated time on {self._time.gpu.name} would rise by "
-            f"{format_ms(after - before)} (`only` applies the change nevertheless)"
+            f"the estimated time on {self._time.gpu.name} would rise by {format_ms(-saved_ms)} "
+            "(`only` applies the change nevertheless)"
         )
-        return Note(text, code=SLOWER, ms=after - before)
+        return Note(text, code=SLOWER, ms=-saved_ms)

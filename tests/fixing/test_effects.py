@@ -192,6 +192,25 @@ def test_fix_of_a_note_is_refused_if_it_adds_a_conversion(g: Graph) -> None:
     assert "Left\n  ADD-ACT (2): reason above for 1\n" in text and text.count("ADD-ACT (") == 2
 
 
+def test_slower_common_scale_is_left_if_another_saves_more(g: Graph) -> None:
+    """On this GPU, one scale costs time at `cat0`, and saves more time at `cat2`."""
+    x = g.pair(g.silu(g.conv(g.input(1, 64, 160, 160), "c0", 64), "s0"), "p0", 0.055)
+    y = g.pair(g.silu(g.conv(x, "c1", 64, stride=2, scale=None), "s1"), "p1", 0.0476)
+    z = g.conv(g.concat([g.resize(y, "up"), x], "cat0"), "c2", 64, stride=2, scale=0.055)
+    z = g.conv(g.concat([z, y], "cat1"), "c3", 80, scale=0.0476)
+    z = g.pair(g.silu(z, "s3"), "p3", 0.03)
+    u = g.pair(g.add(g.silu(g.conv(z, "c4", 80, scale=None), "s4"), z, "sum"), "p4", 0.04)
+    v = g.pair(g.silu(g.conv(u, "c5", 64, scale=None), "s5"), "p5", 0.05)
+    model = g.model(g.conv(g.concat([z, u, v], "cat2"), "c6", 64, scale=0.05))
+    fixed, prediction = (f(model, gpu="Orin Nano 8GB") for f in (fix, qdqtool.predict))
+    assert [(c.node, c.why_not.code) for c in fixed.refused] == [("cat0", "slower")]
+    (saving,) = prediction.time["fixes"]
+    fixable = [f.node for f in prediction.findings if f.automatic]
+    assert fixable == saving["nodes"] == [change.node for change in fixed.applied] == ["cat2"]
+    assert saving["saves_ms"] == pytest.approx(fixed.time_before_ms - fixed.time.total_ms, rel=1e-3)
+    assert prediction.time["fixed_ms"] == pytest.approx(fixed.time.total_ms, rel=1e-3)
+
+
 @pytest.mark.parametrize(("gpu", "is_slower"), [("Orin Nano 8GB", True), ("RTX 4090", False)])
 def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None:
     """With one scale, copies of the resized tensors replace conversions before each Resize."""
