@@ -748,7 +748,8 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
     """Check that a power mode changes the clock of a GPU.
 
     Raises:
-        QdqtoolError: The power mode has no effect, or no mode of the board has this power.
+        QdqtoolError: The power mode has no effect, or the limit is out of range. The range includes
+            limits without a predefined mode, because custom modes are possible.
     """
     if not gpu.is_jetson:
         reason = (
@@ -761,9 +762,9 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
         limit = _parse_watts(power)
         if limit is not None and not _MIN_WATTS <= limit <= gpu.power:
             raise QdqtoolError(
-                f"`power` {power[:40]}: {gpu.name} has modes from {_MIN_WATTS:g}W to "
-                f"{gpu.power:g}W, and MAXN; choose one of these modes (nvpmodel -q prints the "
-                f"current mode){_suggest_more_power(gpu, limit)}",
+                f"`power` {power[:40]}: give a limit from {_MIN_WATTS:g}W to {gpu.power:g}W for "
+                f"{gpu.name}, or MAXN (nvpmodel -q prints the current mode)"
+                f"{_suggest_more_power(gpu, limit)}",
                 code="out-of-range",
                 parameter="power",
             )
