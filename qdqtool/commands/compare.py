@@ -205,12 +205,11 @@ def _suggest_commands(page: TextPage, a: list[str], b: list[str], are_models: li
     """Add the next commands: those for model B, or ``verify`` for a model and its build."""
     page.add_gap()
     if all(are_models):
-        names = ("gpu", "size") if options.repeat_options("gpu") else ()
-        repeated = options.repeat_options("target", *names)
+        repeated = options.repeat_options("target", *options.time_parameters())
         page.add_command("Next:", f"qdqtool predict {shlex.join(b)}{repeated}")
         if not options.repeat_options("calib"):
-            words = ["qdqtool", "compare", *a, *b, "--calib", OTHER_IMAGES]
-            page.add_command("Measure:", shlex.join(words))
+            command = shlex.join(["qdqtool", "compare", *a, *b])
+            page.add_command("Measure:", f"{command} --calib {OTHER_IMAGES}{repeated}")
     elif any(are_models):
         model, build = (a, b) if are_models[0] else (b, a)
         repeated = options.repeat_options("target")

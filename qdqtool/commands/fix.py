@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qdqtool.commands import completion, options
-from qdqtool.commands.next_commands import OTHER_IMAGES
+from qdqtool.commands.next_commands import compare_options
 from qdqtool.commands.usage import UsageError
 from qdqtool.util.files import reserve_output
 
@@ -82,8 +82,8 @@ def command(
     input.
     """
     started = perf_counter()
+    chosen_target = options.choose_target(target, strongly_typed)
     if dla_cache is not None:
-        chosen_target = options.choose_target(target, strongly_typed)
         if only or inputs is not None or gpu is not None:
             raise UsageError(
                 "--only, --inputs and --gpu have no effect with --dla-cache, which applies no "
@@ -107,7 +107,7 @@ def command(
     reserve_output(output, "-o")
     fixed = fix(
         model,
-        options.choose_target(target, strongly_typed),
+        chosen_target,
         only=only,
         inputs=arrays,
         effort=1.0 if effort is None else effort,
@@ -118,12 +118,20 @@ def command(
     )
     fixed.save(output)
     seconds = perf_counter() - started
-    repeated = options.repeat_options("target", "strongly_typed", "gpu")
-    compared = f" --calib {OTHER_IMAGES}{options.repeat_options(*options.IMAGE_PARAMETERS)}"
+    images_parameters = () if calib is None else ("calib", *options.IMAGE_PARAMETERS)
+    repeated = options.repeat_options(
+        "target", "strongly_typed", *options.time_parameters(), *images_parameters
+    )
     answer.write(
         lambda: {**use_option_names(fixed.as_json()), "output": output},
         lambda width: render(
-            fixed, output, width, options=repeated, images=compared, seconds=seconds
+            fixed,
+            output,
+            width,
+            options=repeated,
+            fix_options=options.repeat_options("inputs", "effort"),
+            compare_options=compare_options(chosen_target),
+            seconds=seconds,
         ),
     )
     return 0 if fixed.ok else 1

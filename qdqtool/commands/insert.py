@@ -33,6 +33,21 @@ _CALIBRATION_PARAMETERS = (
     "losses",
     "cluster",
 )
+# Parameters that have the same meaning in `tune`.
+_TUNE_PARAMETERS = (
+    "method",
+    "percentile",
+    "max_images",
+    "head",
+    "residual",
+    "attention",
+    "exclude",
+    "include",
+    "exclude_op",
+    "high_precision",
+    "smooth",
+    "weights",
+)
 
 
 @click.command("insert", cls=options.HelpCommand)
@@ -164,11 +179,11 @@ def command(
         if cache is not None:
             add_calibration_cache(page, cache)
         if result.precision == FLOAT:
-            page.add_page(_suggest_tune(model, calib, gpu, width))
+            page.add_page(_suggest_tune(model, calib, width))
             return page
-        _suggest_predict(page, path, chosen_target, gpu)
+        _suggest_predict(page, path, chosen_target)
         if calib is not None:
-            suggest_compare(page, model, path, settings["input_type"])
+            suggest_compare(page, model, path, chosen_target, settings["input_type"])
         suggest_build(page, path, built, result.model, gpu)
         return page
 
@@ -285,14 +300,13 @@ def _use_compared_times(
         part.gain = float_time.total_ms / part.total_ms
 
 
-def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) -> TextPage:
+def _suggest_tune(model: str, calib: str | None, width: int) -> TextPage:
     from qdqtool.formats.output import TextPage
 
     page = TextPage(width)
     words = ["qdqtool", "tune", model, "--calib", calib or "images/"]
-    prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
-    command = shlex.join([*words, *(["--gpu", gpu] if gpu else [])])
-    page.add_command("Next:", f"{command}{prepared}")
+    repeated = options.repeat_options("target", "gpu", *_TUNE_PARAMETERS, *options.IMAGE_PARAMETERS)
+    page.add_command("Next:", f"{shlex.join(words)}{repeated}")
     page.fill("tune searches for layers that INT8 makes faster with enough accuracy.", 9, " " * 9)
     return page
 
@@ -316,14 +330,11 @@ def _estimate_formats(
     return _estimate_time(model, options, without_fp8_typing(target))
 
 
-def _suggest_predict(page: TextPage, path: str, target: Target, gpu: str | None) -> None:
+def _suggest_predict(page: TextPage, path: str, target: Target) -> None:
     from qdqtool.formats.predict_text import target_option
 
-    on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
-    page.add_command(
-        "Next:",
-        f"qdqtool predict {shlex.quote(path)}{target_option(target.display_name)}{on_gpu}",
-    )
+    command = f"qdqtool predict {shlex.quote(path)}{target_option(target.display_name)}"
+    page.add_command("Next:", f"{command}{options.repeat_options(*options.time_parameters())}")
 
 
 def _estimate_time(

@@ -1,4 +1,4 @@
-"""Commands that ``insert`` and ``tune`` suggest for the Q/DQ model that they wrote."""
+"""Commands that other commands suggest for the Q/DQ model that they wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,21 @@ if TYPE_CHECKING:
 OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
 
 
-def suggest_compare(page: TextPage, model: str, path: str, input_type: str = "float") -> None:
+def compare_options(target: Target) -> str:
+    """Return the options of a suggested ``compare``: other images, and options of this command.
+
+    The text begins with a space. ``compare`` has no --strongly-typed, so the name of the target
+    expresses this option.
+    """
+    from qdqtool.formats.predict_text import target_option
+
+    repeated = options.repeat_options("gpu", *options.IMAGE_PARAMETERS)
+    return f" --calib {OTHER_IMAGES}{target_option(target.display_name)}{repeated}"
+
+
+def suggest_compare(
+    page: TextPage, model: str, path: str, target: Target, input_type: str = "float"
+) -> None:
     """Suggest ``compare`` of a float model with the written model, on other images.
 
     ``compare`` cannot run a model whose `input_type` is int8.
@@ -28,9 +42,8 @@ def suggest_compare(page: TextPage, model: str, path: str, input_type: str = "fl
         )
         page.fill(text, 9, "Compare: ")
         return
-    words = ["qdqtool", "compare", model, path, "--calib", OTHER_IMAGES]
-    prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
-    page.add_command("Compare:", f"{shlex.join(words)}{prepared}")
+    command = shlex.join(["qdqtool", "compare", model, path])
+    page.add_command("Compare:", f"{command}{compare_options(target)}")
     text = (
         f"{OTHER_IMAGES} stands for images that were not used for calibration. The "
         "calibration images would give an optimistic result."

@@ -125,12 +125,22 @@ def repeat_options(*names: str) -> str:
         value = context.params[name]
         is_repeated = isinstance(parameter, click.Option) and parameter.multiple
         values = value if is_repeated and isinstance(value, tuple) else [value]
+        if isinstance(value, dict):
+            values = [f"{key}={entry}" for key, entry in value.items()]
         for entry in values:
             if entry is True:
                 words.append(parameter.opts[0])
             elif not (name == "target" and entry == DEFAULT_TARGET):
                 words += [parameter.opts[0], _format_option_value(name, entry)]
     return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+def time_parameters() -> tuple[str, ...]:
+    """Return the parameters of estimated times that a suggested ``predict`` repeats.
+
+    Empty without ``--gpu``, which the others require.
+    """
+    return ("gpu", "clock", "power", "size") if repeat_options("gpu") else ()
 
 
 def _format_option_value(name: str, value: Any) -> str:

@@ -93,7 +93,8 @@ def command(
             page.fill(model_page.verdict)
         page.add_gap()
         page.fill(f"Wrote {path} ({size}): open it in a browser", style=Style.BOLD)
-        names = ("gpu", "clock", "size") if options.repeat_options("gpu") and not builds else ()
+        # verify knows the engine's size and fusions from the build.
+        names = ("gpu", "clock") if builds else ("assume", *options.time_parameters())
         words = ["qdqtool", "verify" if builds else "predict", model, *builds]
         repeated = options.repeat_options("target", *names)
         page.add_command("Next:", f"{shlex.join(words)}{repeated}")

@@ -43,7 +43,8 @@ def render(
     width: int,
     *,
     options: str = "",
-    images: str = " --calib other-images/",
+    fix_options: str = "",
+    compare_options: str = " --calib other-images/",
     seconds: float | None = None,
 ) -> TextPage:
     """Return the text of ``fix``: verdicts before and after the fixes, and all changes.
@@ -52,8 +53,9 @@ def render(
         fixed: The result.
         output: Path of the written model.
         width: Columns.
-        options: Options that the suggested commands repeat, each with a space before it.
-        images: ``--calib`` and the options of images in the suggested ``compare``, in this form.
+        options: Options that suggested ``predict`` and ``fix`` repeat, each with a space before it.
+        fix_options: Further options of a suggested ``fix``, in this form.
+        compare_options: Options of the suggested ``compare``, in this form.
         seconds: Time that the command took. None: the time is not printed.
     """
     page = TextPage(width)
@@ -70,14 +72,15 @@ def render(
     _add_applied_changes(page, fixed, places)
     _add_other_removed_findings(page, fixed, places)
     _add_refused_changes(page, fixed)
-    _add_remaining_findings(page, fixed, output, options)
+    _add_remaining_findings(page, fixed, output, f"{options}{fix_options}")
     page.add_gap()
     time = "" if seconds is None else f" ({seconds:.1f} s)"
     written = f"Wrote {output}" if _is_changed(fixed) else f"Wrote a copy to {output}"
     page.fill(f"{written}{time}", style=Style.BOLD)
     page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}{options}")
     if _is_changed(fixed):
-        page.add_command("Compare:", f"qdqtool compare FLOAT.onnx {shlex.quote(output)}{images}")
+        command = f"qdqtool compare FLOAT.onnx {shlex.quote(output)}{compare_options}"
+        page.add_command("Compare:", command)
     return page
 
 

@@ -467,7 +467,7 @@ def _add_remedies(
     gpu = options.gpu
     if len(times) > 1 and (name := name_fix_gpu(times)):
         gpu = f" --gpu {shlex.quote(name)}"
-    fix_options = f"{options.target}{gpu}{options.images}"
+    fix_options = f"{options.target}{gpu}{options.images or (gpu and options.size)}"
     fixed_time = "" if prediction.rejected else describe_fixed_time(times)
     _add_fix_commands(page, prediction, path, fix_options, fixed_time)
     if verdicts.has_model_errors(prediction) or verdicts.needs_other_format(prediction):

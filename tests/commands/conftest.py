@@ -1,4 +1,6 @@
 import json
+import re
+import shlex
 from typing import Any
 
 import click
@@ -76,3 +78,12 @@ class Cli:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     return Cli(capsys, monkeypatch)
+
+
+def next_commands(text: str) -> list[list[str]]:
+    """Return the arguments of the qdqtool commands that a text suggests."""
+    return [
+        shlex.split(line[line.index("qdqtool ") :])[1:]
+        for line in text.replace("\\\n", " ").splitlines()
+        if re.match(r"(  |\w+: +)qdqtool ", line)
+    ]

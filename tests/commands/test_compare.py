@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.commands.conftest import Cli
+from tests.commands.conftest import Cli, next_commands
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
 
@@ -122,7 +122,8 @@ def test_second_gpu(models: Path, cli: Cli, second: tuple[str, ...]) -> None:
     times, compared = (cli.json(*w, *gpus)["times"] for w in (("predict", "good.onnx"), compare))
     assert [time["gpu"] for time in (*times, *compared)] == ["L4", "Tesla T4"] * 2
     assert compared[1]["ms"] == cli.json(*compare, *second)["summary"]["ms"] != compared[0]["ms"]
-    assert "\n  Tesla T4 " in cli(*compare, *gpus)
+    text = cli(*compare, *gpus)
+    assert "\n  Tesla T4 " in text and next_commands(text)[1][-4:] == "--gpu L4 --gpu T4".split()
 
 
 @pytest.mark.parametrize(

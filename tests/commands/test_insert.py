@@ -11,7 +11,7 @@ import pytest
 
 from qdqtool.demo.images import write_images
 from qdqtool.timing.gpus import choose_gpu
-from tests.commands.conftest import Cli
+from tests.commands.conftest import Cli, next_commands
 from tests.insertion.nets import Net, check, detector
 from tests.slow import slow_after
 
@@ -39,17 +39,12 @@ def folder(files: Path, current_folder: Path) -> Path:
     return current_folder
 
 
-def next_command(text: str) -> list[str]:
-    line = next(line for line in text.splitlines() if "qdqtool predict" in line)
-    return shlex.split(line[line.index("qdqtool predict") :])
-
-
 def test_insert_writes_a_valid_model_next_to_the_float_model(folder: Path, cli: Cli) -> None:
     text = cli("insert", "m.onnx", "--calib", "images", "--all")
     assert cli.err == ""
     check(onnx.load("m_qdq.onnx"))
     assert "/model.22/dfl/conv/Conv" in text and "/model.0/conv/_input_quantizer" in text
-    assert next_command(text) == shlex.split("qdqtool predict m_qdq.onnx")
+    assert next_commands(text)[0] == ["predict", "m_qdq.onnx"]
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -66,7 +61,7 @@ def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
 @pytest.mark.parametrize("target", ["10.7", "10.14.1", "trt11"])
 def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, target: str) -> None:
     text = cli("insert", "small.onnx", "--calib", "images", "--target", target, *QUICK)
-    assert next_command(text)[-2:] == ["--target", target]
+    assert [words[-2:] for words in next_commands(text)[:2]] == [["--target", target]] * 2
 
 
 def test_build_commands_name_trtexec_of_a_jetson(folder: Path, cli: Cli) -> None:
@@ -108,9 +103,7 @@ def test_insert_estimates_all_types_for_the_size(dynamic_input: str, cli: Cli) -
 def test_predict_suggests_a_command_with_the_size(dynamic_input: str, cli: Cli) -> None:
     """`insert` needs the size of a model with dynamic image size and without metadata."""
     for arguments, size in (((), "640x640"), (("--size", "64"), "64x64")):
-        text = cli("predict", "open.onnx", "--gpu", "T4", *arguments).replace("\\\n", "")
-        (line,) = (x for x in text.splitlines() if "qdqtool insert open.onnx" in x)
-        command = shlex.split(line)[1:]
+        command = next_commands(cli("predict", "open.onnx", "--gpu", "T4", *arguments))[0]
         assert command[command.index("--size") + 1] == size
         cli(*command, *QUICK)
     assert "--size" not in cli("predict", "small.onnx", "--gpu", "T4")
@@ -151,7 +144,7 @@ def test_insert_and_its_next_command_print_the_same_times(
     folder: Path, cli: Cli, model: str, options: list[str], gpu: str
 ) -> None:
     text = cli("insert", model, "--calib", "images", *options, "--gpu", gpu, *QUICK)
-    _, *command = next_command(text.replace("\\\n", ""))
+    command = next_commands(text)[0]
     assert command[-2:] == ["--gpu", gpu]
     rows, again = (re.findall(r"(?m)^  .* ms +[\d.]+ - .*", t) for t in (text, cli(*command)))
     assert len(rows) > 1 and rows == again

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests import contract
-from tests.commands.conftest import Cli
+from tests.commands.conftest import Cli, next_commands
 from tests.reporting.conftest import NetworkFiles
 from tests.reporting.test_collect import result
 
@@ -75,5 +75,6 @@ def test_report_cache_of_another_model_is_refused(
 
 
 def test_report_default_name(cli: Cli, network: NetworkFiles, current_folder: Path) -> None:
-    cli("report", network.model)
+    repeated = ["--gpu", "T4", "--assume", "silu-add=fused"]
+    assert next_commands(cli("report", network.model, *repeated))[0][-4:] == repeated
     assert [p.name for p in current_folder.iterdir()] == ["model_qdq_report.html"]

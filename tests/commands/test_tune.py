@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from qdqtool.tuning.sensitivity import SensitivitySweep
-from tests.commands.conftest import Cli
+from tests.commands.conftest import Cli, next_commands
 from tests.insertion.nets import check, images
 from tests.tuning.nets import branchy
 
@@ -24,7 +24,10 @@ def test_tune_reaches_the_goal_and_resumes(folder: Path, cli: Cli) -> None:
     arguments = (*TUNE, "--keep", "0.979", "--gpu", "T4", "--clock", "300")
     text = cli(*arguments, "--result", "t.json")
     assert " 4 " in cli.err.splitlines()[0]  # images to choose on
-    assert "qdqtool predict m_qdq.onnx --gpu T4 --clock 300\n" in text
+    assert next_commands(text)[:2] == [
+        "predict m_qdq.onnx --gpu T4 --clock 300".split(),
+        "compare m.onnx m_qdq.onnx --calib other-images/ --gpu T4".split(),
+    ]
     assert "m_qdq.onnx" in text and "m_qdq.onnx.tuning" in text and "\n* " in text
     assert not [row for row in text.splitlines() if len(row) > 80 and ".tuning" not in row]
     check(onnx.load("m_qdq.onnx"))
