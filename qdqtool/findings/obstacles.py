@@ -92,9 +92,9 @@ def _describe_rejected_form(code: FindingCode, reasons: Sequence[Reason], view: 
     quantizers = [view.params(node) for node in view.quantizers]
     if code == "ZP-UINT8":
         unsigned = sum(params.precision == Precision.UINT8 for params in quantizers)
-        return format_count(unsigned, "UINT8 Q/DQ node")
+        return format_count(unsigned, "UINT8 Q or DQ node")
     nonzero = sum(_has_nonzero_zero_point(params) for params in quantizers)
-    return f"zero points other than 0 at {format_count(nonzero, 'Q/DQ node')}"
+    return f"zero points other than 0 at {format_count(nonzero, 'Q or DQ node')}"
 
 
 def _has_nonzero_zero_point(params: QuantParams) -> bool:

@@ -336,8 +336,8 @@ def test_compare_rejects_integer_operators(
 @pytest.mark.parametrize(
     ("activations", "code", "obstacle", "is_rejected"),
     [
-        ("QUInt8", "ZP-UINT8", "{} UINT8 Q/DQ nodes", lambda zero: zero.dtype == np.uint8),
-        ("QInt8", "ZP-NONZERO", "zero points other than 0 at {} Q/DQ nodes", np.any),
+        ("QUInt8", "ZP-UINT8", "{} UINT8 Q or DQ nodes", lambda zero: zero.dtype == np.uint8),
+        ("QInt8", "ZP-NONZERO", "zero points other than 0 at {} Q or DQ nodes", np.any),
     ],
 )
 def test_compare_names_an_obstacle_first_and_counts_its_nodes(
