@@ -36,21 +36,21 @@ class NothingQuantized(Reason):
 
 
 class UnsupportedQuantizedType(Reason):
-    """A quantizer to a type that TensorRT lacks; ``kind`` names the type."""
+    """A quantizer of a type that TensorRT lacks; ``kind`` names the type."""
 
     rules = (FindingRule("QTYPE"),)
 
     kind: str
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
-        text = f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+        text = f"{self.node} has type {self.kind}, which TensorRT does not support."
         if not self.kind.startswith("FP8"):
             return text
         return text, "Quantize to FP8 E4M3FN (TensorRT 10.3 or later), or to INT8."
 
 
 class UnsignedZeroPoint(Reason):
-    """A quantizer to uint8 with zero point 0.
+    """A quantizer of type uint8 with zero point 0.
 
     Attributes:
         is_explicit: Whether the quantizer has a zero point. Without a zero point, the type is uint8
@@ -67,7 +67,7 @@ class UnsignedZeroPoint(Reason):
         default = "" if self.is_explicit else " (it has no zero point, which means uint8 in ONNX)"
         scale = "times the scale" if self.scale is None else f"x {format_scale(self.scale)}"
         return (
-            f"{self.node} quantizes to uint8{default}: TensorRT reads int8 and clips values above "
+            f"{self.node} has type uint8{default}: TensorRT reads int8 and clips values above "
             f"127 {scale}."
         )
 

@@ -42,11 +42,11 @@ _PIXEL_FACTOR = 1 / 255
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add the findings on quantizers."""
+    """Add the findings on quantizers, those of activations first."""
     _check_pairs(view, report)
     clean: set[tuple[str, ...] | None] = set()
     limit = fault_checks.find_implausible_limit(_list_activation_scales(view))
-    for node in view.quantizers:
+    for node in sorted(view.quantizers, key=view.is_weight):
         if qdq.is_dq(node) and (_repeats_its_quantizer(view, node) or _reads_bias(view, node)):
             continue  # checked with the Q before it, or with the convolution of the bias
         params = view.params(node)
