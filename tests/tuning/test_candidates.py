@@ -35,41 +35,40 @@ Costs = dict[str, tuple[int, int]]
 """INT8 convolutions and conversions by what is float, or `box` for an INT8 head."""
 
 
-def judge(costs: Costs, *names: str) -> tuple[Configuration, list[str]]:
+LARGER = "leaving ab float costs no more, and ab includes this layer"
+
+
+@pytest.mark.parametrize(
+    ("costs", "free", "reasons"),
+    [
+        pytest.param({"": (10, 1), "a": (9, 2)}, "", {"a": ""}, id="measured"),
+        pytest.param({"": (10, 1), "a": (9, 3)}, "", {"a": ""}, id="frees-a-tensor"),
+        pytest.param({"": (10, 1), "b": (9, 3)}, "", {"b": BETWEEN}, id="between-int8"),
+        pytest.param({"": (10, 1), "b": (9, 2)}, "", {"b": ""}, id="one-conversion-more"),
+        pytest.param({"": (10, 1), "box": (11, 2)}, "", {"box": NO_GAIN}, id="head-without-gain"),
+        pytest.param({"": (10, 1), "box": (11, 1)}, "", {"box": ""}, id="head-with-gain"),
+        pytest.param(
+            {"": (10, 1), "a": (9, 4), "ab": (8, 3)}, "", {"a": LARGER, "ab": ""}, id="larger"
+        ),
+        pytest.param(
+            {"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)},
+            "a",
+            {"a": FREE, "b": ""},
+            id="costs-nothing",
+        ),
+    ],
+)
+def test_select_candidates_gives_reasons_not_to_measure(
+    costs: Costs, free: str, reasons: dict[str, str]
+) -> None:
     def cost(configuration: Configuration) -> PlacementCost:
         return PlacementCost(
             10, *costs["".join(sorted(configuration.floats | configuration.quantized))]
         )
 
-    free, judged = sites.select_candidates([CANDIDATES[name] for name in names], cost)
-    return free, [j.skip_reason for j in judged]
-
-
-@pytest.mark.parametrize(
-    ("costs", "name", "reason"),
-    [
-        pytest.param({"": (10, 1), "a": (9, 2)}, "a", "", id="measured"),
-        pytest.param({"": (10, 1), "a": (9, 3)}, "a", "", id="frees-a-tensor"),
-        pytest.param({"": (10, 1), "b": (9, 3)}, "b", BETWEEN, id="between-int8"),
-        pytest.param({"": (10, 1), "b": (9, 2)}, "b", "", id="one-conversion-more"),
-        pytest.param({"": (10, 1), "box": (11, 2)}, "box", NO_GAIN, id="head-without-gain"),
-        pytest.param({"": (10, 1), "box": (11, 1)}, "box", "", id="head-with-gain"),
-    ],
-)
-def test_select_candidates_gives_reasons_not_to_measure(
-    costs: Costs, name: str, reason: str
-) -> None:
-    assert judge(costs, name) == (Configuration(), [reason])
-
-
-def test_select_candidates_takes_choices_that_cost_nothing() -> None:
-    free, reasons = judge({"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)}, "a", "b")
-    assert free == floats("a") and reasons[0] == FREE
-
-
-def test_select_candidates_names_a_larger_choice_that_costs_less() -> None:
-    _, reasons = judge({"": (10, 1), "a": (9, 4), "ab": (8, 3)}, "a", "ab")
-    assert "ab" in reasons[0] and reasons[1] == ""
+    start, decisions = sites.select_candidates([CANDIDATES[name] for name in reasons], cost)
+    assert start == floats(*free)
+    assert [decision.skip_reason for decision in decisions] == list(reasons.values())
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,5 @@ def test_error_alone_follows_from_squared_errors(
     recipes = [recipe if error else FLOAT_RECIPE for recipe, error in errors.items()]
     monkeypatch.setattr(SensitivitySweep, "isolate_choice", lambda sweep, candidate: recipes)
     fakes: Any = None, SimpleNamespace(errors=lambda recipe: np.full(4, errors[recipe]))
-    candidate = Candidate(TuningSite("a", "head", ("a",), ()), choice, Configuration())
-    sweep = SensitivitySweep(*fakes, Configuration())
-    assert sweep.error_alone(candidate) == pytest.approx(alone)
+    sweep, site = SensitivitySweep(*fakes, Configuration()), TuningSite("a", "head", ("a",), ())
+    assert sweep.error_alone(Candidate(site, choice, site.as_float())) == pytest.approx(alone)
