@@ -196,11 +196,11 @@ def input_name(model: Path) -> str:
 def run_model(model: bytes | str, samples: Iterable[Images], threads: int = 0) -> list[Detections]:
     """Return the detections of a model on inputs [1, 3, h, w].
 
-    onnxruntime runs the model on the CPU, and computes Q/DQ in float.
+    onnxruntime runs the model on the CPU, and computes Q/DQ in float, as in `compare`.
     """
     from qdqtool.runtime.sessions import open_session
 
-    session = open_session(model, threads, optimize="extended", fold_qdq=False)
+    session = open_session(model, threads, fold_qdq=False)
     name = session.get_inputs()[0].name
     return [
         decode_detections(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples

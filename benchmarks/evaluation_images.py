@@ -12,7 +12,7 @@ Method:
 
 * `insert` with its default options makes an INT8 model for each number of calibration images. The
   images are spread evenly over CALIBRATION.
-* The metric is that of `compare --calib`: the agreement mAP with the float model, and its 95 %
+* The measurement is that of `compare --calib`: the agreement mAP with the float model, and its 95 %
   interval.
 * Evaluation images that are also in CALIBRATION are left out.
 

@@ -15,7 +15,9 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.accuracy.detections import DetectionMatches, Detections
+from calibration.session import TensorFetcher, open_session
+from qdqtool.accuracy.detections import DetectionMatches, Detections, decode_detections
+from qdqtool.ir.graph import Model
 from tests.calibration.nets import conv_net
 from tests.trt.builder import Graph
 
@@ -139,6 +141,18 @@ def test_peer_model_is_cached_by_model_and_images(
         split.made_from = accuracy["common"].digest(model.read_bytes(), calibration)
         quantized = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
         assert quantized == model.read_bytes() and calls.read_text().count(".") == runs
+
+
+def test_detections_are_those_of_compare(g: Graph) -> None:
+    """Other graph optimizations of onnxruntime round differently."""
+    convolution = g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")
+    boxes = g.op("Reshape", [convolution, g.const("shape", np.array([1, 16, 64]))], "boxes")
+    proto, x = g.model(boxes), np.random.default_rng(0).normal(0, 1, (1, 16, 8, 8))
+    run_model = runpy.run_path(str(HERE / "common.py"))["run_model"]
+    (detections,) = run_model(proto.SerializeToString(), [x.astype(np.float32)], 1)
+    fetcher = TensorFetcher(open_session(Model(proto), [boxes], 1, fold_qdq=False))
+    expected = decode_detections(fetcher.run({"x": x.astype(np.float32)})[boxes])
+    np.testing.assert_array_equal(detections.scores, expected.scores)
 
 
 def test_judge_counts_detections_of_the_float_model_above_a_quarter(tmp_path: Path) -> None:
