@@ -261,6 +261,9 @@ def _parse_point(point: dict[str, Any], cost: str) -> data.TuningPoint:
 
 def _format_site(site: dict[str, Any]) -> list[str]:
     error, ms = _as_optional_number(site.get("error_alone")), _as_optional_number(site.get("ms"))
+    # The JSON has the change to the first alternative, which is INT8 for the sites of the head.
+    if ms is not None and (_as_optional_number(site.get("int8")) or 0.0) > 0.0:
+        ms = -ms
     return [
         *(display_name(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
         "" if error is None else f"{error:.4g}",

@@ -490,6 +490,11 @@ def test_tuning_of_the_network_is_read(tmp_path: Path, nodes: list[str]) -> None
     assert read(tmp_path, result(sites=[{**SITE, "nodes": nodes}])).points
 
 
+def test_milliseconds_of_a_site_are_those_in_float(tmp_path: Path) -> None:
+    sites = [{**SITE, "ms": 0.5, "int8": -1}, {**SITE, "ms": -0.25, "int8": 1}]  # the second: INT8
+    assert [row[4] for row in read(tmp_path, result(sites=sites)).sites] == ["0.5", "0.25"]
+
+
 def test_tuning_points_goal_and_sites_are_shown(tmp_path: Path) -> None:
     tuning = read(tmp_path, result())
     assert [(p.x, p.metric, p.on_front, p.chosen) for p in tuning.points] == [
