@@ -112,6 +112,10 @@ def test_predict_text_has_the_range_of_both_outcomes(
     text = " ".join(capsys.readouterr().out.split())
     assert "1 to 2 of them" in text and "1 to 3 remain at run time" in text
     assert "--assume silu-add=fused" in text
+    # 1 to 2 of the 4 layers have float output, so 2 to 3 have INT8 output.
+    assert run(["compare", model, model]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.count("4 in INT8 (2 to 3 with INT8 output), 1 to 3 Q/DQ layers") == 2
     assert run(["predict", model, "--assume", "silu-add=fused"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "all 4 in INT8 (1 of them with FP16 output)" in text

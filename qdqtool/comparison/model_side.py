@@ -212,7 +212,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.products = prediction.summary()["matrix_products"]
     summary.plain = sum(not c.is_product for c in prediction.convolutions)
     summary.conversions, summary.target = prediction.conversions, prediction.target
-    summary.conversions_range = prediction.conversions_range
+    summary.add_ranges(prediction)
     summary.compute_capabilities = prediction.compute_capabilities
     summary.obstacle = describe_obstacles(prediction.findings, view)
     summary.rejected = prediction.rejected

@@ -267,8 +267,11 @@ class SideSummary:
         plain: Number of convolutions without the matrix products.
         int8: Number of ``convolutions`` in INT8; None if unknown.
         int8_to_int8: Number of INT8 convolutions that write INT8.
+        int8_to_int8_range: Lowest and highest predicted number of ``int8_to_int8``; None for a
+            build and for a model that is compared with its build.
         fp8: Number of ``convolutions`` in FP8; None if unknown.
         fp8_to_fp8: Number of FP8 convolutions that write FP8.
+        fp8_to_fp8_range: The same as `int8_to_int8_range` for ``fp8_to_fp8``.
         conversions: Number of Q and DQ that remain in the engine; None if unknown. If two builds
             are compared, reformats between data types are included.
         conversions_range: Lowest and highest predicted number of ``conversions``; None for a build
@@ -298,6 +301,7 @@ class SideSummary:
     convolutions: int
     int8: int | None = None
     int8_to_int8: int | None = None
+    int8_to_int8_range: tuple[int, int] | None = None
     conversions: int | None = None
     conversions_range: tuple[int, int] | None = None
     ms: float | None = None
@@ -314,6 +318,7 @@ class SideSummary:
     compute_capabilities: list[str] = field(default_factory=list)
     fp8: int | None = None
     fp8_to_fp8: int | None = None
+    fp8_to_fp8_range: tuple[int, int] | None = None
     subgraphs: Mapping[str, int] = field(default_factory=dict)
     float_type: Precision | None = None
     float_types: frozenset[Precision] = frozenset()
@@ -341,6 +346,13 @@ class SideSummary:
         self.fp8_to_fp8 = sum(node.output == Precision.FP8 for node in fp8)
         self.int8 = len(int8)
         self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
+        self.int8_to_int8_range = self.fp8_to_fp8_range = None
+
+    def add_ranges(self, prediction: Prediction) -> None:
+        """Set the ranges of counts that depend on open assumptions of a prediction."""
+        self.conversions_range = prediction.conversions_range
+        self.int8_to_int8_range = prediction.count_bounds("int8_to_int8")
+        self.fp8_to_fp8_range = prediction.count_bounds("fp8_to_fp8")
 
     def count_layers(self, prediction: Prediction) -> None:
         """Set the numbers of convolutions and matrix products from a prediction."""

@@ -312,13 +312,22 @@ def _format_change(separator: str, changes: Iterable[float | None]) -> str:
 
 def _describe_formats(side: SideSummary) -> str:
     """Return the counts above 0, such as ``60 in INT8 (54 with INT8 output) and 2 in FP8``."""
-    counts = (("INT8", side.int8, side.int8_to_int8), ("FP8", side.fp8, side.fp8_to_fp8))
+    counts = (
+        ("INT8", side.int8, side.int8_to_int8, side.int8_to_int8_range),
+        ("FP8", side.fp8, side.fp8_to_fp8, side.fp8_to_fp8_range),
+    )
     texts = [
-        f"{count} in {name}" + (f" ({inside} with {name} output)" if inside is not None else "")
-        for name, count, inside in counts
+        f"{count} in {name}"
+        + (f" ({_format_range(inside, bounds)} with {name} output)" if inside is not None else "")
+        for name, count, inside, bounds in counts
         if count
     ]
     return " and ".join(texts) or "0 in INT8"
+
+
+def _format_range(number: int, bounds: tuple[int, int] | None) -> str:
+    low, high = bounds or (number, number)
+    return f"{low} to {high}" if low < high else f"{number}"
 
 
 def _add_changed_nodes(

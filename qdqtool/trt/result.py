@@ -420,6 +420,18 @@ class Prediction(SavableResult):
             "matrix_products_float": all_products - int8_products - fp8_products,
         }
 
+    def count_bounds(self, name: str) -> tuple[int, int]:
+        """Return the minimum and maximum of a count, depending on the open assumptions.
+
+        These are the assumptions that neither the user nor a build has settled.
+
+        Args:
+            name: Field of :class:`AssumptionCounts` that is never None, such as ``int8_to_int8``.
+        """
+        alternatives = [c for a in self.assumptions if not a.given for c in a.alternatives.values()]
+        counts = [self.summary()[name], *(getattr(c, name) for c in alternatives)]
+        return min(counts), max(counts)
+
     @property
     def conversions_range(self) -> tuple[int, int] | None:
         """Minimum and maximum number of conversions in the engine.
