@@ -260,6 +260,7 @@ def _estimate_times(
     if time is not None:
         _use_compared_times(time, result, formats)
         _add_loss_times(result, time, built)
+        _note_faster_fp32(result, time, built)
     return time, formats
 
 
@@ -276,6 +277,27 @@ def _add_loss_times(result: Insertion, time: TimeEstimate, target: Target) -> No
             time.total_ms,
             lambda changed: estimate_variant(time, changed, target),
         )
+
+
+def _note_faster_fp32(result: Insertion, time: TimeEstimate, target: Target) -> None:
+    """Note the time in FP32 if ``insert`` chose FP16 for the float layers, and FP32 is faster."""
+    from qdqtool.insertion.number_formats import is_worthwhile
+    from qdqtool.ir.graph import Model
+    from qdqtool.timing.alternatives import estimate_variant
+    from qdqtool.timing.model_variants import fp32_variant
+    from qdqtool.util.notes import Note
+    from qdqtool.util.text import format_ms, round_significant
+
+    if all(note.code != "half-by-default" for note in result.notes):
+        return
+    fp32_ms = estimate_variant(time, fp32_variant(Model(result.model)), target)
+    if is_worthwhile(time.total_ms / fp32_ms):
+        text = (
+            f"on {time.gpu.name}, the model would be faster with `high_precision='fp32'`: "
+            f"{format_ms(fp32_ms)} instead of {format_ms(time.total_ms)} (estimated)"
+        )
+        ms, fp32_ms = map(round_significant, (time.total_ms, fp32_ms))
+        result.notes.append(Note(text, code="fp32-faster", ms=ms, fp32_ms=fp32_ms))
 
 
 def _use_compared_times(

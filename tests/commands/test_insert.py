@@ -11,6 +11,7 @@ import pytest
 
 from qdqtool.demo.images import write_images
 from qdqtool.timing.gpus import choose_gpu
+from qdqtool.util.text import format_ms
 from tests.commands.conftest import Cli, next_commands
 from tests.insertion.nets import Net, check, detector
 from tests.slow import slow_after
@@ -149,6 +150,24 @@ def test_insert_and_its_next_command_print_the_same_times(
     rows, again = (re.findall(r"(?m)^  .* ms +[\d.]+ - .*", t) for t in (text, cli(*command)))
     assert len(rows) > 1 and rows == again
     assert cli.json(*command)["compute_capabilities"] == [choose_gpu(gpu).cc]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_faster"),
+    [
+        (["--gpu", "L4"], True),
+        # Most layers remain float, and the GPU computes slowly.
+        (["--gpu", SLOW_GPU, "--exclude", "/model.([1-9]|1.|22.cv3)"], False),
+    ],
+)
+def test_insert_notes_that_fp32_would_be_faster(
+    folder: Path, cli: Cli, options: list[str], is_faster: bool
+) -> None:
+    insert = ("insert", "m.onnx", "--calib", "images", "--target", "11", *options, *QUICK)
+    half, fp32 = (cli.json(*insert, *other) for other in ((), ("--high-precision", "fp32")))
+    assert is_faster == (half["time"]["total_ms"] > fp32["time"]["total_ms"])
+    text = f"fp32: {format_ms(fp32['time']['total_ms'])} instead of "
+    assert any(text in note for note in half["notes"]) == is_faster
 
 
 OPTIONS = shlex.split(
