@@ -263,8 +263,7 @@ def test_compare_layout_changes() -> None:
     ms = qdqtool.predict(models[1], TARGET, gpu="T4").time["layouts_ms"]
     sides = [[s.as_json()[k] for k in ("layouts", "layouts_ms")] for s in (result.a, result.b)]
     assert sides == [[0, 0.0], [1, ms]] and ms > 0 and not result.a.measured
-    text = f"Layout changes (reformats): 0 -> 1 ({ms:.3g} ms)."
-    assert text in str(render_comparison(result))
+    assert f"(reformats): 0 -> 1 ({ms:.3g} ms)." in str(render_comparison(result))
 
 
 @pytest.mark.parametrize(("target", "floats"), [("trt10", ()), ("trt10", (0, 1)), ("trt11", ())])
