@@ -33,7 +33,7 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings.build_methods import BUILD_METHODS
 from qdqtool.findings.codes import CODES, FindingCodeEntry
 from qdqtool.findings.errors import KNOWN_ERRORS, KnownError
-from qdqtool.findings.rules import PROMISED_CODES
+from qdqtool.findings.rules import ATTEMPTED_CODES, PROMISED_CODES
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import BUILDS, TARGETS, Target, target_of_version
 from qdqtool.util.tables import read_sections
@@ -449,7 +449,11 @@ def finding_pages() -> dict[str, str]:
             f"[{c.code}]({c.code}.md)",
             c.severity.word,
             _cell(c.title),
-            "yes" if c.code in PROMISED_CODES else "",
+            "yes"
+            if c.code in PROMISED_CODES
+            else "some places"
+            if c.code in ATTEMPTED_CODES
+            else "",
         )
         for c in sorted(CODES.values(), key=lambda c: (order.index(c.severity), c.code))
     ]
@@ -472,10 +476,13 @@ def _finding(code: FindingCodeEntry) -> str:
         ("In a log", code.log),
         ("Fix", code.fix),
     )
-    if code.code in PROMISED_CODES:
+    if code.code in ATTEMPTED_CODES:
+        condition = (
+            "need no new data" if code.code in PROMISED_CODES else "`predict` marks with [*]"
+        )
         command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
         parts.append(
-            f"`qdqtool fix` repairs the places of this finding that need no new data:\n\n{command}"
+            f"`qdqtool fix` repairs the places of this finding that {condition}:\n\n{command}"
         )
     rows = [
         (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool import prediction as prediction_module
 from qdqtool.errors import QdqtoolError
+from qdqtool.findings.rules import UNPROMISED_CODES
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.reasons.finding import Finding
@@ -161,15 +162,15 @@ def predict_without_gpu(
     """Predict without times. The parameters are those of :func:`predict`."""
     model = load(model)
     prediction = prediction_module.predict(model, target, advice=advice, assume=assume, way=way)
-    _withdraw_promises(model, prediction)
+    _review_promises(model, prediction)
     return prediction
 
 
-def _withdraw_promises(model: Model, prediction: Prediction) -> None:
-    if any(f.automatic for f in prediction.findings):
-        from qdqtool.fixing.promises import withdraw_promises
+def _review_promises(model: Model, prediction: Prediction) -> None:
+    if any(f.automatic or f.code in UNPROMISED_CODES for f in prediction.findings):
+        from qdqtool.fixing.promises import review_promises
 
-        withdraw_promises(model, prediction)
+        review_promises(model, prediction)
 
 
 def predict_on_gpus(
@@ -263,7 +264,7 @@ def predict_with_time(
         model, target, options, assume=assume, way=way, extend=add_fix_savings
     )
     if time is None:
-        _withdraw_promises(model, prediction)
+        _review_promises(model, prediction)
     return prediction, time
 
 
@@ -271,7 +272,7 @@ def add_fix_savings(
     model: Model, prediction: Prediction, time: TimeEstimate, target: Target
 ) -> None:
     """Add what automatic fixes save, and withdraw those that ``fix`` does not make, in place."""
-    _withdraw_promises(model, prediction)
+    _review_promises(model, prediction)
     if any(f.automatic for f in prediction.findings):
         from qdqtool.fixing import api
 

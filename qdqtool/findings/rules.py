@@ -86,6 +86,8 @@ PROMISED_CODES = frozenset(rule.code for rule in _RULES if rule.is_promised)
 """Codes of findings that ``qdqtool fix`` can fix without data."""
 ATTEMPTED_CODES = frozenset(rule.code for rule in _RULES if rule.is_attempted)
 """Codes of findings that ``qdqtool fix`` tries to fix."""
+UNPROMISED_CODES = ATTEMPTED_CODES - PROMISED_CODES
+"""Codes of findings whose fix seldom improves the prediction, so that none is promised."""
 ON_REQUEST_CODES = frozenset(rule.code for rule in _RULES if rule.is_on_request)
 """Codes of findings that ``qdqtool fix`` may fix only on request."""
 

@@ -16,11 +16,16 @@ from calibration.arrays import CalibrationSource
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES, split_fixable
+from qdqtool.findings.rules import (
+    ATTEMPTED_CODES,
+    ON_REQUEST_CODES,
+    UNPROMISED_CODES,
+    split_fixable,
+)
 from qdqtool.fixing import gains
 from qdqtool.fixing.anchors import find_restorable_constants
 from qdqtool.fixing.outputs import OutputError, read_samples
-from qdqtool.fixing.promises import concerns, withdraw_promises
+from qdqtool.fixing.promises import concerns, review_promises
 from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.rehearsal import rehearse
 from qdqtool.fixing.runner import FixOptions
@@ -137,7 +142,8 @@ class Fixed:
     def fixed_places(self) -> Counter[str]:
         """Return the number of findings with an automatic fix that the fixes removed, by code.
 
-        A finding that became a note because it costs nothing anymore counts as removed.
+        A finding that became a note because it costs nothing anymore counts as removed. A finding
+        of a code that promises no fix (ADD-ACT) counts if a change was for its place.
 
         One change may remove several findings, and one finding may need several changes. If the
         model had no finding of a code before fixing, for example because an error prevented the
@@ -145,8 +151,12 @@ class Fixed:
         """
         remaining = [f for f in self.after.findings if f.gains]
         left = {(f.code, f.node) for f in remaining}
+        unpromised = {(a.code, a.node) for a in self.applied if a.code in UNPROMISED_CODES}
+        unpromised -= {(f.code, f.node) for f in self.after.findings}
         removed = Counter(
-            f.code for f in self.before.findings if f.automatic and (f.code, f.node) not in left
+            f.code
+            for f in self.before.findings
+            if (f.automatic and (f.code, f.node) not in left) or (f.code, f.node) in unpromised
         )
         change = Counter(f.code for f in self.before.findings)
         hidden = Counter(a.code for a in self.applied if a.code not in change)
@@ -288,7 +298,7 @@ def fix(
                 pass
             is_unprepared = prepared.model is original
             before = session.before if is_unprepared else predict(original, version)
-            withdraw_promises(session.model, session.prediction)
+            review_promises(session.model, session.prediction)
             time = None if gpu is None else _estimate_time(session.model, version, gpu)
             if named_gpu is not None:
                 session.notes += named_gpu.notes
@@ -573,11 +583,16 @@ def _remove_savings(
 
 
 def _limit_savings(prediction: Prediction, accepted: Sequence[FixSite], saved_ms: float) -> None:
-    """Limit ``saves_ms`` of findings at accepted sites to the saving of all these sites."""
+    """Limit ``saves_ms`` of findings at accepted sites to the saving of all these sites.
+
+    Findings of codes that promise no fix have no ``saves_ms`` yet, and get this limit.
+    """
     places = {(site.code, site.node) for site in accepted}
     for finding in prediction.findings:
-        if finding.saves_ms is not None and concerns(finding, places):
-            finding.saves_ms = min(finding.saves_ms, round(saved_ms, 5))
+        is_unpromised = finding.code in UNPROMISED_CODES and finding.automatic
+        if (finding.saves_ms is not None or is_unpromised) and concerns(finding, places):
+            limit = round(saved_ms, 5)
+            finding.saves_ms = min(finding.saves_ms or limit, limit)
 
 
 def _make_fix_time(fixes: Sequence[FixSite | FixAttempt], saved_ms: float) -> FixTime:

@@ -1,4 +1,4 @@
-"""Examination of the findings that are marked as fixable: whether ``fix`` has a change for them."""
+"""Examination of findings: whether ``fix`` has a change for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.findings.rules import ON_REQUEST_CODES, split_fixable
+from qdqtool.findings import codes
+from qdqtool.findings.rules import ON_REQUEST_CODES, UNPROMISED_CODES, split_fixable
 from qdqtool.fixing.gains import NO_GAIN
 from qdqtool.fixing.site import FixStep, Place, select_default_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
@@ -26,14 +27,15 @@ _STEP_CODES = frozenset(code for step in STEPS for code in step.codes)
 _MODEL_CODES = frozenset(code for step in MODEL_STEPS for code in step.codes)
 
 
-def withdraw_promises(model: Model, prediction: Prediction) -> None:
-    """Clear ``automatic`` of findings for which ``fix`` has no possible change, in place.
-
-    If a change would not improve the prediction, the savings of its findings are cleared as well.
+def review_promises(model: Model, prediction: Prediction) -> None:
+    """Set ``automatic`` of findings to whether ``fix`` has a change by default, in place.
 
     The rules that set ``automatic`` examine single reasons. For example, the scales around a Concat
-    may differ little, but a further tensor that shares their scale may differ more. Findings that
-    need a request are not examined. Nothing changes if a weight file is missing.
+    may differ little, but a further tensor that shares their scale may differ more. Some codes have
+    a fix that seldom improves the prediction (ADD-ACT). If it does, the note becomes a finding of
+    the usual severity. If a change would not improve the prediction, the savings of its findings
+    are cleared. Findings that need a request are not examined. Nothing changes if a weight file is
+    missing.
 
     Args:
         model: The predicted model.
@@ -42,21 +44,41 @@ def withdraw_promises(model: Model, prediction: Prediction) -> None:
     default, _ = split_fixable(prediction.findings)
     promised = [finding for finding in default if finding.code not in _MODEL_CODES]
     # Fixes outside the steps rewrite quantizers, which enables further fixes.
-    if not promised or not _STEP_CODES.issuperset(f.code for f in promised):
+    if not _STEP_CODES.issuperset(f.code for f in promised):
         return
     with contextlib.suppress(QdqtoolError):
         require_weights(model)
-        for finding in _find_refused(model, prediction, promised):
-            finding.automatic = False
+        if _needs_rehearsal(prediction, promised) or _has_unpromised_site(model, prediction):
+            _review_by_rehearsal(model, prediction, promised)
+        elif promised:
+            for finding in _find_unfixable(model, prediction, promised):
+                finding.automatic = False
 
 
-def _find_refused(
-    model: Model, prediction: Prediction, promised: Sequence[Finding]
-) -> list[Finding]:
+def _needs_rehearsal(prediction: Prediction, promised: Sequence[Finding]) -> bool:
     # In a model with FP8, a common scale often does not improve the prediction.
-    has_fp8 = any(conv.is_fp8 for conv in prediction.convolutions)
-    if not has_fp8 and _UNCERTAIN_CODES.isdisjoint(f.code for f in promised):
-        return _find_unfixable(model, prediction, promised)
+    has_fp8 = bool(promised) and any(conv.is_fp8 for conv in prediction.convolutions)
+    return has_fp8 or not _UNCERTAIN_CODES.isdisjoint(f.code for f in promised)
+
+
+def _has_unpromised_site(model: Model, prediction: Prediction) -> bool:
+    """Return whether there is a change for a finding of a code that promises no fix."""
+    present = {finding.code for finding in prediction.findings} & UNPROMISED_CODES
+    view, target = View(model), target_named(prediction.target)
+    steps = (step for step in STEPS if not present.isdisjoint(step.codes))
+    return any(
+        site.code in UNPROMISED_CODES and not site.skip_reason
+        for step in steps
+        for site in step.find_sites(view, target, prediction, step.codes)
+    )
+
+
+def _review_by_rehearsal(model: Model, prediction: Prediction, promised: Sequence[Finding]) -> None:
+    """Set ``automatic`` of the findings that all fixes together remove or leave.
+
+    Raises:
+        QdqtoolError: A fixed model cannot be predicted.
+    """
     from qdqtool.fixing.rehearsal import rehearse
 
     session = rehearse(model, target_named(prediction.target))
@@ -66,7 +88,14 @@ def _find_refused(
         if concerns(finding, places):
             finding.saves_ms = None
     left = {(f.code, f.node) for f in session.prediction.findings if f.gains}
-    return [f for f in promised if (f.code, f.node) in left]
+    for finding in promised:
+        finding.automatic = (finding.code, finding.node) not in left
+    removed = {(a.code, a.node) for a in session.applied}
+    removed -= {(f.code, f.node) for f in session.prediction.findings}
+    for finding in prediction.findings:
+        if finding.code in UNPROMISED_CODES and (finding.code, finding.node) in removed:
+            finding.automatic = finding.gains = True
+            finding.severity = codes.get(finding.code).severity_on(prediction.target)
 
 
 def concerns(finding: Finding, places: Collection[Place]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qdqtool.findings.codes import ALL_TARGETS, FindingCodeEntry
-from qdqtool.findings.rules import PROMISED_CODES
+from qdqtool.findings.rules import ATTEMPTED_CODES, PROMISED_CODES, UNPROMISED_CODES
 from qdqtool.formats.output import Style, TextPage
 from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
@@ -346,11 +346,13 @@ def render_finding_code(entry: FindingCodeEntry, width: int) -> TextPage:
         In_a_log=entry.log,
         Fix=entry.fix,
     )
-    if entry.code in PROMISED_CODES:
+    if entry.code in ATTEMPTED_CODES:
+        condition = "the file contains all values that the fix needs"
+        if entry.code in UNPROMISED_CODES:
+            condition = "existing scales suffice and the prediction improves"
         page.fill(
             f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx applies this fix at the "
-            "places where the file contains all values that the fix needs. predict marks these "
-            "places.",
+            f"places where {condition}. predict marks these places.",
             2,
             "  ",
         )

@@ -283,9 +283,13 @@ def describe_saving(
     if time is None:
         return ""
     code, minimum = findings[0].code, _MIN_SAVING * time.total_ms
-    simulated = max((fix.saves_ms for fix in time.fixes if code in fix.codes), default=0.0)
-    if simulated > minimum:
-        return f"{format_ms(simulated)} by qdqtool fix ({basis})"
+    simulated = max(
+        (fix for fix in time.fixes if code in fix.codes), key=lambda fix: fix.saves_ms, default=None
+    )
+    if simulated is not None and simulated.saves_ms > minimum:
+        partners = ", ".join(partner for partner in simulated.codes if partner != code)
+        together = f" together with {partners}" if partners else ""
+        return f"{format_ms(simulated.saves_ms)} by qdqtool fix{together} ({basis})"
     further = max((fix.saves_ms for fix in time.further_fixes if code in fix.codes), default=0.0)
     if further > minimum:
         return f"{format_ms(further)} by qdqtool fix after the other fixes ({basis})"

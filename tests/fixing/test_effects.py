@@ -11,6 +11,7 @@ from qdqtool.fixing.common_scale import CommonScale, ReplacedScale, ScaleHistory
 from qdqtool.fixing.gains import NO_GAIN, find_objection, find_worsening_changes
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.formats.fix_text import render
+from qdqtool.formats.time_text import describe_saving
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import read_params
@@ -19,6 +20,7 @@ from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.timing.estimate import TimeEstimate, estimate_time
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
+from qdqtool.util.text import round_significant
 from tests.fixing.steps import apply_site, find_sites
 from tests.fixing.test_compare import chain_of_silus
 from tests.insertion.nets import run
@@ -136,16 +138,6 @@ def test_savings_of_fixes_match_estimates() -> None:
     assert savings["SKIP-FLOAT", "Add_36"] and savings["SKIP-FLOAT", "Add_244"] is None
 
 
-def test_places_save_at_most_what_the_fix_saves(g: Graph) -> None:
-    """Quantizing the residual of the first sum leaves the sums with float activations in float."""
-    x = g.relu(g.conv(g.input(1, 64, 64, 64), "c0", 64), "r0")
-    for n in range(3):
-        x = g.add(x, g.relu(g.conv(x, f"c{n + 1}", 64), f"r{n + 1}"), f"sum{n}")
-    prediction, time = estimate_savings(Model(g.model(g.conv(x, "last", 64))), "T4")
-    savings = [f.saves_ms for f in prediction.findings if f.code == "SKIP-FLOAT"]
-    assert max(savings) == pytest.approx(time.fixes[0].saves_ms, abs=1e-5)
-
-
 def test_refused_fix_promises_no_saving(g: Graph) -> None:
     """The pair would move before a float convolution, where it is one more Q/DQ layer."""
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.05)
@@ -209,6 +201,34 @@ def test_slower_common_scale_is_left_if_another_saves_more(g: Graph) -> None:
     assert fixable == saving["nodes"] == [change.node for change in fixed.applied] == ["cat2"]
     assert saving["saves_ms"] == pytest.approx(fixed.time_before_ms - fixed.time.total_ms, rel=1e-3)
     assert prediction.time["fixed_ms"] == pytest.approx(fixed.time.total_ms, rel=1e-3)
+
+
+def test_fix_of_a_note_is_announced_if_it_saves_time(g: Graph) -> None:
+    """Pairs of both inputs of each sum exist, but the sums read float."""
+    y = g.silu(g.conv(g.input(1, 3, 64, 64), "stem", 16), "s")
+    for n in range(2):
+        inner = g.silu(g.conv(y, f"a{n}", 16), f"as{n}")
+        last = g.silu(g.conv(inner, f"b{n}", 16), f"bs{n}")
+        g.pair(last, f"residual{n}", 0.05)
+        y = g.add(y, last, f"sum{n}")
+    model = g.model(g.conv(y, "last", 16))
+    first = fix(model, TARGET, ["SKIP-FLOAT"])
+    assert "Left\n  ADD-ACT (1): not named with --only" in str(render(first, "f.onnx", 80))
+    both = {("SKIP-FLOAT", "sum0"), ("ADD-ACT", "sum1")}
+    for proto, places in (model, both), (first.proto, {("ADD-ACT", "sum1")}):
+        fixed, prediction = fix(proto, TARGET, gpu="T4"), qdqtool.predict(proto, TARGET, gpu="T4")
+        marked = {(f.code, f.node): f for f in prediction.findings if f.automatic}
+        assert marked.keys() == {(c.code, c.node) for c in fixed.applied} == places
+        assert f"Fixed {len(places)} place" in str(render(fixed, "f.onnx", 80))
+        assert {f.severity for f in marked.values()} == {"warning"}
+        assert prediction.time["fixed_ms"] == round_significant(fixed.time.total_ms)
+        saved_ms = fixed.time_before_ms - fixed.time.total_ms
+        assert [f.saves_ms for f in marked.values()] == pytest.approx(
+            [saved_ms] * len(marked), abs=1e-5
+        )
+        time = estimate_savings(Model(proto), "T4")[1]
+        text = describe_saving([marked["ADD-ACT", "sum1"]], [time])
+        assert ("together with SKIP-FLOAT" in text) == (places == both)
 
 
 @pytest.mark.parametrize(("gpu", "is_slower"), [("Orin Nano 8GB", True), ("RTX 4090", False)])

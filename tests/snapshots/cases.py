@@ -94,6 +94,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "explain": (
         "explain --list",
         "explain SKIP-FLOAT",
+        "explain ADD-ACT",
         "explain 'Could not fuse 2nd input (kernel weights) of CONVOLUTION'",
         "explain '[E] [TRT] These words are new'",
         "explain 'Running: QDQToCopy on QuantizeLinear_28'",
