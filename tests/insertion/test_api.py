@@ -105,8 +105,7 @@ def test_method_for_overrides_method(folder: Path) -> None:
         small(), folder, method="percentile", method_for=[("^x$", "max")], predict=False
     )
     methods = {q.tensor: q.method for q in result.activations}
-    assert methods.pop("x") == "max"
-    assert set(methods.values()) == {"percentile"}
+    assert methods.pop("x") == "max" and set(methods.values()) == {"percentile"}
     assert result.calibration["methods"] == {"max": 1, "percentile": len(methods)}
 
 

@@ -99,8 +99,7 @@ def test_cache_from_a_table_completes_it_without_data(tmp_path: Path, net: Net) 
     assert read_cache(tmp_path / "out.cache") == {"x": 0.5, "c0.out": 0.25, "r.out": 0.25}
     assert report.scales.missing == ["c1.out"]
     assert report.precisions.layers == {"c0": "int8", "c1": "int8"}
-    assert report.precisions.outputs == {"c1": "fp16"}
-    assert "c1.out" in "\n".join(report.lines())
+    assert report.precisions.outputs == {"c1": "fp16"} and "c1.out" in "\n".join(report.lines())
 
 
 def test_build_command_names_cache_model_and_precisions(tmp_path: Path) -> None:
@@ -263,8 +262,7 @@ def test_scales_follow_from_neighbors(
 ) -> None:
     result = complete_scales(net.output(*build(net)).index(), known)
     others = {t: (result.rules[t], result.scales[t]) for t in result.scales if t not in known}
-    assert others == rules
-    assert result.missing == missing
+    assert others == rules and result.missing == missing
 
 
 def test_measured_scales_are_used_next_to_those_of_quantizers(net: Net) -> None:
@@ -343,8 +341,7 @@ def test_precisions_of_nodes_without_a_name_of_their_own(
         node.name = name
     model = Model(proto)
     precisions = choose_precisions(model, complete_scales(model, {}), set())
-    assert precisions.layers == precisions.outputs == layers
-    assert precisions.unnamed == unnamed
+    assert precisions.layers == precisions.outputs == layers and precisions.unnamed == unnamed
 
 
 def test_names_with_separators_are_quoted() -> None:

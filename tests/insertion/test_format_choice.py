@@ -122,8 +122,7 @@ def test_choice_of_format(
 )
 def test_choice_of_fp16_names_the_required_gain(ms: float, obstacle: str) -> None:
     choice = choose_number_format(errors(0.2, 0.08), {"int8": 1.0, "fp8": ms, "fp16": 1.3}, "a GPU")
-    assert choice.precision == "fp16"
-    assert f"FP8 is {obstacle}" in choice.reason
+    assert choice.precision == "fp16" and f"FP8 is {obstacle}" in choice.reason
     assert f"{ms:.2f} ms in FP8 and 1.30 ms in FP16" in choice.reason
 
 

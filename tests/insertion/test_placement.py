@@ -118,8 +118,7 @@ def test_residual_is_left_float_with_reason(
     after: str, rules: PlacementRules, reason: tuple[object, ...]
 ) -> None:
     result = place_net(residual_net(after=after), rules)
-    assert not quantized_inputs(result, "add")
-    assert reasons(result)["add"] == reason
+    assert not quantized_inputs(result, "add") and reasons(result)["add"] == reason
 
 
 @pytest.mark.parametrize(
@@ -188,8 +187,7 @@ def test_residual_input_of_add(
 ) -> None:
     build(net)
     result = place_net(net, PlacementRules(head="none", exclude=exclude))
-    assert quantized_inputs(result, "add") == expected
-    assert "add" not in reasons(result)
+    assert quantized_inputs(result, "add") == expected and "add" not in reasons(result)
 
 
 def classifier(float_consumer: bool) -> Net:
@@ -211,8 +209,7 @@ def test_poolings_in_a_row_are_quantized(net: Net) -> None:
     second = net.op("AveragePool", "p2", first, kernel_shape=[1, 1])
     result = place_net(net.output(net.conv("b", first), net.conv("c", second)))
     assert {node for _, node, _ in inputs(result)} == {"a", "p1", "b", "p2", "c"}
-    assert not result.skipped
-    assert [r.node.name for r in result.inputs["p1.out"]] == ["p2", "b"]
+    assert not result.skipped and [r.node.name for r in result.inputs["p1.out"]] == ["p2", "b"]
 
 
 @pytest.mark.parametrize(
@@ -651,8 +648,7 @@ def test_pooling_next_to_float_is_left_float(
     net: Net, exclude: list[str], reason: tuple[object, ...] | None
 ) -> None:
     result = place_net(net, PlacementRules(head="none", exclude=exclude))
-    assert not quantized_inputs(result, "pool")
-    assert reasons(result).get("pool") == reason
+    assert not quantized_inputs(result, "pool") and reasons(result).get("pool") == reason
 
 
 def test_longest_path_of_random_and_clipped_input(net: Net) -> None:

@@ -103,8 +103,7 @@ def test_round_up_to_half() -> None:
     values = np.float32([1e-9, 6e-8, 1e-6, 0.1, 1.0, 3.14159, 60000.0])
     half = round_up_to_half(values)
     assert half.dtype == np.float16
-    assert (half.astype(np.float32) >= values).all()
-    assert (half > 0).all()
+    assert (half.astype(np.float32) >= values).all() and (half > 0).all()
     assert half[3].astype(np.float32) / values[3] < 1.001
     exact = np.float32([2.0**-24, 0.5, 1.0, 1.0 + 2.0**-10, 32768.0])
     np.testing.assert_array_equal(round_up_to_half(exact), exact.astype(np.float16))
@@ -197,8 +196,7 @@ def test_pairs_of_unnamed_and_similar_nodes_have_unique_names(net: Net, names: l
         node.name = name
     result, quantized = insert_scaled(model)
     added = [n.name for n in nodes_of(result, "QuantizeLinear", "DequantizeLinear")]
-    assert len(set(added)) == len(added) == 12
-    assert len({q.node for q in quantized}) == 6
+    assert len(set(added)) == len(added) == 12 and len({q.node for q in quantized}) == 6
     run(result, images(1)[0])
 
 
