@@ -7,7 +7,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -531,7 +531,7 @@ def add_fix_savings(
     """
     if not time.gpu.has_int8:
         return
-    savings = _FixSavings(View(model), prediction, time, target)
+    savings = _FixSavings(View(model), prediction, time, target, time.total_ms)
     savings.add_steps()
     kinds = len(time.fixes)
     for model_step in MODEL_STEPS:
@@ -540,10 +540,10 @@ def add_fix_savings(
                 savings.add_type_change(model_step)
     time.fixes.sort(key=lambda f: -f.saves_ms)
     changes_types = kinds < len(time.fixes)
-    default, _ = split_fixable(prediction.findings)
-    saves_time = any(codes.get(finding.code).saves_time for finding in default)
+    default, on_request = split_fixable(prediction.findings)
+    is_useful = on_request or any(codes.get(f.code).saves_time for f in default)
     has_many_sites = any(note.code == _NOT_ESTIMATED for note in time.notes)
-    if saves_time and not has_many_sites:
+    if default and is_useful and not has_many_sites:
         with contextlib.suppress(QdqtoolError):
             require_weights(model)
             savings.add_steps_in_order()
@@ -610,12 +610,14 @@ class _FixSavings:
         prediction: Prediction of this model.
         time: The estimate.
         target: TensorRT version.
+        total_ms: Milliseconds of this model.
     """
 
     view: View
     prediction: Prediction
     time: TimeEstimate
     target: Target
+    total_ms: float
 
     def _find_codes(self, step: FixStep) -> set[str]:
         """Return the codes of the findings that a step fixes without a request."""
@@ -671,10 +673,10 @@ class _FixSavings:
 
     def _measure_gain(self, candidate: Model) -> float:
         """Return by how many milliseconds a changed model is faster."""
-        return self.time.total_ms - estimate_variant(self.time, candidate, self.target)
+        return self.total_ms - estimate_variant(self.time, candidate, self.target)
 
     def add_steps_in_order(self) -> None:
-        """Estimate all fixes together, in the order of ``fix``.
+        """Estimate the fixes that need no request together, and the others after them.
 
         Fixes that make the model slower are withdrawn, with a note.
 
@@ -690,6 +692,15 @@ class _FixSavings:
         fixed_ms = speed.measure_ms(session.model)
         if fixed_ms is not None and (self.time.fixes or self.time.further_fixes):
             self.time.fixed_ms = fixed_ms
+        for step in MODEL_STEPS:
+            if step.changes_types and session.is_tried_by_default(step):
+                session.try_model_step(step)
+        total_ms = speed.measure_ms(session.model)
+        if total_ms is not None and session.applied:
+            view, after = View(session.model), session.prediction
+            self._replace_requested_savings(
+                replace(self, view=view, prediction=after, total_ms=total_ms)
+            )
 
     def _add_further_fixes(self, kept: Sequence[tuple[list[FixAttempt], float]]) -> None:
         """Add the time that kept fixes save after others, unless they save time alone."""
@@ -698,6 +709,27 @@ class _FixSavings:
         for attempts, saved_ms in kept:
             if saved_ms > 0 and alone.isdisjoint(attempt.code for attempt in attempts):
                 fixes.append(_make_fix_time(attempts, saved_ms))
+
+    def _replace_requested_savings(self, later: _FixSavings) -> None:
+        """Replace the savings of fixes on request by those that remain after the other fixes.
+
+        Args:
+            later: Savings for the model with the other fixes.
+        """
+        default, on_request = split_fixable(self.prediction.findings)
+        requested = {f.code for f in on_request} - {f.code for f in default}
+        time = self.time
+        time.fixes[:] = [fix for fix in time.fixes if requested.isdisjoint(fix.codes)]
+        for step in STEPS:
+            if step.costs_speed or requested.isdisjoint(step.codes):
+                continue
+            sites, saved_ms = later._choose_sites(step, later._find_sites(step))
+            if sites:
+                time.further_fixes.append(_make_fix_time(sites, saved_ms))
+            for finding in on_request:
+                if finding.code in step.codes and finding.saves_ms is not None:
+                    saves_ms = min(finding.saves_ms, round(saved_ms, 5))
+                    finding.saves_ms = saves_ms if sites else None
 
     def add_type_change(self, step: ModelStep) -> None:
         """Add the time that FP16 instead of FP32 saves for the layers without Q/DQ.

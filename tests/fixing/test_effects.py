@@ -19,7 +19,7 @@ from qdqtool.patterns.view import View
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.timing.estimate import TimeEstimate, estimate_time
 from qdqtool.timing.gpus import find_gpu
-from qdqtool.trt.targets import target_named
+from qdqtool.trt.targets import strongly_typed, target_named
 from qdqtool.util.text import round_significant
 from tests.fixing.steps import apply_site, find_sites
 from tests.fixing.test_compare import chain_of_silus
@@ -260,6 +260,21 @@ def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None
         saved_ms = fixed.time_before_ms - fixed.time.total_ms
         largest = max(f.saves_ms or 0 for f in findings)
         assert (largest > 0) != is_slower and largest <= saved_ms + 1e-5
+
+
+@pytest.mark.parametrize("channels", [128, 256])
+def test_fix_on_request_saves_time_after_the_default_fixes(channels: int, g: Graph) -> None:
+    """In FP32, INT8 saves much of a head. In FP16, it saves little, or nothing."""
+    x = g.silu(g.conv(g.input(1, channels, 40, 40), "c", channels), "s")
+    x = g.conv(g.pair(x, "p", 0.05), "slow", channels, scale=None, weights="float")
+    model = g.model(g.conv(g.silu(x, "s1"), "end", channels, scale=None, weights="float"))
+    target, gpu = strongly_typed(target_named("10.3")), "RTX 3060"
+    fixed = fix(model, target, gpu=gpu).proto
+    before, after = (qdqtool.predict(m, target, gpu=gpu) for m in (model, fixed))
+    assert [saving["codes"] for saving in before.time["fixes"]] == [["FLOAT-FP32"]]
+    assert before.time["further_fixes"] == after.time["fixes"]
+    first, second = ({f.node: f.saves_ms for f in p.findings}["slow"] for p in (before, after))
+    assert first == second and (first is None) == (channels == 128)
 
 
 def test_savings_name_each_place_once() -> None:
