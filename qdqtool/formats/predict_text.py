@@ -429,7 +429,8 @@ def _add_next_steps(
     page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
 ) -> None:
     groups = _group_listed_findings(prediction)
-    notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
+    shown = list_shown_findings(prediction)
+    notes = dict.fromkeys(f.code for f in shown if f.severity == Severity.INFO)
     counts = _count_findings(groups)
     page.add_gap()
     page.fill(
