@@ -211,7 +211,8 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.convolutions = len(prediction.convolutions)
     summary.products = prediction.summary()["matrix_products"]
     summary.plain = sum(not c.is_product for c in prediction.convolutions)
-    summary.conversions, summary.target = prediction.conversions, prediction.target
+    summary.target, summary.target_title = prediction.target, prediction.target_title
+    summary.conversions = prediction.conversions
     summary.add_ranges(prediction)
     summary.compute_capabilities = prediction.compute_capabilities
     summary.obstacle = describe_obstacles(prediction.findings, view)

@@ -283,6 +283,7 @@ class SideSummary:
         float_type: Type in which a float model was timed, if the file has another type; else None.
         float_types: Float types that convolutions compute in or write. Empty for a build.
         target: Target of the prediction; empty for a build.
+        target_title: The target in words, with the version that the user named.
         compute_capabilities: Compute capabilities that the prediction holds for; empty for a build,
             and if the prediction holds for all.
         gpu: GPU that the time is for, or empty.
@@ -309,6 +310,7 @@ class SideSummary:
     layouts_ms: float | None = None
     measured: bool = False
     target: str = ""
+    target_title: str = ""
     gpu: str = ""
     products: int = 0
     plain: int = 0

@@ -125,7 +125,7 @@ class Fixed:
         places = format_count(self.fixed_places().total(), "place")
         changes = format_count(len(self.applied), "change")
         return (
-            f"<Fixed {self.before.model.path or 'model in memory'} for {self.after.target}: "
+            f"<Fixed {self.before.model.path or 'model in memory'} for {self.after.target_title}: "
             f"{places} fixed by {changes}, {len(self.refused)} refused>"
         )
 

@@ -254,7 +254,7 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
     if side.rejected:
         parts.append("rejected by TensorRT")
     parts += _describe_time(side)
-    target = f", predicted for {target_named(side.target).title}" if side.target else ""
+    target = f", predicted for {side.target_title}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
 
 
