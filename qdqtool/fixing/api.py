@@ -567,7 +567,7 @@ def _withdraw_slower_fixes(
         "model slower on this GPU. 'qdqtool fix' applies them only without `gpu`, or if "
         "`only` names the code"
     )
-    time.notes.append(Note(text, code="fixes-slower", places=count))
+    time.notes.append(Note(text, code="fixes-slower", codes=names, places=count))
 
 
 def _remove_savings(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from qdqtool.timing.results import TimeEstimate
 
 _MANUAL = "no automatic fix"
+_SLOWER = "would make the model slower on this GPU"
 _LOSSES = ("constants-rounded",)  # codes of notes on problems that no fix can remove
 
 _LISTED_ERRORS = ("error-grew",)  # codes of notes that repeat a line of "Output error"
@@ -187,10 +188,11 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
     for note in losses:
         text = as_options(note)
         page.fill(f"{text[0].upper()}{text[1:]}.", 2, "  ", SEVERITY_STYLES[Severity.WARNING])
-    if untried:
+    offered = [code for code, reason in untried.items() if reason != _SLOWER]
+    if offered:
         page.fill("To apply fixes that were not tried:", 2, "  ")
         other = fixed_model_path(output)
-        only = " ".join(f"--only {code}" for code in untried)
+        only = " ".join(f"--only {code}" for code in offered)
         page.add_command(
             "", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}{options}"
         )
@@ -245,12 +247,23 @@ def _list_untried_codes(fixed: Fixed) -> dict[FindingCode, str]:
     untried: dict[FindingCode, str] = {}
     if needs_other_format(fixed.after):
         return untried
+    slower = _find_slower_codes(fixed)
     reasons = "not named with --only", "may cost speed, needs --only"
     for reason, group in zip(reasons, split_fixable(fixed.after.findings), strict=True):
         for f in group:
             if f.code not in tried and f.severity != Severity.INFO:
-                untried.setdefault(f.code, reason)
+                untried.setdefault(f.code, _SLOWER if f.code in slower else reason)
     return untried
+
+
+def _find_slower_codes(fixed: Fixed) -> set[str]:
+    """Return the codes of which no fix would save time, and some would make the model slower."""
+    if fixed.time is None:
+        return set()
+    notes = [note for note in fixed.time.notes if note.code == "fixes-slower"]
+    slower = {code for note in notes for code in note.values["codes"]}
+    saving = (*fixed.time.fixes, *fixed.time.further_fixes)
+    return slower.difference(*(fix.codes for fix in saving))
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:

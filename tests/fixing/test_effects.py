@@ -251,6 +251,8 @@ def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None
     assert len(fixed.applied) + len(fixed.refused) == len(requested.applied) == 1
     assert (requested.time.total_ms > requested.time_before_ms) == is_slower
     assert ("warning" in str(render(requested, "f.onnx", 80))) == is_slower
+    other = render(fix(model, only=["SILU-INNER-Q"], gpu=gpu), "f.onnx", 80)
+    assert ("--only CONCAT-SCALE" in str(other)) != is_slower
     for result in (
         qdqtool.predict(model, gpu=gpu),
         qdqtool.report(model.proto, gpu=gpu).page.model,
