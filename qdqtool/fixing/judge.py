@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,9 @@ class OutputJudge:
     Attributes:
         noise: Output errors of the model with all changes that were accepted so far. None until a
             model was run.
-        first_noise: Output errors of the model before any change. None until a model was run.
+        first_noise: Output errors of the model before any change. If a change quantized weights
+            again, they refer to the float network with the new weights, as those in `noise`. None
+            until a model was run.
         verdict: Comparison of detections by which the last model was accepted. None if the errors
             of the outputs decided.
         failure: Reason why outputs cannot be compared; None if they can.
@@ -156,6 +159,10 @@ class OutputJudge:
                 return verdict.add_to(growth)
             self.verdict = verdict
         self._reference, self.noise = reference, noise
+        if criteria.requantizes_weights:
+            original, _ = cut_runnable_part(self._model, self._body)
+            with contextlib.suppress(RunLimitError):
+                self.first_noise = self._measure_noise(original, reference)
         if self._detections is not None:
             self._detections.keep(outputs)
         return None
