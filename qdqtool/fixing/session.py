@@ -148,7 +148,8 @@ def find_needless_sites(
     """Return the sites without which the prediction of all sites would be better, with reasons.
 
     The suspects are examined, and the sites for findings that promise no fix (ADD-ACT) if the
-    prediction would be better without all of these sites.
+    prediction would be better without all of these sites. Common scales that no finding reports are
+    needless if the prediction is as good without all of them.
 
     Args:
         model: Model without the fixes.
@@ -168,6 +169,12 @@ def find_needless_sites(
             return None
         return gains.find_objection(without, prediction, step) or gains.NO_GAIN
 
+    def gains_nothing(numbers: Collection[int]) -> bool:
+        """Return whether the prediction is not better with the sites of these indices."""
+        others = [site for i, site in enumerate(sites) if i not in numbers]
+        candidate, _ = apply_sites(model, others)
+        return gains.find_objection(predict(candidate, target), prediction, step) is not None
+
     attempts = {
         i for i, site in enumerate(sites) if site.code not in PROMISED_CODES and i not in suspects
     }
@@ -178,6 +185,9 @@ def find_needless_sites(
         reason = find_cost([number])
         if reason is not None:
             needless[number] = suspects.get(number, reason)
+    unreported = {i for i, site in enumerate(sites) if not site.is_reported and i not in needless}
+    if step.shares_scales and 0 < len(unreported) < len(sites) and gains_nothing(unreported):
+        needless |= dict.fromkeys(unreported, gains.NO_GAIN)
     return needless
 
 

@@ -41,6 +41,7 @@ class FixSite:
         findings: Code and node of every finding that the fix may remove.
         skip_reason: Reason why the fix is not tried; empty if it is tried.
         common_scale: Scale that the fix sets for several quantizers; None for other fixes.
+        is_reported: Whether a finding reports the place.
     """
 
     node: str
@@ -51,6 +52,7 @@ class FixSite:
     findings: frozenset[tuple[str, str]] = frozenset()
     skip_reason: str = ""
     common_scale: CommonScale | None = None
+    is_reported: bool = True
 
     @property
     def place(self) -> tuple[str, str]:
@@ -243,7 +245,8 @@ class FixStep(FixCriteria):
         first = min(reports, key=rank)
         node = first.node if first.node in places else site.node
         findings = frozenset((report.code, report.node) for report in reports)
-        return replace(site, code=first.code, node=node, findings=findings)
+        is_reported = first.rank < 2
+        return replace(site, code=first.code, node=node, findings=findings, is_reported=is_reported)
 
 
 def _find_matching_reports(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) -> set[int]:

@@ -184,6 +184,16 @@ def test_fix_of_a_note_is_refused_if_it_adds_a_conversion(g: Graph) -> None:
     assert "Left\n  ADD-ACT (2): reason above for 1\n" in text and text.count("ADD-ACT (") == 2
 
 
+def test_pairs_that_a_convolution_fuses_keep_their_scales(g: Graph) -> None:
+    """Only the pairs at the input cost a conversion."""
+    x = g.pair(g.pair(g.input(1, 16, 8, 8), "a", 0.05), "b", 0.04)
+    x = g.relu(g.op("Conv", [x, g.weights("c", (16, 16, 1, 1), "qdq")], "c"), "r")
+    x = g.pair(g.pair(x, "d", 0.03), "e", 0.02)
+    fixed = fix(g.model(g.op("Conv", [x, g.weights("end", (16, 16, 1, 1), "qdq")], "end")))
+    reported = [f.node for f in fixed.before.findings if f.code == "DOUBLE-QDQ"]
+    assert [change.node for change in fixed.applied] == reported == ["b.Q"]
+
+
 def test_slower_common_scale_is_left_if_another_saves_more(g: Graph) -> None:
     """On this GPU, one scale costs time at `cat0`, and saves more time at `cat2`."""
     x = g.pair(g.silu(g.conv(g.input(1, 64, 160, 160), "c0", 64), "s0"), "p0", 0.055)
