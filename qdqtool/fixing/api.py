@@ -511,6 +511,7 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
         # For example, a new Q with a float16 scale was an error before the model became float32.
         yield from session.try_steps(rounds=(False,))
     session.remove_idle_relus()
+    session.record_scales()
     session.drop_outdated_refusals()
     session.record_unfixed(requested)
     session.note_added_relus()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import onnx
+
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
 from qdqtool.reasons.text import (
     count_lost_bits,
     differ_by_over_two_bits,
     format_number,
     list_names,
 )
+from qdqtool.util import limits
+from qdqtool.util.json_text import Json, json_text, parse_json
 from qdqtool.util.notes import Note
 
 TOO_COARSE = "scale-too-coarse"
 """Code of the note on a common scale that would cost too much precision."""
+_METADATA_KEY = "qdqtool.common_scales"
 _SCALES_SHOWN = 12
 _NAMES_SHOWN = 4  # maximum number of quantizers that a description names
 
@@ -73,11 +81,36 @@ class CommonScale:
 
 
 class ScaleHistory:
-    """First and last scale of each quantizer that got a common scale."""
+    """First and last scale of each quantizer that got a common scale.
+
+    The metadata of a fixed model holds both, so that the loss is counted over several calls.
+    """
 
     def __init__(self) -> None:
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
+
+    @classmethod
+    def from_model(cls, model: Model) -> ScaleHistory:
+        """Return the history in the metadata of a model, which may be of any origin.
+
+        Entries are ignored if they have another form, or if the quantizer has another scale now.
+        """
+        history = cls()
+        scales = {node.name: _read_scale(model, node) for node in model.nodes if qdq.is_q(node)}
+        for name, entry in _parse_entries(model.metadata.get(_METADATA_KEY, "")).items():
+            match entry:
+                case [int() | float() as first, int() | float() as last] if 0 < first <= last:
+                    if math.isclose(scales.get(name) or 0.0, last, rel_tol=1e-6):
+                        history._first[name], history._last[name] = first, last
+        return history
+
+    def write_to(self, model: Model) -> None:
+        """Write the history to the metadata of a model, in place."""
+        names = {node.name for node in model.nodes}
+        entries = {n: [s, self._last[n]] for n, s in self._first.items() if n in names}
+        metadata = {**model.metadata, _METADATA_KEY: json_text(entries)}
+        onnx.helper.set_model_props(model.proto, metadata)
 
     def add_earlier(self, common: CommonScale) -> CommonScale:
         """Return a common scale that replaces the first scales of its quantizers."""
@@ -96,3 +129,18 @@ class ScaleHistory:
         for replaced in common.replaced:
             self._first.setdefault(replaced.quantizer, replaced.scale)
             self._last[replaced.quantizer] = common.scale
+
+
+def _parse_entries(text: str) -> Json:
+    if len(text) > limits.VERIFICATION_FILE:
+        return {}
+    try:
+        entries = parse_json(text)
+    except (ValueError, RecursionError):
+        return {}
+    return entries if isinstance(entries, dict) else {}
+
+
+def _read_scale(model: Model, q: Node) -> float | None:
+    scale = qdq.read_params(model, q).scale
+    return float(scale[0]) if scale is not None and scale.size == 1 else None

@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ON_REQUEST_CODES, UNPROMISED_CODES, split_fixable
+from qdqtool.fixing.common_scale import ScaleHistory
 from qdqtool.fixing.gains import NO_GAIN
-from qdqtool.fixing.site import FixStep, Place, select_default_sites
+from qdqtool.fixing.site import FixStep, Place, count_total_loss, select_default_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
@@ -48,11 +49,13 @@ def review_promises(model: Model, prediction: Prediction) -> None:
         return
     with contextlib.suppress(QdqtoolError):
         require_weights(model)
-        if _needs_rehearsal(prediction, promised) or _has_unpromised_site(model, prediction):
+        unfixable = None
+        if not (_needs_rehearsal(prediction, promised) or _has_unpromised_site(model, prediction)):
+            unfixable = _find_unfixable(model, prediction, promised) if promised else []
+        if unfixable is None:
             _review_by_rehearsal(model, prediction, promised)
-        elif promised:
-            for finding in _find_unfixable(model, prediction, promised):
-                finding.automatic = False
+        for finding in unfixable or ():
+            finding.automatic = False
 
 
 def _needs_rehearsal(prediction: Prediction, promised: Sequence[Finding]) -> bool:
@@ -106,8 +109,10 @@ def concerns(finding: Finding, places: Collection[Place]) -> bool:
 
 def _find_unfixable(
     model: Model, prediction: Prediction, promised: Sequence[Finding]
-) -> list[Finding]:
+) -> list[Finding] | None:
     """Return the findings that have no change in the model, or a change that ``fix`` skips.
+
+    None if only :func:`rehearse` can show this, because of a common scale after other changes.
 
     The changes of each step are applied before the next step, but not predicted. A finding that has
     a change in the model, but none after earlier steps, is one that these steps remove.
@@ -119,9 +124,10 @@ def _find_unfixable(
     steps = _select_steps({finding.code for finding in promised})
     fixable: set[Place] = set()
     skipped: set[Place] = set()
-    current = model
+    current, history = model, ScaleHistory.from_model(model)
     for step in steps:
         found = step.find_sites(View(current), target, prediction, step.codes)
+        found = count_total_loss(found, history)
         skipped.update(*(site.findings for site in found if site.skip_reason))
         possible = [site for site in found if not site.skip_reason]
         sites = select_default_sites(possible, prediction.findings)
@@ -130,7 +136,15 @@ def _find_unfixable(
             editor = Editor(model.copy() if current is model else current)
             for site in sites:
                 site.apply(editor)
+                if site.common_scale is not None:
+                    history.record(site.common_scale)
             current = editor.finish()
+    for step in (step for step in steps if step.shares_scales):
+        # Pairs that later steps moved may need a scale that `fix` then refuses.
+        found = step.find_sites(View(current), target, prediction, step.codes)
+        sites = count_total_loss(found, history)
+        if any(site.skip_reason and site.place in fixable for site in sites):
+            return None
     left = {(f.code, f.node) for f in promised} - fixable
     if left - skipped:
         view = View(model)

@@ -258,7 +258,7 @@ class FixSession:
         self.judge = judge or OutputJudge(model, samples, effort, self.notes)
         self._speed = speed
         self.savings: list[tuple[list[FixAttempt], float]] = []
-        self._history = ScaleHistory()
+        self._history = ScaleHistory.from_model(model)
         self._common_scales: list[tuple[FixAttempt, CommonScale]] = []  # kept ones
         self._verdict_note: Note | None = None  # note of the current step on detections
         # For each step that was tried: the model after the step, and the reason of the refusal if
@@ -589,6 +589,11 @@ class FixSession:
                 editor.bypass(relu, relu.input(0))
         self.model = editor.finish()
         self.prediction = predict(self.model, self._named_target)
+
+    def record_scales(self) -> None:
+        """Write the scales that common scales replaced to the metadata of the fixed model."""
+        if self._common_scales:
+            self._history.write_to(self.model)
 
     def note_added_relus(self) -> None:
         """Add a note with the number of Relus that fixes added."""

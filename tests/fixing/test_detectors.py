@@ -136,6 +136,36 @@ def test_one_scale_costs_at_most_two_bits(
         } == {float(np.float32(s)) for s in scales}
 
 
+@pytest.mark.parametrize(
+    ("metadata", "refusals"),
+    [
+        (None, ["scale-too-coarse"]),
+        ("{", []),
+        ("[" * 9999, []),
+        ("[1]", []),
+        ('{"p0.Q": ["0.1", 0.3]}', []),
+        ('{"p0.Q": [0.1, 0.2]}', []),  # the quantizer has another scale
+        ('{"p0.Q": [0.4, 0.3]}', []),
+    ],
+)
+def test_loss_of_a_common_scale_counts_earlier_calls(
+    metadata: str | None, refusals: list[str]
+) -> None:
+    """The second call would raise the scale from 0.3 to 0.6, and the first raised it from 0.1."""
+    model = fix(joined(0.1, 0.2, behind=0.3)).proto
+    (entry,) = model.metadata_props
+    entry.value = entry.value if metadata is None else metadata
+    for node in model.graph.node:
+        if node.name in ("last.in.Q", "last.in.DQ"):
+            node.input[1] = "coarse"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.6), "coarse"))
+    fixed, prediction = fix(model), qdqtool.predict(model)
+    assert [change.why_not.code for change in fixed.refused] == refusals
+    assert any(f.automatic for f in prediction.findings) == (not refusals)
+    for change in fixed.refused:
+        assert change.why_not.values["bits"] == pytest.approx(np.log2(0.6 / 0.1), rel=1e-6)
+
+
 def test_different_scales_that_cost_no_conversion_stay() -> None:
     """The convolutions before the Concat write the scale of its result."""
     fixed = fix(joined(0.1, 0.2, behind=0.4, converted=False))
