@@ -30,12 +30,10 @@ def test_scale_count(
     reported: bool,
     reported_if_strict: bool,
 ) -> None:
-    assert (
-        fault_checks.check_scale_count("", "q", count, axis, shape, False) is not None
-    ) is reported
-    assert (
-        fault_checks.check_scale_count("", "q", count, axis, shape, True) is not None
-    ) is reported_if_strict
+    assert [
+        fault_checks.check_scale_count("", "q", count, axis, shape, strict) is not None
+        for strict in (False, True)
+    ] == [reported, reported_if_strict]
 
 
 @pytest.mark.parametrize(

@@ -315,8 +315,7 @@ def test_single_consumer_pairs_skip_fused_layers(count: int, g: Graph) -> None:
     for layer, consumer in network.single_consumer_pairs(kind, consumer_kind=kind):
         pairs.append((layer.nodes[0], consumer.nodes[0]))
         network.absorb_consumer(layer, consumer, layer.name)
-    assert pairs == [("p0", "p1")]
-    assert inconsistencies(network) == []
+    assert (pairs, inconsistencies(network)) == ([("p0", "p1")], [])
 
 
 def imported_weights(model: onnx.ModelProto, node: str) -> LayerWeights:

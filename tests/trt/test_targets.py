@@ -26,9 +26,9 @@ CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
 INT8, FLOAT = Precision.INT8, Precision.FLOAT
 
 
-def stem(half: bool = False) -> Graph:
+def stem(half: bool = False, k: int = 7) -> Graph:
     g = Graph(opset=19 if half else 13, half=half)
-    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=7, stride=2), "bn"), "r")
+    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=k, stride=2), "bn"), "r")
     g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
     return g
 
@@ -132,10 +132,8 @@ def test_targets_after_8_6_are_assumed() -> None:
     assert newer and all(t.evidence == Evidence.ASSUMED for t in newer)
 
 
-def test_stem_other_than_7x7_is_assumed(g: Graph) -> None:
-    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "bn"), "r")
-    g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
-    conv = outcomes(g, "trt8.5")["a"]
+def test_stem_other_than_7x7_is_assumed() -> None:
+    conv = outcomes(stem(k=3), "trt8.5")["a"]
     assert "pool" in conv.fused
     assert (conv.evidence, conv.cases[-1]) == (Evidence.ASSUMED, "ConvActPoolFusion/stem-other")
 
@@ -277,8 +275,7 @@ def test_target_keeps_requested_name(name: str, expected: str) -> None:
 )
 def test_version_uses_nearest_rules(version: str, name: str) -> None:
     target = target_named(version)
-    assert target.name == name
-    assert target.borrows_rules and "nearest rules" in target.proof
+    assert target.name == name and target.borrows_rules and "nearest rules" in target.proof
     assert target.strongly_typed is (
         name.endswith("-strongly-typed") or TARGETS[name].strongly_typed
     )

@@ -53,8 +53,7 @@ def test_network_is_valid() -> None:
 
 
 def test_quoted_lines_are_simulated() -> None:
-    assert len(quoted()) == 107
-    assert quoted() - simulated() == UNEXPLAINED
+    assert (len(quoted()), quoted() - simulated()) == (107, UNEXPLAINED)
 
 
 def test_quoted_lines_cover_passes_that_move_and_fuse_quantizers() -> None:

@@ -18,8 +18,7 @@ def test_float_residual_add_is_fused(g: Graph, x: str, conv_first: bool) -> None
     name = "Conv.weight + Conv.w.Q + Conv"
     assert result.lines == [("Running", name), ("Fusing", name, "Add + Relu")]
     layer = result.layer(f"{name} + Add + Relu")
-    assert layer.residual.source == "before:0"
-    assert layer.int8 and not layer.int8_out
+    assert layer.residual.source == "before:0" and layer.int8 and not layer.int8_out
     assert result.has_layer("p.Q")  # remains a conversion although it is the only consumer
 
 
@@ -27,8 +26,7 @@ def test_dq_of_residual_remains(g: Graph, x: str) -> None:
     # resnet18-a100-qat-residual, last block: DequantizeLinear_291 remains.
     out = g.add(g.pair(x, "skip", 0.2), g.conv(x, "Conv"), "Add")
     result = run_pass(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
-    assert [r[0] for r in result.lines] == ["Running", "Fusing"]
-    assert result.has_layer("skip.DQ")
+    assert [r[0] for r in result.lines] == ["Running", "Fusing"] and result.has_layer("skip.DQ")
 
 
 def test_downsample_convolution_fuses_add(g: Graph, x: str) -> None:

@@ -44,9 +44,8 @@ def test_region_of_three_quantized_gemms(g: Graph) -> None:
     assert result.conversions == 0 and result.conversion_nodes == []
     (region,) = result.regions
     assert region.nodes == ["fc1", "fc2", "fc3"] and region.trigger == "fc1"
-    assert region.kernels == ["fc1.in.Q", "end.DQ"]
+    assert region.kernels == ["fc1.in.Q", "end.DQ"] and region.uncertain == 0
     assert {"fc2.in.Q", "fc3.in.Q", "end.Q"} <= set(region.fused)
-    assert region.uncertain == 0
 
 
 def test_region_with_float_product(g: Graph) -> None:
@@ -56,8 +55,7 @@ def test_region_with_float_product(g: Graph) -> None:
     assert outcomes(result) == [("fc1", "INT8", "FLOAT", None), ("fc2", "FLOAT", "FLOAT", None)]
     assert result.conversions == 0
     (region,) = result.regions
-    assert set(region.kernels) == {"fc1.in.Q", "end.DQ"}
-    assert "end.Q" in region.fused
+    assert set(region.kernels) == {"fc1.in.Q", "end.DQ"} and "end.Q" in region.fused
 
 
 def test_float_product_has_no_conversions(g: Graph) -> None:
@@ -223,8 +221,7 @@ GRAPHS = {
 def test_products_of_one_tensor_are_one_layer(g: Graph) -> None:
     prediction = predict(g.model(*projections(g, "q", "k", "v")), "trt10", advice=False)
     (product,) = (layer for layer in prediction.layers if layer.type == "MatrixMultiply")
-    assert {"q", "k", "v"} <= {*product.nodes}
-    assert len(product.outputs) == 3
+    assert {"q", "k", "v"} <= {*product.nodes} and len(product.outputs) == 3
     assert [c.name for c in prediction.convolutions] == ["q", "k", "v"]
 
 

@@ -35,8 +35,7 @@ def test_silu_becomes_one_layer(g: Graph, target: str, name: str) -> None:
     )
     assert result.lines == [("Running", "a.s"), ("Fusing", "a.s", "a.m")]
     layer = result.layer(name)
-    assert layer.kind == LayerKind.POINTWISE
-    assert [t.source for t in layer.inputs] == ["c:0"]
+    assert (layer.kind, [t.source for t in layer.inputs]) == (LayerKind.POINTWISE, ["c:0"])
 
 
 @pytest.mark.parametrize(
@@ -87,8 +86,7 @@ def test_pointwise_operators_become_one_layer(
     g: Graph, build: Build, lines: list[Line], layer: str, inputs: int
 ) -> None:
     result = run_pass(g.model(*build(g)), PointWiseFusion)
-    assert result.lines == lines
-    assert len(result.layer(layer).inputs) == inputs
+    assert (result.lines, len(result.layer(layer).inputs)) == (lines, inputs)
 
 
 @pytest.mark.parametrize("has_size", [True, False])
@@ -266,8 +264,7 @@ def test_add_after_activation_is_recorded_with_its_producer(
     (layer,) = run_pass(
         g.model(g.op("Softmax", g.op("Neg", out, "n"), "end")), PointWiseFusion
     ).network.layers_of_kind(LayerKind.POINTWISE)
-    assert layer.activation_and_add == joined
-    assert {"a.m", "add", "n"} <= set(layer.nodes)
+    assert layer.activation_and_add == joined and {"a.m", "add", "n"} <= set(layer.nodes)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ def test_remaining_q_becomes_copy(g: Graph) -> None:
         ("Running", "c.in.Q"),
         ("Swap the layer type", "c.in.Q", "QUANTIZE to kQDQ"),
     ]
-    assert result.layer("c.in.Q").kind == LayerKind.COPY
-    assert result.reasons == [("c.in.Q", "stays")]
+    assert (result.layer("c.in.Q").kind, result.reasons) == (LayerKind.COPY, [("c.in.Q", "stays")])
     assert (result.records[0].tensor, result.records[0].scale) == ("x", pytest.approx(0.1))
 
 

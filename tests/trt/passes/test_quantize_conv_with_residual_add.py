@@ -107,24 +107,23 @@ def test_activation_before_add_is_reported(target: str) -> None:
     result = run_pass(
         block(activation="LeakyRelu").model("end:0"), QuantizeConvWithResidualAdd, target=target
     )
-    assert result.lines == []
-    assert ("Conv_34", "activation-before-add") in result.reasons
+    assert not result.lines and ("Conv_34", "activation-before-add") in result.reasons
 
 
 @pytest.mark.parametrize(
-    ("activation", "evidence"), [("Relu", Evidence.ASSUMED), ("", Evidence.SEEN)]
+    ("activation", "output", "evidence"),
+    [("Relu", Precision.FLOAT, Evidence.ASSUMED), ("", Precision.INT8, Evidence.SEEN)],
 )
 def test_relu_before_add_keeps_output_float_by_assumption(
-    g: Graph, activation: str, evidence: Evidence
+    g: Graph, activation: str, output: Precision, evidence: Evidence
 ) -> None:
     # No log shows a quantized convolution with its own Relu before a residual Add.
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0")
     y = g.conv(x, "c1")
     y = g.relu(y, "r1") if activation else y
     g.conv(g.add(y, g.pair(x, "skip"), "add"), "c2")
-    outcome = {c.name: c for c in predict(g.model("c2:0"), "trt8.5").convolutions}["c1"]
-    assert outcome.output == (Precision.FLOAT if activation else Precision.INT8)
-    assert outcome.evidence == evidence
+    outcome = predict(g.model("c2:0"), "trt8.5").convolution("c1")
+    assert (outcome.output, outcome.evidence) == (output, evidence)
 
 
 def test_add_of_constant_is_not_a_residual(g: Graph) -> None:
@@ -140,8 +139,7 @@ def test_only_add_has_a_residual(g: Graph, op: str) -> None:
     result = run_pass(
         g.model(g.op("Neg", g.pair(joined, "Next", 0.05), "end")), QuantizeConvWithResidualAdd
     )
-    assert result.lines == []
-    assert not [r for r in result.reasons if r[0] == "c"]
+    assert not result.lines and not [r for r in result.reasons if r[0] == "c"]
 
 
 def test_residual_of_fp8_is_fused() -> None:

@@ -191,8 +191,7 @@ def mixed(data: Any, after: Any = None) -> Graph:
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_fp8_weights_with_int8_data_are_reported(target: str) -> None:
     result = run_pass(mixed(np.int8).model("end:0"), QuantizeDoubleInputNodes, target=target)
-    assert result.reasons == [("c", "mixed-operands")]
-    assert result.records[0].types == ("INT8", "FP8")
+    assert (result.reasons, result.records[0].types) == ([("c", "mixed-operands")], ("INT8", "FP8"))
 
 
 @pytest.mark.parametrize(
@@ -227,16 +226,6 @@ def test_q_of_another_type_after_a_layer_remains() -> None:
     assert result.records[0].types == (Precision.FP8, Precision.INT8)
 
 
-@pytest.mark.parametrize("types", [(None, None), (None, np.int8), (np.int8, np.int8)])
-def test_sum_needs_one_type(types: tuple[Any, Any]) -> None:
-    g = Graph(opset=19, fp8=True)
-    x = g.op("Softmax", g.input(1, 8, 4, 4), "before")
-    y = g.add(g.pair(x, "a", integer=types[0]), g.pair(x, "b", 0.2, integer=types[1]), "sum")
-    assert run_pass(
-        g.model(g.op("Tanh", y, "end")), QuantizeDoubleInputNodes, target="trt10"
-    ).layer("sum").int8 == (types[0] is types[1])
-
-
 def _moved(g: Graph) -> str:
     g.opset, g.fp8 = 19, True
     x = g.pair(g.op("Softmax", g.input(1, 8, 4, 4), "before"), "in")
@@ -251,10 +240,17 @@ def _product(g: Graph) -> str:
     return g.op("MatMul", [x, g.pair(g.const("w", np.ones((8, 8))), "w.q")], "m")
 
 
-def _sum(g: Graph) -> str:
+def _sum(g: Graph, first: Any = None, second: Any = None) -> str:
     g.opset, g.fp8 = 19, True
     x = g.op("Softmax", g.input(1, 8, 4, 4), "before")
-    return g.add(g.pair(x, "a"), g.pair(x, "b", 0.2), "sum")
+    return g.add(g.pair(x, "a", integer=first), g.pair(x, "b", 0.2, integer=second), "sum")
+
+
+@pytest.mark.parametrize("types", [(None, None), (None, np.int8), (np.int8, np.int8)])
+def test_sum_needs_one_type(g: Graph, types: tuple[Any, Any]) -> None:
+    end = g.op("Tanh", _sum(g, *types), "end")
+    result = run_pass(g.model(end), QuantizeDoubleInputNodes, target="trt10")
+    assert result.layer("sum").int8 == (types[0] is types[1])
 
 
 GRAPHS = {

@@ -19,8 +19,7 @@ def test_average_pooling_between_pairs_runs_in_int8(op: str) -> None:
     result = run_pass(pooled(op, True, True).model("end:0"), QuantizeSingleInputNodes)
     assert result.lines == [("Running", "pool"), ("Removing", "b.Q"), ("Removing", "a.DQ")]
     layer = result.layer("pool")
-    assert layer.int8 and layer.int8_out
-    assert layer.out.name == "b.Q:0"
+    assert layer.int8 and layer.int8_out and layer.out.name == "b.Q:0"
 
 
 @pytest.mark.parametrize(

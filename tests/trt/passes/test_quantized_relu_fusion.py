@@ -10,8 +10,7 @@ from tests.trt.passes.step import PassResult, run_pass
 
 def quantized_relu(g: Graph, op: str = "Conv") -> str:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    options = {} if op == "Conv" else {"k": 2, "stride": 2}
-    y = g.conv(x, "c", 8, op=op, **options)
+    y = g.conv(x, "c", 8, op=op, **({} if op == "Conv" else {"k": 2, "stride": 2}))
     y = g.relu(g.pair(y, "inner", 0.1), "r")
     return g.op("Softmax", g.pair(y, "outer", 0.2), "end")
 

@@ -41,9 +41,8 @@ def test_reduce_mean_over_height_and_width_becomes_pooling(
     # NVIDIA's guide: a Reduce becomes a Pooling if it averages over H and W and keeps its
     # dimensions.
     g = Graph(opset)
-    x = g.input(1, 3, 4, 4)
     attributes: dict[str, object] = {"keepdims": keepdims}
-    inputs = [x]
+    inputs = [g.input(1, 3, 4, 4)]
     if axes is not None and opset >= 18:
         inputs.append(g.const("axes", np.array(axes, np.int64)))
     elif axes is not None:

@@ -13,8 +13,7 @@ def test_requantization_after_convolution_is_fused(g: Graph) -> None:
     joined = g.concat([g.pair(g.conv(x, "c"), "own", 0.2), g.op("Tanh", x, "t")], "cat")
     result = run_pass(g.model(g.op("Elu", g.pair(joined, "p", 0.3), "e")), RequantizeFusion)
     layer = result.layer("c.weight + c.w.Q + c + own.DQ + p.Q_clone_0")
-    assert layer.int8_out
-    assert weakest_evidence(layer) == Evidence.DOCUMENTED
+    assert layer.int8_out and weakest_evidence(layer) == Evidence.DOCUMENTED
     assert not result.has_layer("p.Q_clone_0")
 
 

@@ -10,7 +10,6 @@ def test_shuffle_after_softmax_is_removed(g: Graph) -> None:
     result = run_pass(
         g.model(g.relu(g.op("Softmax", g.input(1, 8), "s", axis=1), "r")), ShuffleErasure
     )
-    assert len(result.lines) == 2
     running, removing = result.lines
     assert running[0] == "Running" and removing == ("Removing", running[1])
     assert running[1].endswith("[Shuffle]")
@@ -50,8 +49,7 @@ def test_reshape_to_other_dimensions_stays(g: Graph) -> None:
 def test_transpose_of_equal_dimensions_stays(g: Graph, names: tuple[str, str]) -> None:
     x = g.op("Transpose", g.input(4, 4), names[0], perm=[1, 0])
     result = run_pass(g.model(g.reshape(x, names[1], 4, 4)), ShuffleErasure)
-    assert result.lines == []
-    assert result.has_layer(" + ".join(names))
+    assert not result.lines and result.has_layer(" + ".join(names))
 
 
 @pytest.mark.parametrize(
