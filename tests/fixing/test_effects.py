@@ -217,8 +217,7 @@ def test_fix_of_a_note_is_announced_if_it_saves_time(g: Graph) -> None:
     """Pairs of both inputs of each sum exist, but the sums read float."""
     y = g.silu(g.conv(g.input(1, 3, 64, 64), "stem", 16), "s")
     for n in range(2):
-        inner = g.silu(g.conv(y, f"a{n}", 16), f"as{n}")
-        last = g.silu(g.conv(inner, f"b{n}", 16), f"bs{n}")
+        last = g.silu(g.conv(g.relu(g.conv(y, f"a{n}", 16), f"r{n}"), f"b{n}", 16), f"s{n}")
         g.pair(last, f"residual{n}", 0.05)
         y = g.add(y, last, f"sum{n}")
     model = g.model(g.conv(y, "last", 16))
@@ -236,8 +235,8 @@ def test_fix_of_a_note_is_announced_if_it_saves_time(g: Graph) -> None:
         assert [f.saves_ms for f in marked.values()] == pytest.approx(
             [saved_ms] * len(marked), abs=1e-5
         )
-        time = estimate_savings(Model(proto), "T4")[1]
-        text = describe_saving([marked["ADD-ACT", "sum1"]], [time])
+        times = [estimate_savings(Model(proto), "T4")[1]]
+        text = describe_saving([marked["ADD-ACT", "sum1"]], times)
         assert ("together with SKIP-FLOAT" in text) == (places == both)
 
 
@@ -247,8 +246,8 @@ def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None
     x = g.pair(g.silu(g.conv(g.input(1, 64, 160, 160), "c0", 64), "s0"), "p0", 0.055)
     ends = []
     for i, scale in enumerate((0.0476, 0.0466)):
-        y = g.silu(g.conv(x, f"a{i}", 64, stride=2, scale=None), f"s1{i}")
-        y = g.pair(y, f"p1{i}", scale)
+        y = g.conv(x, f"a{i}", 64, stride=2, scale=None)
+        y = g.pair(g.silu(y, f"s1{i}"), f"p1{i}", scale)
         z = g.concat([g.resize(y, f"up{i}"), x], f"cat{i}")
         z = g.conv(z, f"b{i}", 64, stride=2, scale=0.055)
         ends.append(g.conv(g.concat([z, y], f"last{i}"), f"d{i}", 64, scale=scale))
