@@ -198,6 +198,21 @@ def test_common_scale_that_fix_refuses_is_not_promised(
     assert not any(f.automatic for f in fixed.after.findings if f.code == "CONCAT-SCALE")
 
 
+def test_scale_that_other_fixes_make_too_coarse_is_not_promised(g: Graph) -> None:
+    """The pair inside the SiLU moves before the slices, whose scales differ less."""
+    y = g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner", 0.5)
+    y = g.op("Mul", [y, g.op("Sigmoid", y, "s")], "m")
+    low, high = g.slice(y, "low", 0, 8), g.slice(y, "high", 8, 16)
+    z = g.conv(g.pair(high, "p1", 0.2), "c1", 8, scale=None)
+    parts = [g.pair(low, "p0", 0.1), g.pair(high, "p2", 0.4), g.pair(g.silu(z, "s1"), "p3", 0.3)]
+    model = g.model(g.conv(g.concat(parts, "cat"), "c2", 8, scale=0.1))
+    fixed, prediction = fix(model), qdqtool.predict(model)
+    assert [c.why_not.code for c in fixed.refused] == ["scale-too-coarse"]
+    marked = {(f.code, f.node) for f in prediction.findings if f.automatic}
+    assert fixed.refused[0].places.isdisjoint(marked)
+    assert {code for code, _ in marked} == set(codes(fixed))
+
+
 def test_scales_become_common_before_a_pair_of_another_scale_moves_there(g: Graph) -> None:
     x = g.silu(g.pair(g.conv(g.input(1, 16, 8, 8), "stem", 16), "inner", 0.47), "silu")
     parts = g.ops("Split", [x], "split", 2, axis=1)
