@@ -39,8 +39,7 @@ def test_recording_with_wrong_entries_is_a_mismatch(
     monkeypatch.setattr(recording, "RECORDING", tmp_path / "other.json")
     result = verify_recorded(quantized)
     assert [m.name for m in result.mismatches] == [changed["name"]]
-    assert result.convolutions.unknown_names == (lost["name"],)
-    assert exit_code(result) == 1
+    assert (result.convolutions.unknown_names, exit_code(result)) == ((lost["name"],), 1)
 
 
 @pytest.mark.skipif(

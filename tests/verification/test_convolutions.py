@@ -561,8 +561,7 @@ def test_precision_of_a_kernel_with_a_shortened_name(constants: str, precision: 
 def test_later_cast_hides_output_type_of_product(name: str, output: str) -> None:
     kernel = row_of(f"__myl_{name}_myl0_4", "runtime_fusion", "Half", "Half Half", output, "first")
     node = nodes_of(kernel)[0]
-    assert node.precision == Precision.FP16
-    assert node.output == (Precision.UNKNOWN if "Cast" in name else Precision.FP16)
+    assert (node.precision, node.output) == (FP16, Precision.UNKNOWN if "Cast" in name else FP16)
 
 
 @pytest.mark.parametrize(

@@ -122,10 +122,9 @@ def test_name_conflicts_of_a_convolution(
 ) -> None:
     """The layer states the filters and the kernel, and its name contains the weights."""
     model = Model(g.model(g.conv(g.conv(g.input(1, 4, 16, 16), "c", 8, 3), "d", 8, 3)))
-    build = Build()
-    build.layers = [
-        BuiltLayer(name=name, type="CaskConvolution", extras={"OutMaps": maps, "Kernel": kernel})
-    ]
+    build = Build(
+        layers=[BuiltLayer(name, "CaskConvolution", extras={"OutMaps": maps, "Kernel": kernel})]
+    )
     assert find_name_conflicts(View(model), build, NodeMapper(model, build.layers)) == (
         [] if conflict is None else [("c", *conflict)]
     )

@@ -98,12 +98,11 @@ def test_additional_lines_are_mismatches(
         predicted(trace=events[:1]), Build(trace=logged(*events[:2], events[1])), ended, kind=kind
     )
     assert result.counts == TraceCounts(1, 3, 1, 1)
-    assert [(m.kind, m.line, m.differs) for m in result.mismatches] == [
-        (kind, 12, Difference.FIRST_LINE),
-        (kind, 13, Difference.LOGGED),
+    text = trace.render(events[1])
+    assert [(m.kind, m.line, m.differs, m.name, m.predicted) for m in result.mismatches] == [
+        (kind, 12, Difference.FIRST_LINE, text, {}),
+        (kind, 13, Difference.LOGGED, text, {}),
     ]
-    first = result.mismatches[0]
-    assert (first.predicted, first.name) == ({}, trace.render(events[1]))
 
 
 @pytest.mark.parametrize(
@@ -386,8 +385,9 @@ def test_tensor_with_two_types(
     build: Build, mismatches: list[tuple[str, tuple[object, ...], int]]
 ) -> None:
     result = find_inconsistent_tensors(MODEL, build)
-    assert [(m.name, m.values, m.line) for m in result] == mismatches
-    assert all(m.differs == Difference.TWO_TYPES for m in result)
+    assert [(m.name, m.values, m.line, m.differs) for m in result] == [
+        (*mismatch, Difference.TWO_TYPES) for mismatch in mismatches
+    ]
 
 
 @pytest.mark.parametrize(
