@@ -127,8 +127,9 @@ def find_variants(name: str, gpu: str, names: list[str]) -> list[str]:
 def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
     """Return a few known names that are similar to an unknown name, the most similar first.
 
-    Names with the same number come first, then names of the same series with near numbers, then
-    names with a similar spelling.
+    Names with the same number come first, then names of the same series: first those whose number
+    has the same digits in another order, then those with near numbers. Names with a similar
+    spelling come last.
 
     Args:
         normalized: The unknown name, normalized.
@@ -144,9 +145,10 @@ def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
         if distance == 0:
             ranked.append((0 if other_series == series else 1, -similarity, name))
         elif other_series == series and distance <= _MAX_NUMBER_DISTANCE:
-            ranked.append((2, distance, name))
+            is_reordered = sorted(str(number)) == sorted(str(other_number))
+            ranked.append((2, -similarity, name) if is_reordered else (3, distance, name))
         elif similarity >= _MIN_SIMILARITY and not (is_numbered and series):
-            ranked.append((3, -similarity, name))
+            ranked.append((4, -similarity, name))
     return list(dict.fromkeys(name for *_, name in sorted(ranked)))[:_MAX_SUGGESTIONS]
 
 

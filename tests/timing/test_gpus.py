@@ -186,6 +186,8 @@ def test_find_gpu_rejects_unknown_names(text: str, code: str) -> None:
     [
         ("T1200", "T1000", "Thor"),
         ("RTX 3060 Super", "RTX 3060", "Super"),
+        ("RTX 3600", "RTX 3060", "5060"),
+        ("RTX 3900 Ti", "RTX 3090 Ti", "5090"),
         ("MX250", "MX350", "RTX"),
         ("jetson", "Jetson", "RTX"),
         ("GB200", "B200", "RTX"),
