@@ -417,7 +417,7 @@ class ModelContents:
     sha256: str
     opset: int
     node_count: int
-    target: str  # TensorRT version as the user named it
+    target: str  # product and version as the user named it
     rules: str  # TensorRT version whose rules are used
     proof: str  # evidence for these rules
     headline: str

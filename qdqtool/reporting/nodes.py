@@ -110,7 +110,7 @@ class ModelCollector:
             sha256=model_info.sha256,
             opset=model_info.opset,
             node_count=model_info.nodes,
-            target=subject.target.display_name,
+            target=subject.target.title,
             rules=prediction.target,
             proof=prediction.target_evidence,
             headline=headline.text,
