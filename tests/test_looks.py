@@ -244,12 +244,13 @@ def test_names_that_fit_the_width_fit_with_any_indent(length: int) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 57])
-def test_wrapped_command_is_the_same_command(width: int) -> None:
-    command = "trtexec --onnx='a model.onnx' --verbose > build.log 2>&1"
+@pytest.mark.parametrize("value", ["'a model'", "/1:fp16" + 9 * ",/m/2:int8", f"'a b{60 * ',c'}'"])
+def test_wrapped_command_is_the_same_command(width: int, value: str) -> None:
+    command = f"trtexec --fp16 --onnx={value} --verbose > build.log 2>&1"
     lines = wrap_command(command, width, "Build:   ", 11)
     assert len(lines) > 1 and max(map(len, lines)) <= width
     assert not any(line.endswith("> \\") for line in lines)
-    pasted = "\n".join(lines).removeprefix("Build:").replace("\\\n", " ")
+    pasted = "\n".join(lines).removeprefix("Build:").replace("\\\n", "")
     assert shlex.split(pasted) == shlex.split(command)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -21,6 +22,8 @@ MIN_WIDTH, MAX_WIDTH = 60, 120
 ROW_COLUMN = 19  # where the texts of rows start; the longest labels have 15 characters
 _OPTION = re.compile(r"--?[a-z][a-z-]*")  # an option without its argument
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
+# Indent, option with a value, and end of a line of a command.
+_OPTION_LINE = re.compile(r"( *)('?--\w+=.+?)((?: \\)?)")
 _Row = TypeVar("_Row")
 
 
@@ -107,7 +110,8 @@ def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[
     """Wrap a shell command with backslashes, so that it can be pasted.
 
     A line does not end between ``>`` and its file, nor between an option and its argument if both
-    fit in a line.
+    fit in a line. An option whose value is a long list (``--layerPrecisions``) is broken after
+    commas.
     """
     words: list[str] = []
     for word in _SHELL_WORD.findall(as_line(command)):
@@ -115,7 +119,26 @@ def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[
             words[-1] += f" {word}"
         else:
             words.append(word)
-    return _fill_lines(words, width, first, indent, "\\")
+    lines = _fill_lines(words, width, first, indent, "\\")
+    return [row for line in lines for row in _break_list(line, width)]
+
+
+def _break_list(line: str, width: int) -> list[str]:
+    """Break the list of an option after commas, if the line is too long.
+
+    The shell joins the rows to one word, so only the first row is indented.
+    """
+    option = _OPTION_LINE.fullmatch(line)
+    if len(line) <= width or option is None:
+        return [line]
+    indent, word, end = option.groups()
+    rows = [""]
+    for part in re.findall(r"[^,]*,|[^,]+$", "".join(shlex.split(word))):
+        if rows[-1] and len(indent) + len(shlex.quote(rows[-1] + part)) + 2 > width:
+            rows.append("")
+        rows[-1] += part
+    text = "\\\n".join(map(shlex.quote, rows))
+    return f"{indent}{text}{end}".split("\n")
 
 
 def wrap_call(call: str, width: int) -> list[str]:
