@@ -160,6 +160,7 @@ def command(
     )
     result.save(path)
     cache = _write_table(result, write_table)
+    lacks_dla = cache is not None and _warn_without_dla(result, gpu)
     built = restrict_to_fp8(chosen_target) if result.precision == "fp8" else chosen_target
     time, formats = _estimate_times(
         model, result, TimingOptions(gpu=gpu, size=images.size), chosen_target, built
@@ -177,7 +178,7 @@ def command(
         written = "the float model unchanged to " if result.unchanged else ""
         page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if cache is not None:
-            add_calibration_cache(page, cache)
+            add_calibration_cache(page, cache, build=not lacks_dla)
         if result.precision == FLOAT:
             page.add_page(_suggest_tune(model, calib, width))
             return page
@@ -239,6 +240,23 @@ def _write_table(result: Insertion, path: str | None) -> CacheReport | None:
     text = f"{path} was not written, because the float model has no scales"
     result.warnings.append(Note(text, code="no-table", path=path))
     return None
+
+
+def _warn_without_dla(result: Insertion, name: str | None) -> bool:
+    """Return whether a GPU of the table has no DLA, and add a warning if so."""
+    from qdqtool.timing.gpus import choose_gpu
+    from qdqtool.util.notes import Note
+
+    if name is None or "=" in name:  # whether a described GPU has a DLA is unknown
+        return False
+    gpu = choose_gpu(name)
+    if not gpu.has_dla:
+        text = (
+            f"{gpu.name} has no DLA, so a build for DLA with the calibration table fails there. "
+            "Build the Q/DQ model for its GPU"
+        )
+        result.warnings.append(Note(text, code="no-dla", gpu=gpu.name))
+    return not gpu.has_dla
 
 
 def _estimate_times(

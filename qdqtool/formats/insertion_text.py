@@ -379,10 +379,11 @@ def _add_remarks(
             page.fill(f"{severity.word}: {as_options(text)}", style=style)
 
 
-def add_calibration_cache(page: TextPage, cache: CacheReport) -> None:
-    """Add the report on a calibration cache, and the command that builds with the cache."""
+def add_calibration_cache(page: TextPage, cache: CacheReport, *, build: bool = True) -> None:
+    """Add the report on a calibration cache, and the command that builds with it on a DLA."""
     for line in cache.lines():
         indent = " " * (len(line) - len(line.lstrip()))
         page.fill(as_options(line), len(indent) + 2, indent)
-    page.add_lines("Build for DLA:")
-    page.add_command("", cache.command)
+    if build:
+        page.add_lines("Build for DLA:")
+        page.add_command("", cache.command)

@@ -71,6 +71,24 @@ def test_build_commands_name_trtexec_of_a_jetson(folder: Path, cli: Cli) -> None
     assert ["/usr/src/tensorrt/bin/trtexec" in text for text in texts] == [True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "has_dla"),
+    [
+        ("Orin NX 16GB", True),
+        ("sm=8.7,sms=8,clock=918,bandwidth=102", True),
+        ("Orin Nano 8GB", False),
+        ("L4", False),
+    ],
+)
+def test_insert_prints_a_build_for_dla_unless_the_gpu_has_none(
+    folder: Path, cli: Cli, gpu: str, has_dla: bool
+) -> None:
+    text = cli(
+        "insert", "small.onnx", "--calib", "images", "--write-table", "t", "--gpu", gpu, *QUICK
+    )
+    assert ("--useDLACore" in text, "has no DLA" in text) == (has_dla, not has_dla)
+
+
 def test_insert_states_why_it_suggests_no_comparison(folder: Path, cli: Cli) -> None:
     """`compare` rejects the model with int8 input, and accepts the model that the text names."""
     insert = ("insert", "small.onnx", "--calib", "images", *QUICK, "--input-type")
