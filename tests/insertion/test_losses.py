@@ -123,8 +123,7 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(
         Model(model), result.activations, data, activations=result.activations, samples=2
     )
     total = mean_error(remove_pairs(model, *result.activations), model, data)
-    assert losses.error == pytest.approx(total, rel=2e-3)
-    assert type(losses.error) is float
+    assert losses.error == pytest.approx(total, rel=2e-3) and type(losses.error) is float
 
 
 @dataclass

@@ -83,12 +83,11 @@ def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -
 
 def test_residual_of_bare_convolution_quantizes_skip() -> None:
     result = place_net(residual_net())
-    assert ("stem.out", "add", "residual") in inputs(result)
+    assert {read for read in inputs(result) if "add" in read} == {("stem.out", "add", "residual")}
     assert [(r.node.name, r.position) for r in result.inputs["stem.out"]] == [
         ("c1", 0),
         ("add", 1),
     ]
-    assert ("c2.out", "add", "residual") not in inputs(result)
     result = place_net(residual_net(), PlacementRules(residual_after_activation="both"))
     assert quantized_inputs(result, "add") == {"stem.out"}
 
@@ -507,10 +506,8 @@ def test_einsum_products_are_left_float_with_reason(
     net.output(net.op("Einsum", "e", "a", "b", equation=equation))
     with pytest.raises(placement_reasons.NothingToQuantize) as caught:
         compute_placement(Model(net.open_model()), PlacementRules())
-    assert caught.value.record == placement_reasons.EinsumProduct(
-        placement_reasons.PLACEMENT, "", why
-    )
-    assert caught.value.count == 1
+    product = placement_reasons.EinsumProduct(placement_reasons.PLACEMENT, "", why)
+    assert (caught.value.record, caught.value.count) == (product, 1)
     net.output(net.conv("c", "x"))
     assert reasons(compute_placement(Model(net.open_model()), PlacementRules())) == {
         "e": (placement_reasons.EinsumProduct, why)

@@ -130,8 +130,7 @@ def test_inserted_model_is_valid_and_runs(
     index = Model(result.model)
     for node in filter(is_q, index.nodes):
         params = read_params(index, node)
-        assert (params.scale > 0).all()
-        assert not params.zero_point.any()
+        assert (params.scale > 0).all() and not params.zero_point.any()
         assert params.is_per_channel == ("_weight_quantizer" in node.name)
     for group in result.groups if unify else ():
         scales = {q.scale for q in result.activations if q.tensor in group.group.quantized}

@@ -213,8 +213,7 @@ def test_weight_scale_per_channel() -> None:
         np.abs(weight).max(axis=(0, 2, 3)) / 127, rel=1e-6
     )
     single = weight_scale(weight, None)
-    assert single.shape == ()
-    assert single == pytest.approx(np.abs(weight).max() / 127, rel=1e-6)
+    assert single.shape == () and single == pytest.approx(np.abs(weight).max() / 127, rel=1e-6)
 
 
 TINY = float(np.finfo(np.float32).tiny)
