@@ -136,10 +136,7 @@ def test_constant_value_is_what_onnxruntime_computes(
     )
     values = np.linspace(0, 1, 101, dtype=np.float32).reshape(1, 1, 1, 101)
     computed = np.unique(session.run(None, {"x": values})[0])
-    assert constant == value
-    assert (computed.size == 1) == (value is not None)
-    if value is not None:
-        assert computed[0] == value
+    assert constant == value == (computed[0] if computed.size == 1 else None)
 
 
 def test_joined_parts(g: Graph) -> None:

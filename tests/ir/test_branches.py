@@ -143,8 +143,7 @@ def test_if_with_constant_condition_becomes_its_branch(condition: bool) -> None:
     proto = model_with(conditional(), boolean("flag", condition))
     text = proto.SerializeToString()
     model = load(proto)
-    assert proto.SerializeToString() == text
-    assert "If" not in [n.op for n in model.nodes]
+    assert proto.SerializeToString() == text and "If" not in [n.op for n in model.nodes]
     assert ("yes_conv" if condition else "no_conv") in [n.name for n in model.nodes]
     assert qdqtool.predict(proto).summary()["int8"] == 1
 
@@ -191,8 +190,7 @@ def test_branch_that_passes_a_tensor_on() -> None:
 @pytest.mark.parametrize("target", ["trt8.6", "trt10", "rtx1.7"])
 def test_branches_of_the_data_are_counted(target: str) -> None:
     reason = subgraph_reason(model_with(conditional(), flag=True), target)
-    assert (reason.node, reason.convolutions, reason.quantizers) == ("if", 2, 8)
-    assert reason.int8 == 2
+    assert (reason.node, reason.convolutions, reason.quantizers, reason.int8) == ("if", 2, 8, 2)
 
 
 def test_nested_branches_count() -> None:
@@ -252,8 +250,7 @@ def test_comparison_of_bodies_is_incomplete() -> None:
 
 def test_headline_states_what_was_not_analyzed() -> None:
     text = verdict(qdqtool.predict(loop()))
-    assert "Not analyzed: 1 convolution" in text
-    assert "Nothing is" not in text
+    assert "Not analyzed: 1 convolution" in text and "Nothing is" not in text
 
 
 def test_bfloat16_in_a_branch_is_found() -> None:

@@ -42,8 +42,7 @@ def test_values_round_as_ml_dtypes_rounds() -> None:
 )
 def test_values_saturate_and_vanish(value: float, expected: float) -> None:
     rounded = round_to_e4m3(np.float32([value]))
-    assert rounded[0] == expected
-    assert np.signbit(rounded[0]) == np.signbit(expected)
+    assert rounded[0] == expected and np.signbit(rounded[0]) == np.signbit(expected)
 
 
 def test_nan_remains_nan() -> None:
