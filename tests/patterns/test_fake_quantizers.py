@@ -302,8 +302,7 @@ def test_quantizer_without_exact_pair_is_named(name: str) -> None:
     (finding,) = (f for f in qdqtool.predict(before).findings if f.code == "FAKE-QUANT")
     # TensorRT builds two of the forms.
     assert finding.severity == ("warning" if name in ("halves up", "no bounds") else "error")
-    assert not finding.automatic
-    assert finding.causes[0].reason.problem
+    assert not finding.automatic and finding.causes[0].reason.problem
     with pytest.raises(ModelError, check=has("not-quantized")):
         qdqtool.fix(before)
 
@@ -384,8 +383,8 @@ def test_bounds_of_an_integer_clip_are_the_only_fault() -> None:
     codes = qdqtool.predict(
         network(partial(qcdq, -127, 127), count=1, per_channel=False)
     ).findings_by_code()
-    assert codes["FAKE-QUANT"] == 1
-    assert codes["WEIGHT-INDIRECT"] == 1  # the Clip of the weights
+    # WEIGHT-INDIRECT is the Clip of the weights.
+    assert codes["FAKE-QUANT"] == codes["WEIGHT-INDIRECT"] == 1
 
 
 def test_verdict_of_integer_clips_names_wrong_results() -> None:

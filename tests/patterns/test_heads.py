@@ -70,8 +70,7 @@ def test_importer_head_and_view_agree_on_dfl(op: str, form: str, power: int) -> 
     def names(indices: Iterable[int]) -> set[str]:
         return {model.nodes[i].name for i in indices}
 
-    assert names(find_dfl(model)) == names(head.dfl) == dfl
-    assert not dfl & names(head.finals)
+    assert names(find_dfl(model)) == names(head.dfl) == dfl and not dfl & names(head.finals)
     layers = importer.build(model).layers_of_kind(*WEIGHTED)
     assert {layer.nodes[0] for layer in layers if layer.weights.dfl} == dfl
     last = {n.name for n in view.nodes_with_weights if n.index not in view.feeds_weighted}

@@ -225,8 +225,7 @@ def test_add_of_reshaped_constant_is_a_bias(net: Net) -> None:
     shaped = net.op("Reshape", "shape", "k", net.const("to", [1, 16, 1, 1], np.int64))
     model = net.output(net.op("Add", "add", net.conv("c", "x"), shaped)).index()
     assert pointwise.run_time_inputs(model, model.node("add")) == ["c.out"]
-    assert pointwise.is_bias(model, model.node("add"))
-    assert not pointwise.is_bias(model, model.node("c"))
+    assert [pointwise.is_bias(model, model.node(name)) for name in ("add", "c")] == [True, False]
 
 
 def test_search_for_activation_is_linear_in_levels(net: Net) -> None:
@@ -350,8 +349,7 @@ def test_nodes_that_share_a_scale_share_its_values(zeros: bool) -> None:
 )
 def test_equal_quantizers_have_one_key(other: QuantParams, same: bool) -> None:
     base = params(0.5, 0.25)
-    assert (base.key == other.key) is same
-    assert base.same_as(other) is same
+    assert (base.key == other.key) is base.same_as(other) is same
 
 
 def test_key_of_one_scale_has_no_axis() -> None:
