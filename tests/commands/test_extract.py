@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -65,9 +66,9 @@ def test_extract_private_report_has_nothing_of_the_original(folder: Path, cli: C
 
 
 def test_extract_size_above_2_gb(folder: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
-    def fail(*_: object, **__: object) -> bytes:
-        raise EncodeError("Failed to serialize proto")  # as protobuf does above 2 GB
-
-    monkeypatch.setattr("onnx.ModelProto.SerializeToString", fail)
+    # protobuf raises this above 2 GB.
+    monkeypatch.setattr(
+        "onnx.ModelProto.SerializeToString", Mock(side_effect=EncodeError("failed"))
+    )
     monkeypatch.setattr("qdqtool.ir.modelfile.save", lambda *_, **__: None)
     assert "2 GB" in cli("extract", "m.onnx", "--node", "b1.c1", "-o", "s.onnx")

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -49,10 +50,7 @@ def test_tune_goal_out_of_reach_exits_with_1_and_writes_the_best(folder: Path, c
 def test_tune_interrupted_tells_how_to_go_on(
     folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(SensitivitySweep, "measure", interrupt)
+    monkeypatch.setattr(SensitivitySweep, "measure", Mock(side_effect=KeyboardInterrupt))
     cli(*TUNE, "--keep", "0.999", code=130)
     assert "m_qdq.onnx.tuning" in cli.err.splitlines()[-1] and Path("m_qdq.onnx.tuning").exists()
     cli(*TUNE, "--keep", "0.999", "--no-state", "-o", "other.onnx", code=130)

@@ -165,8 +165,7 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
         for t in copy.graph.initializer
     ]
     nodes = [*constants, *copy.graph.node]
-    del copy.graph.initializer[:]
-    del copy.graph.node[:]
+    del copy.graph.initializer[:], copy.graph.node[:]
     copy.graph.node.extend(nodes)
     return copy
 

@@ -19,6 +19,7 @@ from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPr
 from qdqtool.trt.pipeline import Pass
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, target_named
+from tests.insertion.nets import copy_model
 from tests.trt.builder import Graph
 from tests.trt.execute import Exporter, evaluate
 from tests.trt.random_graphs import models
@@ -59,8 +60,7 @@ def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
         waiting.remove(node)
         order.append(node)
         available.update(node.output)
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
+    other = copy_model(model)
     del other.graph.node[:]
     other.graph.node.extend(order)
     return other
@@ -70,8 +70,7 @@ def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[st
     numbers = list(range(10_000))
     random.Random(seed).shuffle(numbers)
     tensors: dict[str, str] = {"": ""}
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
+    other = copy_model(model)
     graph = other.graph
     back = {}
 
