@@ -642,15 +642,15 @@ class OutlierScales(Reason):
             f"{q} (scale {format_number(scale)}) {ratio:.0f} times"
             for q, scale, ratio in self.worst
         )
-        where = (
-            f"On {format_count(self.samples, 'sample')}"
-            if self.samples
-            else "According to the gains of the normalizations upstream"
-        )
+        largest = "According to the gains of the normalizations upstream, the range of the scale"
+        if self.samples:
+            samples = format_count(self.samples, "sample")
+            # The scale clips larger values, so this is not always the largest value.
+            largest = f"On {samples}, the largest value within the range of the scale"
         message = (
             f"{self.bad} of {self.total} activation scales "
             f"{'covers' if self.bad == 1 else 'cover'} outliers, so other values have only one or "
-            f"two of 127 steps. {where}, the largest value is many times the typical value: "
+            f"two of 127 steps. {largest} is many times the typical value: "
             f"{listed}{_format_omitted_count(self.bad, len(self.worst))}."
         )
         if self.linear:
