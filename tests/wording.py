@@ -267,7 +267,7 @@ def records() -> list[Reason]:
     for bad, samples, factor in ((1, 1, 2.0), (3, 4, 0.5), (3, 4, 0.0)):
         listed.append(ActivationScales(MODEL_CHECK, "a.Q", fits[:bad], bad, 5, samples, factor))
     listed += [
-        OutlierScales(MODEL_CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear)
+        OutlierScales(MODEL_CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear, "a", ("c",), 99.9)
         for linear in (True, False)
     ]
     listed.append(UniformScales(MODEL_CHECK, "", 0.1, 4, 4))

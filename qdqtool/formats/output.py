@@ -303,7 +303,7 @@ def _format_option(name: str, value: str) -> str:
     option = _OPTION_NAMES.get(name, name).replace("_", "-")
     if value == "False":
         return f"--no-{option}"
-    return f"--{option} {value.strip(chr(39))}" if value else f"--{option}"
+    return f"--{option} {shlex.quote(value.strip(chr(39)))}" if value else f"--{option}"
 
 
 def fixed_model_path(path: str) -> str:

@@ -14,7 +14,6 @@ over the outputs. The outputs are those of the last convolutions, before any dec
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,7 +40,7 @@ from qdqtool.runtime.run_cost import peak_activation_bytes, with_input_shapes
 from qdqtool.runtime.sessions import core_count, describe_failure, open_proto
 from qdqtool.trt.result import Prediction
 from qdqtool.util.json_text import Json
-from qdqtool.util.text import round_significant
+from qdqtool.util.text import build_name_pattern, round_significant
 from qdqtool.util.threads import SharedTasks, run_threads
 
 if TYPE_CHECKING:
@@ -103,8 +102,7 @@ class TensorLoss:
     @property
     def exclude_pattern(self) -> str:
         """Regular expression that excludes the consumers."""
-        names = [re.escape(name).replace(r"\-", "-") for name in self.readers]
-        return f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
+        return build_name_pattern(self.readers)
 
     def as_json(self) -> Json:
         """Return the JSON fields."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -30,7 +30,7 @@ from qdqtool.reasons.text import (
     is_common_scale_too_coarse,
     list_names,
 )
-from qdqtool.util.text import format_count
+from qdqtool.util.text import build_name_pattern, format_count
 
 
 def list_scale_rules(find_operator: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
@@ -627,6 +627,10 @@ class OutlierScales(Reason):
         samples: Number of samples; 0 if the outliers were found from the gains of the
             normalizations upstream.
         linear: Whether a matrix product reads one of the tensors, so that ``--smooth`` can help.
+        tensor: Input of the Q with the largest ratio.
+        consumers: Names of the nodes that consume the output of its DQs.
+        percentile: Percentile, in percent, of the magnitudes of this tensor that is below the range
+            of its scale; None if the scale clips more, or without samples.
     """
 
     rules = (FindingRule("ACT-OUTLIER"),)
@@ -636,6 +640,9 @@ class OutlierScales(Reason):
     total: int
     samples: int
     linear: bool
+    tensor: str
+    consumers: tuple[str, ...]
+    percentile: float | None
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         listed = "; ".join(
@@ -655,8 +662,20 @@ class OutlierScales(Reason):
         )
         if self.linear:
             return message
-        return message, (
-            "Keep the consumers of these tensors float (`exclude` of insert), and compare the "
-            "accuracy. A method that clips, such as percentile (`method_for` of insert), helps if "
-            "the outliers do not matter."
+        return message, " ".join(self._list_fixes())
+
+    def _list_fixes(self) -> Iterator[str]:
+        option = "`exclude`"
+        if self.consumers:
+            option = f"`exclude='{build_name_pattern(self.consumers)}'`"
+        first = " for the first tensor" if self.bad > 1 else ""
+        yield (
+            f"Keep the consumers of these tensors float (insert {option}{first}), and compare the "
+            "accuracy."
         )
+        if self.percentile is not None:
+            method = f"`method_for='{build_name_pattern([self.tensor])}=percentile'`"
+            yield (
+                f"A smaller range (insert {method} `percentile={self.percentile:g}`{first}) helps "
+                "if the outliers do not matter."
+            )

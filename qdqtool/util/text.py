@@ -34,6 +34,12 @@ def escape_hidden(text: str) -> str:
     )
 
 
+def build_name_pattern(names: Sequence[str]) -> str:
+    """Return a regular expression that matches the names and no other name."""
+    escaped = [re.escape(name).replace(r"\-", "-") for name in names]
+    return f"^{escaped[0]}$" if len(escaped) == 1 else f"^({'|'.join(escaped)})$"
+
+
 def as_line(text: str) -> str:
     """Return a text on one line, with tabs, line breaks and hidden characters escaped."""
     return escape_hidden(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +62,7 @@ _MAX_GAIN_RATIO = 25.0
 # A sixth of a normal distribution is more than 0.967 standard deviations below its median.
 _LOWER_QUANTILE = 1 / 6
 _LOWER_DEVIATIONS = 0.967
+_CLIPPING_PERCENTILE = 99.9  # proposed if the scale covers larger values
 _TYPICAL_QUANTILE = 2 / 3  # the typical magnitude is this quantile of the magnitudes above 0
 
 
@@ -181,7 +183,8 @@ def check_outliers_by_gains(
                 math.log(median / lower) / _LOWER_DEVIATIONS * math.sqrt(2.0 * math.log(sizes.size))
             )
             largest = max(_held_range(*scalars))
-            spreads.append((q.name, scalars[0], largest / float(median) * math.exp(-above)))
+            ratio = largest / float(median) * math.exp(-above)
+            spreads.append(_OutlierRatio(q.name, scalars[0], ratio))
     _report_outliers(report, view.model, spreads, 0)
 
 
@@ -233,44 +236,75 @@ def check_outliers(
                 _find_normalization_output(model, tensor, gains)
             )
             ratio = min(_measure_outlier_ratio(s, held, by_channel) for s in known_parts)
-        spreads.append((name, scale, ratio))
+        spreads.append(_OutlierRatio(name, scale, ratio, max(held), known_parts))
     _report_outliers(report, model, spreads, samples)
 
 
+@dataclass(frozen=True)
+class _OutlierRatio:
+    """Outlier ratio of a Q.
+
+    Attributes:
+        quantizer: Name of the Q.
+        scale: Scale of the Q.
+        ratio: Largest value within the range of the scale, divided by the typical value.
+        largest: Largest magnitude that the Q represents.
+        parts: Statistics of its input; empty if the ratio was computed from gains.
+    """
+
+    quantizer: str
+    scale: float
+    ratio: float
+    largest: float = 0.0
+    parts: Sequence[TensorStatistics] = ()
+
+    def find_smaller_percentile(self) -> float | None:
+        """Return a percentile whose range is smaller than that of the scale, if it is known."""
+        from calibration.methods import amax_of
+
+        ranges = [amax_of(part, "percentile", _CLIPPING_PERCENTILE) for part in self.parts]
+        return _CLIPPING_PERCENTILE if ranges and max(ranges) < self.largest else None
+
+
 def _report_outliers(
-    report: FindingReport, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int
+    report: FindingReport, model: Model, spreads: Sequence[_OutlierRatio], samples: int
 ) -> None:
     """Report Qs whose outlier ratio is too large.
 
-    `spreads` has the name, scale and outlier ratio of each Q. `samples` is 0 if the ratios were
-    computed from gains.
+    `samples` is 0 if the ratios were computed from gains.
     """
     misfits = sorted(
-        (s for s in spreads if s[2] > (_MAX_OUTLIER_RATIO if samples else _MAX_GAIN_RATIO)),
-        key=lambda s: -s[2],
+        (s for s in spreads if s.ratio > (_MAX_OUTLIER_RATIO if samples else _MAX_GAIN_RATIO)),
+        key=lambda s: -s.ratio,
     )
     if misfits:
-        linear = any(_feeds_matrix_product(model, name) for name, *_ in misfits)
+        first = model.node(misfits[0].quantizer)
+        linear = any(_feeds_matrix_product(model, s.quantizer) for s in misfits)
         report.add(
             OutlierScales(
                 MODEL_CHECK,
-                misfits[0][0],
-                tuple(misfits[:_MAX_LISTED]),
+                first.name,
+                tuple((s.quantizer, s.scale, s.ratio) for s in misfits[:_MAX_LISTED]),
                 len(misfits),
                 len(spreads),
                 samples,
                 linear and SMOOTHED not in model.metadata,
+                first.input(0),
+                tuple(consumer.name for consumer in _list_consumers(model, first)),
+                misfits[0].find_smaller_percentile(),
             )
         )
 
 
 def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
-    dqs = model.consumers(model.node(quantizer).output)
-    return any(
-        operator_of(consumer).kind == LayerKind.MATRIX_MULTIPLY
-        for dq in dqs
-        for consumer in model.consumers(dq.output)
-    )
+    consumers = _list_consumers(model, model.node(quantizer))
+    return any(operator_of(node).kind == LayerKind.MATRIX_MULTIPLY for node in consumers)
+
+
+def _list_consumers(model: Model, quantizer: Node) -> list[Node]:
+    """Return the nodes that consume the output of a Q's DQs."""
+    dqs = model.consumers(quantizer.output)
+    return list(dict.fromkeys(n for dq in dqs for n in model.consumers(dq.output)))
 
 
 def _measure_outlier_ratio(

@@ -11,6 +11,7 @@ from qdqtool.commands.cli import run
 from qdqtool.findings.lint import weight_scales
 from qdqtool.findings.lint.activation_scales import find_common_factor
 from qdqtool.findings.report import FindingReport
+from qdqtool.formats.output import as_options
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import check_activations
@@ -239,6 +240,19 @@ def test_outliers_are_compared_with_the_range_of_their_sign(
     scales = outlier_scales(g.model(g.conv(x, "c", scale=None, weights="float")), data)
     ratio = 150 / np.quantile(np.abs([d["x"] for d in data]), 2 / 3)
     assert [r.worst[0][2] for r in scales] == pytest.approx([ratio] * reported, rel=0.02)
+
+
+@pytest.mark.parametrize("largest", [2000.0, 150.0])
+def test_outlier_fix_has_options_to_paste_and_only_smaller_ranges(g: Graph, largest: float) -> None:
+    data = outliers(1 / 8, 300.0)
+    x = g.pair(g.input(1, 8, 16, 16), "p", largest / 127)
+    ends = [g.conv(x, name, scale=None, weights="float") for name in ("c.0", "d")]
+    prediction = qdqtool.predict(model := g.model(*ends))
+    check_activations(model, prediction, data)
+    fix = next(as_options(f.fix) for f in prediction.findings if f.code == "ACT-OUTLIER")
+    assert r"(insert --exclude '^(c\.0|d)$')" in fix
+    is_smaller = np.quantile(np.abs([d["x"] for d in data]), 0.999) < largest
+    assert ("--method-for '^x$=percentile' --percentile 99.9" in fix) == is_smaller
 
 
 @pytest.mark.parametrize(("factor", "reported"), [(100.0, True), (5.0, False)])
