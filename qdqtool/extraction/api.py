@@ -28,6 +28,7 @@ from qdqtool.extraction.trimming import PartTrimmer, TrimBudget, grow_part
 from qdqtool.findings.identity import finding_key
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load, load_full
+from qdqtool.ir.parts import mark_part
 from qdqtool.prediction import predict, predict_part
 from qdqtool.reasons.finding import Finding
 from qdqtool.trt.result import ConvOutcome, Prediction
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from qdqtool.extraction.checks import ModelCheck
 
 _PART = "a part"  # used in place of a hash, whose computation is slow
+_HEAD_CODES = frozenset({"HEAD-QUANT", "HEAD-SCORE"})  # findings on the last convolutions of a head
 _Rename = Callable[[str], str]
 
 
@@ -443,6 +445,9 @@ class ExtractionJob:
         """
         proto, invariants = self.proto, self.invariants
         prediction = predict(proto, self.target)
+        if self._has_false_head(prediction):
+            mark_part(proto)
+            prediction = predict(proto, self.target)
         missing = invariants.find_missing(prediction)
         if missing:
             raise ModelError(
@@ -479,6 +484,13 @@ class ExtractionJob:
             names,
             self.is_interrupted,
         )
+
+    def _has_false_head(self, prediction: Prediction) -> bool:
+        """Return whether convolutions at the cut are taken for the last ones of a head."""
+        if not _HEAD_CODES.isdisjoint(f.code for f in self.invariants.findings):
+            return False
+        known = {f.node for f in self.whole.findings if f.code in _HEAD_CODES}
+        return any(f.code in _HEAD_CODES and f.node not in known for f in prediction.findings)
 
     def _describe_part(self, proto: onnx.ModelProto, rename: _Rename, same: list[str]) -> str:
         selection = self._describe_selection(rename)

@@ -32,6 +32,7 @@ from qdqtool.extraction.invariants import Invariants
 from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
+from qdqtool.ir.parts import is_marked_part, mark_part
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.external_data import all_tensors, read_location, to_array
@@ -556,6 +557,8 @@ def make_private(
                 path,
                 code="internal",
             )
+        if is_marked_part(Model(proto)):
+            mark_part(private)
         problem = _describe_difference(prediction, predict(private, prediction.target), names)
         if not problem:
             return private, names

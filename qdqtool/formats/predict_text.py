@@ -179,6 +179,9 @@ def _add_uncovered_parts(page: TextPage, prediction: Prediction, float_type: Pre
     nested = verdicts.describe_subgraphs(prediction.model.subgraphs)
     if nested and prediction.convolutions:
         page.add_row("Not analyzed", nested)
+    if prediction.model.is_part:
+        text = "the end of a detection head: by its metadata, this is a part of another model"
+        page.add_row("Not checked", text)
 
 
 def _add_layer_facts(

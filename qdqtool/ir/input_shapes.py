@@ -11,6 +11,7 @@ import onnx
 
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
+from qdqtool.ir.parts import is_marked_part
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import find_bfloat16, precision_of
 from qdqtool.proto.slim import strip_large_weights
@@ -182,6 +183,7 @@ class ModelInfo:
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
             of If and bodies of Loop and Scan, which are not analyzed. Can be empty.
         input_types: Data types of the network's inputs.
+        is_part: Whether the model is marked as a part of another model, without its head.
     """
 
     path: str
@@ -193,6 +195,7 @@ class ModelInfo:
     subgraphs: Mapping[str, int] = field(default_factory=dict)
     assumed_size: tuple[int, int] | None = None
     input_types: tuple[Precision, ...] = ()
+    is_part: bool = False
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -218,4 +221,5 @@ def describe_model(model: Model) -> ModelInfo:
         count_subgraphs(model),
         _DEFAULT_SIZE if has_dynamic_size(model) and metadata_size(model) is None else None,
         tuple(precision_of(model.elem_type(name)) for name in model.inputs),
+        is_marked_part(model),
     )

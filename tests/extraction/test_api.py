@@ -139,6 +139,19 @@ def test_extract_leaves_the_model_and_repeats_itself(model: onnx.ModelProto) -> 
     assert model.SerializeToString(deterministic=True) == before and first == second
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_convolutions_at_a_cut_are_no_head(g: Graph, private: bool) -> None:
+    x = g.input(1, 4, 8, 8)
+    convs = [g.conv(x, name, scale=0.05) for name in ("a", "b")]
+    last = g.conv(g.add(*(g.relu(c, f"{c}.relu") for c in convs), "sum"), "last", scale=0.05)
+    part = qdqtool.extract(g.model(last), inputs=["x"], outputs=convs, private=private)
+    again = qdqtool.extract(part.model, node=node_names(part.model)[-1], private=private)
+    assert [reports(p.prediction, "HEAD-QUANT") for p in (part, again)] == [[], []]
+    part.model.ClearField("metadata_props")  # without the mark, the model may be a detector
+    assert len(reports(qdqtool.predict(part.model), "HEAD-QUANT")) == 2
+    assert reports(qdqtool.extract(part.model, finding="HEAD-QUANT").prediction, "HEAD-QUANT")
+
+
 def test_extract_between_tensors() -> None:
     result = qdqtool.extract(residual(), inputs=["stem.r:0"], outputs=["b0.r1:0"])
     assert [v.name for v in result.proto.graph.input] == ["stem.r:0"]

@@ -9,6 +9,7 @@ from qdqtool.ir.bounds import find_bounds, find_concat_parts
 from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of, rearranges
+from qdqtool.ir.parts import is_marked_part
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.heads import Head, find_attentions, find_coordinates, find_head
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
@@ -110,11 +111,13 @@ def run(view: View, report: FindingReport) -> None:
     head, _ = _find_float_head(view)
     for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
         add(conv, "dfl")
+    # In a part of a model, only the convolutions upstream of a DFL are known to be those of a head.
+    is_part = is_marked_part(view.model)
     for conv in last:  # a finding on "box" is a warning, a finding on "class" is a note
-        if head.dfl and conv.index not in head.boxes:
-            add(conv, "class")
-        else:
-            add(conv, "box" if head.dfl else "head")
+        if head.dfl and conv.index in head.boxes:
+            add(conv, "box")
+        elif not is_part:
+            add(conv, "class" if head.dfl else "head")
     _check_results(view, report)
 
 
