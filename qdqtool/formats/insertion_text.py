@@ -20,7 +20,13 @@ from qdqtool.formats.output import (
     wrap_command,
 )
 from qdqtool.formats.verdicts import RAW_ERROR_REMARK, name_float_type, verdict
-from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
+from qdqtool.insertion.losses import (
+    MIN_GAIN,
+    SMALL_ERROR,
+    ActivationLosses,
+    TensorLoss,
+    round_error,
+)
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
@@ -271,7 +277,7 @@ def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLo
     if choice is not None and is_measured:
         # This error was measured with the written model, whose weights are quantized too.
         error, samples = choice.errors[choice.precision], choice.samples
-    error = round(error, 3)  # the rating must be that of the printed percentage
+    error = round_error(error)
     rating = next((text for limit, text in _ERROR_RATINGS if error < limit), "large")
     part = "whole model"
     if not is_measured:
@@ -303,7 +309,7 @@ def _add_activation_losses(
     title = _format_title(insertion)
     error = "error of the activations alone" if _has_error_of_format(insertion) else "output error"
     proposed = losses.proposed
-    if not proposed and page.everything:
+    if not proposed:
         page.add_row("", _describe_unconfirmed(losses, float_type))
     for loss in losses.tensors if page.everything else proposed:
         page.add_row_item(
@@ -324,14 +330,15 @@ def _add_activation_losses(
 
 
 def _describe_unconfirmed(losses: ActivationLosses, float_type: Precision) -> str:
-    tried = f"{losses.tried} tried on {format_count(losses.trial_samples, 'image')}"
+    samples = format_count(losses.trial_samples, "image")
+    if losses.tried == 1:
+        tested = f"Tested 1 activation in {float_type}, on {samples}"
+    else:
+        tested = f"Tested {losses.tried} activations in {float_type}, one at a time, on {samples}"
     seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
     if not seen or any(loss.confirmed_on for loss in seen):
-        return (
-            f"a single activation in {float_type} does not reliably reduce the error by "
-            f"{MIN_GAIN:.0%} ({tried})"
-        )
-    return f"too few images to find the worst activation ({tried}; --losses 16 uses more)"
+        return f"{tested}: none reliably lowers the error by {MIN_GAIN:.0%}."
+    return f"{tested}: too few to find the worst activation (--losses 16 uses more)."
 
 
 def _describe_gain(loss: TensorLoss, losses: ActivationLosses) -> str:

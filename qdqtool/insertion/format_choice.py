@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.insertion.losses import SMALL_ERROR
+from qdqtool.insertion.losses import SMALL_ERROR, round_error
 from qdqtool.insertion.number_formats import FP8, INT8, MIN_GAIN, NumberFormat, is_worthwhile
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.util.json_text import Json
@@ -218,7 +218,7 @@ def _choose_suitable_format(
     more_accurate = _find_more_accurate(errors)
     if more_accurate is None:
         return faster.name, "no clear difference"
-    if more_accurate != faster.name and means[faster.name] < SMALL_ERROR:
+    if more_accurate != faster.name and round_error(means[faster.name]) < SMALL_ERROR:
         return faster.name, "both small"
     return more_accurate, ""
 

@@ -177,6 +177,11 @@ class ActivationLosses:
         }
 
 
+def round_error(error: float) -> float:
+    """Round an output error as in the text, to 0.1 %. Limits apply to the rounded error."""
+    return round(error, 3)
+
+
 def rank_activations(
     quantized: Sequence[QuantizedTensor],
     statistics: Mapping[str, TensorStatistics],
@@ -274,7 +279,7 @@ def measure_losses(
         uncovered=_find_uncovered_outputs(model, measurement.compared),
     )
     if samples is None:
-        if error < SMALL_ERROR:
+        if round_error(error) < SMALL_ERROR:
             return result
         trial = trial if len(trial) <= TRIAL_SAMPLES else [trial[0], trial[-1]]
         errors |= measurement.measure(names, trial)

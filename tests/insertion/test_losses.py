@@ -90,11 +90,16 @@ def test_losses_equal_error_of_models_without_pairs() -> None:
     ("error", "printed", "rating"),
     [(0.0996, "10.0%", "larger than usual"), (0.0994, "9.9%", "small"), (0.1996, "20.0%", "large")],
 )
-def test_rating_fits_the_printed_error(error: float, printed: str, rating: str) -> None:
-    result = qdqtool.insert(chain(), images(1), losses=1, predict=False)
-    result.losses = replace(result.losses, error=error)
-    text = " ".join(str(render(result)).split())
+def test_rating_and_test_of_activations_fit_the_printed_error(
+    error: float, printed: str, rating: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReferenceOutputs, "error", lambda *_: error)
+    text = " ".join(
+        str(render(qdqtool.insert(chain(), images(1), predict=False, losses=None))).split()
+    )
     assert f": {printed} of the outputs' standard deviation on 1 image ({rating})" in text
+    outcome = "Tested 4 activations in FP16, one at a time, on 1 image: none reliably lowers"
+    assert (outcome in text) == (rating != "small")
 
 
 @pytest.mark.parametrize(("opset", "ir"), [(11, 6), (13, 3), (17, 8), (21, 10)])
