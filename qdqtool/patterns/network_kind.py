@@ -36,6 +36,7 @@ _MIN_FEATURES = 64  # minimum number of channels of a backbone's feature map
 _MIN_LINE = 2.5  # minimum ratio of width to height of an image that shows a line of text
 _ULTRALYTICS = ("names", "stride", "imgsz")  # metadata keys of Ultralytics, in addition to `task`
 _DETECTING = ("detect", "segment", "pose", "obb")  # tasks of Ultralytics with YOLO's preprocessing
+_SCALE_TOLERANCE = 0.01  # of the largest prepared value, which is 1
 _ROWS = 2  # rank of boxes without a batch
 _TOKENS = 3  # rank of sequences and boxes
 _MAPS = 4  # rank of images and feature maps
@@ -340,7 +341,8 @@ def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:
     """Return a warning if the pixel values differ from those of Ultralytics for the task.
 
     Ultralytics uses RGB from 0 to 1 for all tasks. The kind of resize is not compared, because
-    deployments resize differently.
+    deployments resize differently. A network that takes pixels from 0 to 255, because its input is
+    an integer or because it divides the input itself, is not judged.
 
     Args:
         model: The network, whose metadata names the task.
@@ -352,7 +354,9 @@ def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:
         return []
     if used.get("origin", "option") != "option":
         return []
-    if not used.get("bgr") and not any(used.get("mean", ())) and set(used.get("std", ())) <= {1.0}:
+    is_plain = not any(used.get("mean", ())) and set(used.get("std", ())) <= {1.0}
+    is_unit = abs(255.0 * used.get("scale", 1 / 255) - 1.0) < _SCALE_TOLERANCE
+    if not used.get("bgr") and is_plain and (is_unit or _takes_pixels(model)):
         return []
     return [
         Note(
@@ -363,6 +367,12 @@ def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:
             task=task,
         )
     ]
+
+
+def _takes_pixels(model: Model) -> bool:
+    """Return whether a network has an input for pixels from 0 to 255."""
+    has_integers = any(model.elem_type(tensor) not in qdq.FLOATS for tensor in model.inputs)
+    return has_integers or 255 in find_normalized_inputs(model).values()
 
 
 def warn_default_preprocess(model: Model, origin: str) -> list[Note]:

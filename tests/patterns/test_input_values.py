@@ -129,6 +129,24 @@ def test_feature_maps_and_functions_are_not_judged() -> None:
     assert warn_preprocess(Model(build(by_255)), {"name": "own", "origin": "option"}) == []
 
 
+@pytest.mark.parametrize(
+    ("normalization", "elem_type", "is_warned"),
+    [
+        (by_255, onnx.TensorProto.FLOAT, False),
+        (lambda g, x: g.op("Cast", [x], "cast", to=1), onnx.TensorProto.UINT8, False),
+        (lambda g, x: x, onnx.TensorProto.FLOAT, True),
+    ],
+    ids=["divides", "uint8", "no normalization"],
+)
+def test_pixels_do_not_fit_metadata_of_ultralytics_unless_the_network_takes_them(
+    normalization: Normalization, elem_type: int, is_warned: bool
+) -> None:
+    onnx.helper.set_model_props(model := build(normalization), {"task": "detect", "stride": "32"})
+    model.graph.input[0].type.tensor_type.elem_type = elem_type
+    codes = [warning.code for warning in warn_preprocess(Model(model), used("none"))]
+    assert codes == ["preprocess-of-task"] * is_warned
+
+
 def test_detectors_of_yolo_take_no_pixels() -> None:
     assert warn_preprocess(Model(detector()), used("yolo")) == []
 
