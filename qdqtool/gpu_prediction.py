@@ -61,7 +61,7 @@ def predict(
             error for an unknown method lists the choices.
         gpu: GPU for which the time is estimated, or a list of GPUs; see ``qdqtool gpus``.
         clock: SM clock in MHz under load. Default: the boost clock.
-        power: Power mode of a Jetson, such as ``15W``, from which the clock is estimated.
+        power: Power mode of a Jetson, such as ``15W`` or ``MAXN``; see ``qdqtool gpus NAME``.
         sm: Compute capability such as ``7.5``. Findings on limits of GPUs with this capability are
             added, but no times.
         batch: Batch size for which the time is estimated. Default: the model's batch size, or 1.

@@ -462,8 +462,8 @@ clock_option = click.option(
 
 power_option = click.option(
     "--power",
-    metavar="W|MAXN",
-    help="Power mode of a Jetson, such as 15W.",
+    metavar="MODE",
+    help="Power mode of a Jetson, such as 15W; 'qdqtool gpus NAME' lists the modes.",
 )
 
 assume_option = click.option(

@@ -174,7 +174,6 @@ def command(
 
         def render_text(width: int) -> TextPage:
             page = _render_text(results, chosen_target, width, shown)
-            _add_exit_code(page, results)
             page.add_lines(f"Took {perf_counter() - started:.1f} s.")
             return page
 
@@ -389,13 +388,6 @@ def _render_text(
                 page.add_command("Times:", command)
                 page.add_lines("         (qdqtool gpus lists the names)")
     return page
-
-
-def _add_exit_code(page: TextPage, results: list[ModelReview]) -> None:
-    """State that the exit code is 0 if TensorRT rejects a model, unless a condition failed."""
-    rejected = any(r.prediction is not None and r.prediction.rejected for r in results)
-    if rejected and not any(result.unmet for result in results):
-        page.fill("Exit code 0: the prediction is done. In CI, --fail-on error exits with 1.")
 
 
 def _print_failures(results: list[ModelReview]) -> int:

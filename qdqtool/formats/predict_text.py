@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -638,6 +639,15 @@ def _format_amount(values: int) -> str:
     return f"{values} values"
 
 
+def _add_power_modes(page: TextPage, gpu: Gpu) -> None:
+    """Add the modes for ``--power``, and one line for each source."""
+    for source, group in itertools.groupby(
+        gpu.power_modes, key=lambda m: f"{m.evidence}: {m.source}"
+    ):
+        limits = "; ".join(f"{mode.name} {mode.limits}" for mode in group)
+        page.fill(f"--power: {limits} ({source})", 4, "    ")
+
+
 def render_gpus(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
     """Return the table of known GPUs. If `sources` is set, it has the origin of each figure."""
     page = TextPage(width)
@@ -655,6 +665,7 @@ def render_gpus(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
         if sources:
             rates = f"{gpu.rates.evidence}: {gpu.rates.source}"
             page.fill(f"{gpu.evidence}: {gpu.source}; {rates}", 4, "    ")
+            _add_power_modes(page, gpu)
     page.add_gap()
     page.fill(
         "Rates are dense and at the boost clock; 'predict --clock' sets another clock. --sources "

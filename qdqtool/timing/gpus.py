@@ -6,7 +6,6 @@ capability, both with evidence and source.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import math
@@ -20,6 +19,13 @@ from typing import TYPE_CHECKING
 from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Evidence
 from qdqtool.ir.precision import BYTES, Precision
+from qdqtool.timing.power_modes import (
+    ESTIMATE_OVER_MODE,
+    PowerMode,
+    estimate_clock_share,
+    find_power_mode,
+    list_power_modes,
+)
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.tables import read_rows
@@ -168,12 +174,7 @@ def _split_model(name: str) -> tuple[str, int]:
 
 
 _GEFORCE = re.compile(r"RTX [45]0\d0(?! (?:SFF )?Ada)|GB10")
-_MIN_WATTS = 5.0  # lowest power mode of a Jetson (Nano)
 _CLOCK_OF_POWER = 0.4
-# SMs and SM clock in MHz of a Jetson's power mode (Jetson Linux developer guide). In this mode, the
-# estimated FP32 times of six networks are 1.0 to 1.4 times the measured times (docs/timing.md).
-# With the clock of MAXN, the estimated times would be a quarter of the measured times.
-_POWER_MODES = {("Jetson AGX Orin 64GB", 30.0): (8, 612.0)}
 _FEW_WATTS = 0.5
 _POWER_WITHOUT_PRODUCTS = 0.3  # share of a board's power under load if no tensor core multiplies
 _LAPTOP_CLOCK = 0.75  # typical clock of a laptop GPU divided by the clock of the desktop GPU
@@ -255,6 +256,11 @@ class Gpu:
     def is_jetson(self) -> bool:
         """Whether the GPU is part of a Jetson module."""
         return self.name.startswith("Jetson")
+
+    @property
+    def power_modes(self) -> list[PowerMode]:
+        """Known power modes of the Jetson, the fastest first."""
+        return list_power_modes(self.name)
 
     @property
     def has_dla(self) -> bool:
@@ -372,6 +378,7 @@ class Gpu:
             "memory_gb_per_s": self.bandwidth,
             "l2_mb": self.l2,
             "power_w": self.power,
+            "power_modes": [mode.as_json() for mode in self.power_modes],
             "int8": r.int8_path,
             "tops": {
                 name: round(2e-12 * rate * self.clocks_per_second, 1) for name, rate in tops.items()
@@ -673,11 +680,12 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     Args:
         name: Name of the GPU, or a description (see :func:`parse_description`).
         clock: SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load.
-        power: ``MAXN``, or a limit in W; only for a Jetson, and without ``clock``. If the table of
-            power modes lacks the limit, the clock is roughly estimated. A note states the clock.
+        power: Power mode such as ``15W`` or ``MAXN``; only for a Jetson, and without ``clock``. If
+            the modes of the Jetson are unknown, the clock is roughly estimated.
 
     Raises:
-        QdqtoolError: The GPU is unknown, a number is out of range, or the power has no effect.
+        QdqtoolError: The GPU is unknown, it lacks the power mode, a number is out of range, or the
+            power has no effect.
     """
     is_text: bool = isinstance(name, str)  # False if a caller ignores the annotation
     if not is_text:
@@ -709,49 +717,48 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
             )
         gpu = replace(gpu, clock=clock, power=0.0)  # a clock under load includes the power limit
     elif power is not None:
-        limit = _parse_watts(power)
-        if limit is not None and limit < gpu.power:
-            gpu, note = _limit_power(gpu, limit)
-            notes.append(note)
+        limit = _limit_to_mode if gpu.power_modes else _estimate_mode
+        gpu, mode_notes = limit(gpu, power)
+        notes += mode_notes
     return replace(gpu, notes=tuple(notes))
 
 
-def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
-    mode = _POWER_MODES.get((gpu.name, limit))
-    if mode is not None:
-        sms, clock = mode
-        note = Note(
-            f"the {limit:g} W mode has {sms} of {gpu.sms} SMs at up to {clock:.0f} MHz. Fix the "
-            "clock with jetson_clocks; otherwise the clock falls while the GPU is idle",
-            code="power-mode",
-        )
-        return replace(gpu, sms=sms, clock=clock), note
-    slow = _estimate_clock(gpu, limit)
+def _limit_to_mode(gpu: Gpu, power: str) -> tuple[Gpu, list[Note]]:
+    mode = find_power_mode(gpu.name, power)
+    bandwidth = gpu.bandwidth if mode.bandwidth is None else mode.bandwidth
+    limited = replace(gpu, sms=mode.sms, clock=mode.clock, bandwidth=bandwidth)
+    if limited == gpu:
+        return gpu, []
+    sms = f"{mode.sms} of {gpu.sms}" if mode.sms < gpu.sms else f"all {gpu.sms}"
+    memory = "" if mode.bandwidth is None else f" and a memory bandwidth of {bandwidth:g} GB/s"
     note = Note(
-        f"a clock of {slow:.0f} MHz was estimated from the power limit of {limit:g} W (the "
-        f"GPU's maximum is {gpu.power:g} W); set `clock` if you know the clock",
+        f"the mode {mode.name} has {sms} SMs at up to {mode.clock:.0f} MHz{memory}. Fix the clock "
+        "with jetson_clocks; otherwise the clock falls while the GPU is idle",
+        code="power-mode",
+    )
+    return limited, [note]
+
+
+def _estimate_mode(gpu: Gpu, power: str) -> tuple[Gpu, list[Note]]:
+    share = estimate_clock_share(gpu.name, gpu.power, power)
+    if share is None:
+        return gpu, []
+    limited = replace(gpu, clock=gpu.clock * share)
+    note = Note(
+        f"the power modes of {gpu.name} are unknown, so a clock of {limited.clock:.0f} MHz was "
+        f"estimated from {power.strip()} (the maximum is {gpu.power:g} W). 80 % of the modes of "
+        f"other Jetsons are at most {ESTIMATE_OVER_MODE:g} times slower than such an estimate; set "
+        "`clock` if you know the clock",
         code="clock-guessed",
     )
-    return replace(gpu, clock=slow), note
-
-
-def _estimate_clock(gpu: Gpu, limit: float) -> float:
-    """Return the clock in MHz of a GPU with a power limit in watts.
-
-    Power is proportional to f V^2. The voltage V depends on the clock f, so f is proportional to
-    the limit raised to a power between 1/3 and 1.
-    """
-    exponent = 0.6 if gpu.is_jetson else _CLOCK_OF_POWER
-    share: float = (limit / gpu.power) ** exponent
-    return gpu.clock * max(0.3, share)
+    return limited, [note]
 
 
 def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
     """Check that a power mode changes the clock of a GPU.
 
     Raises:
-        QdqtoolError: The power mode has no effect, or the limit is out of range. The range includes
-            limits without a predefined mode, because custom modes are possible.
+        QdqtoolError: The power mode has no effect.
     """
     if not gpu.is_jetson:
         reason = (
@@ -761,15 +768,6 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
     elif clock is not None:
         reason = "`clock` takes precedence; leave one of the two out"
     else:
-        limit = _parse_watts(power)
-        if limit is not None and not _MIN_WATTS <= limit <= gpu.power:
-            raise QdqtoolError(
-                f"`power` {power[:40]}: give a limit from {_MIN_WATTS:g}W to {gpu.power:g}W for "
-                f"{gpu.name}, or MAXN (nvpmodel -q prints the current mode)"
-                f"{_suggest_more_power(gpu, limit)}",
-                code="out-of-range",
-                parameter="power",
-            )
         return
     raise QdqtoolError(
         f"`power` {power[:40]}: has no effect, because {reason}",
@@ -778,35 +776,6 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
     )
 
 
-def _suggest_more_power(gpu: Gpu, limit: float) -> str:
-    """Name the modules of a Jetson's series that have a mode with a limit in watts, if any."""
-    series = expand_name(normalize_name(gpu.name))[-1]
-    modules = [
-        f"{other.name} (up to {other.power:g}W)"
-        for other in all_gpus()
-        if limit <= other.power and normalize_name(other.name).startswith(series)
-    ]
-    return f", or give `gpu` {' or '.join(modules)}" if modules and limit > gpu.power else ""
-
-
 def remove_unsupported_int8(target: Target, gpu: Gpu) -> Gpu:
     """Return the GPU, without INT8 if the target does not support INT8."""
     return gpu if target.has_int8 else replace(gpu, rates=replace(gpu.rates, int8=0.0))
-
-
-def _parse_watts(power: str) -> float | None:
-    """Return the power limit in W; None for the maximum (``MAXN``).
-
-    Raises:
-        QdqtoolError: The text is neither a number of watts nor ``MAXN``.
-    """
-    text = power.strip().lower()
-    if text.startswith("max"):
-        return None
-    with contextlib.suppress(ValueError):
-        watts = float(text.removesuffix("w"))
-        if 1 <= watts <= 2000:
-            return watts
-    raise QdqtoolError(
-        f"`power` {power[:40]}: give watts (15W) or MAXN", code="wrong-format", parameter="power"
-    )

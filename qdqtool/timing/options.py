@@ -13,7 +13,7 @@ class GpuOptions:
         gpu: Name as in ``qdqtool gpus``. None: the GPU that a build names; no times
             without a build.
         clock: SM clock in MHz under load. None: the boost clock.
-        power: Power mode of a Jetson: ``MAXN``, or a limit in watts (``15W``).
+        power: Power mode of a Jetson, such as ``15W`` or ``MAXN``.
     """
 
     gpu: str | None = None

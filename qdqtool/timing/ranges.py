@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from qdqtool.timing.physics import load_constants
+from qdqtool.timing.power_modes import ESTIMATE_OVER_MODE
 from qdqtool.timing.results import UNKNOWN_SPREAD, UNMEASURED_SPREAD, TimeEstimate
 from qdqtool.util.notes import Note
+
+if TYPE_CHECKING:
+    from qdqtool.timing.gpus import Gpu
 
 _NOTE_SPREAD = 1.15  # factor that widens the range if the GPU has notes, such as assumed figures
 _REPEATED_SPREAD = 1.05  # factor of the range if the network itself was measured: runs differ
@@ -24,7 +30,8 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
     elif not correction.direct:
         spread = load_constants().spreads["total_calibrated"]
     if gpu.notes:
-        wider = "" if correction else ". Therefore, the range in ms is wider."
+        is_wider = correction is None and _has_doubtful_figures(gpu)
+        wider = ". Therefore, the range in ms is wider." if is_wider else ""
         time.notes.append(Note("; ".join(gpu.notes) + wider, code="of-gpu"))
     unknown, layers = len(time.unknown), time.layer_count
     if unknown:
@@ -47,7 +54,8 @@ def _time_spread(time: TimeEstimate) -> tuple[float, float]:
     """Return the factor of the range of an uncalibrated time, and the power limit's slowdown.
 
     The range is from the time divided by the factor to the time multiplied by the factor and the
-    slowdown. The slowdown is the estimated clock divided by the clock of a GPU under full load.
+    slowdown. The slowdown is the estimated clock divided by the clock of a GPU under full load, or
+    in a power mode that may be slower than its estimate.
     Notes about both numbers are added to the estimate.
     """
     gpu, notes = time.gpu, time.notes
@@ -77,4 +85,11 @@ def _time_spread(time: TimeEstimate) -> tuple[float, float]:
                 code="slowed",
             )
         )
-    return spread * (_NOTE_SPREAD if gpu.notes else 1.0), slowdown
+    if any(note.code == "clock-guessed" for note in gpu.notes):
+        slowdown *= ESTIMATE_OVER_MODE
+    return spread * (_NOTE_SPREAD if _has_doubtful_figures(gpu) else 1.0), slowdown
+
+
+def _has_doubtful_figures(gpu: Gpu) -> bool:
+    """Whether a note states a doubt. The note on a known power mode states none."""
+    return any(note.code != "power-mode" for note in gpu.notes)

@@ -163,7 +163,7 @@ def tune(
             relative output error for other models.
         gpu: GPU to estimate times for; see ``qdqtool gpus``.
         clock: SM clock in MHz under load.
-        power: Power mode of a Jetson.
+        power: Power mode of a Jetson, such as ``15W`` or ``MAXN``; see ``qdqtool gpus NAME``.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         precision: ``int8`` or ``fp8``, as for :func:`qdqtool.insert`.

@@ -208,7 +208,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
         "predict residual.onnx --gpu T4 --gpu 'RTX 3060' --clock 900",
         "predict residual.onnx --gpu T4 --power x",
         "predict residual.onnx --gpu 'Orin Nano 8GB' --power 999W",
-        "predict residual.onnx --gpu 'Orin Nano 8GB' --power 2W",
+        "predict residual.onnx --gpu 'Orin Nano 8GB' --power MAXN_SUPER",
         "predict residual.onnx --sm 7.7",
         "predict residual.onnx --target 12",
         "predict residual.onnx --sm banana",

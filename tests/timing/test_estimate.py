@@ -318,8 +318,18 @@ def test_model_without_shapes_has_minimal_kernels_and_no_float_time() -> None:
         (find_gpu("T4"), 1.0, 1.3, ["slowed"]),
         (choose_gpu("T4", clock=1100.0), 1.0, 1.0, []),
         (choose_gpu("Orin Nano"), 1.1, 1.1, ["of-gpu"]),
+        (choose_gpu("Orin NX 16GB", power="25W"), 1.0, 1.0, ["of-gpu"]),
+        (choose_gpu("Thor", power="70W"), 1.1, 2.25, ["in-myelin"]),
     ],
-    ids=["measured", "not measured", "power limit", "clock", "several boards"],
+    ids=[
+        "measured",
+        "not measured",
+        "power limit",
+        "clock",
+        "several boards",
+        "power mode",
+        "unknown power mode",
+    ],
 )
 def test_range_is_wider_for_gpus_that_are_less_known(
     gpu: Gpu, low_factor: float, high_factor: float, notes: list[str]

@@ -247,7 +247,11 @@ def test_parse_time(text: str, ms: float | None) -> None:
         ("orin nx", {"clock": 0.0}, "out-of-range", "clock"),
         ("orin nx", {"clock": 99999.0}, "out-of-range", "clock"),
         ("orin nx", {"clock": float("nan")}, "out-of-range", "clock"),
-        ("orin nx", {"power": "lots"}, "wrong-format", "power"),
+        ("orin nx", {"power": "lots"}, "unknown-choice", "power"),
+        ("thor", {"power": "MAXN_FOO"}, "wrong-format", "power"),
+        ("thor", {"power": "nan"}, "wrong-format", "power"),
+        ("thor", {"power": "2W"}, "out-of-range", "power"),
+        ("thor", {"power": "999W"}, "out-of-range", "power"),
     ],
 )
 def test_choose_gpu_rejects_descriptions_clocks_and_powers(
@@ -255,35 +259,6 @@ def test_choose_gpu_rejects_descriptions_clocks_and_powers(
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
         gpus.choose_gpu(text, **options)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "power", "modules"),
-    [
-        ("Orin Nano", "25W", "Jetson Orin Nano 8GB Super (up to 25W)"),
-        (
-            "Orin NX 8GB",
-            "25W",
-            "Jetson Orin NX 16GB (up to 25W) or Jetson Orin NX 16GB Super (up to 40W)",
-        ),
-        ("Jetson Nano", "15W", ""),  # Orin Nano is another series
-        ("Orin Nano", "2W", ""),
-    ],
-)
-def test_power_error_names_the_modules_with_this_mode(gpu: str, power: str, modules: str) -> None:
-    with pytest.raises(QdqtoolError, match="nvpmodel -q") as error:
-        gpus.choose_gpu(gpu, power=power)
-    assert str(error.value).partition(", or give `gpu` ")[2] == modules
-
-
-def test_power_mode_with_fewer_sms() -> None:
-    """The 30 W mode halves the SMs of an AGX Orin. For other limits, all SMs are assumed."""
-    fast, slow, guessed = (
-        gpus.choose_gpu("AGX Orin 64GB", power=power) for power in ("MAXN", "30W", "40W")
-    )
-    assert (slow.sms, slow.clock) == (fast.sms / 2, 612)
-    assert guessed.sms == fast.sms and slow.clock < guessed.clock < fast.clock
-    assert [n.code for n in (*slow.notes, *guessed.notes)] == ["power-mode", "clock-guessed"]
 
 
 def test_gpus_that_do_not_sustain_their_clock() -> None:
