@@ -51,8 +51,7 @@ def test_work_of_a_convolution_chain() -> None:
     ] * 3
     assert [w.written for w in convs] == [56 * 56 * 64, 56 * 56 * 64, 2 * 56 * 56 * 64]
     first = next(w for w in engine.layers if w.kind == work.CONVERSION)
-    assert (first.read, first.written) == (4 * 56 * 56 * 64, 56 * 56 * 64)
-    assert not engine.unknown
+    assert (first.read, first.written) == (4 * 56 * 56 * 64, 56 * 56 * 64) and not engine.unknown
 
 
 def test_copy_of_a_constant_into_a_concat_has_a_known_shape(g: Graph) -> None:
@@ -69,10 +68,14 @@ def test_total_time_is_the_sum_of_kernels_and_gaps() -> None:
     overhead, gap = load_constants().overhead_us * 1e-3, load_constants().gap_us * 1e-3
     kernels = sum(k.ms - overhead + gap for k in time.kernels)
     assert time.total_ms == pytest.approx(kernels, rel=1e-6)
-    assert graph.total_ms == pytest.approx(time.total_ms - gap * len(time.kernels), rel=1e-6)
-    assert time.low_ms < time.total_ms < time.high_ms
-    assert time.high_ms / time.total_ms == pytest.approx(load_constants().spreads["total"])
-    assert 0 < time.conversions_ms < time.total_ms
+    assert (
+        graph.total_ms == pytest.approx(time.total_ms - gap * len(time.kernels), rel=1e-6)
+        and time.low_ms < time.total_ms < time.high_ms
+    )
+    assert (
+        time.high_ms / time.total_ms == pytest.approx(load_constants().spreads["total"])
+        and 0 < time.conversions_ms < time.total_ms
+    )
 
 
 def test_float_variant_has_no_qdq() -> None:
@@ -90,8 +93,10 @@ def test_float_time_does_not_depend_on_the_type_of_the_input() -> None:
     convert_inputs_to_integers(model, "int8", Preprocess())
     assert model.proto.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.INT8
     (_, expected), (_, time) = estimate_model(float_input), estimate_model(model.proto)
-    assert time.float_time.total_ms == pytest.approx(expected.float_time.total_ms, rel=1e-6)
-    assert time.total_ms < expected.total_ms
+    assert (
+        time.float_time.total_ms == pytest.approx(expected.float_time.total_ms, rel=1e-6)
+        and time.total_ms < expected.total_ms
+    )
 
 
 def test_times_of_quantized_and_float_model_agree() -> None:
@@ -222,8 +227,7 @@ def test_placements_are_ordered_as_measured() -> None:
     )
     totals = [time.total_ms for time in (first, second, third)]
     saved_ms = sum(f.saves_ms or 0 for f in prediction.findings if f.code == "SKIP-FLOAT")
-    assert totals[0] > 1.3 * totals[1] > 1.3 * totals[2]
-    assert 0.05 < saved_ms < totals[0] - totals[1]
+    assert totals[0] > 1.3 * totals[1] > 1.3 * totals[2] and 0.05 < saved_ms < totals[0] - totals[1]
 
 
 @functools.cache
@@ -368,8 +372,10 @@ def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
         estimate_time(*narrow, board, TARGET, compare=False, batch=batch)
         for board, batch in ((gpu, None), (replace(gpu, clock=gpu.clock * factor), None), (gpu, 8))
     )
-    assert faster.total_ms <= base.total_ms <= larger.total_ms
-    assert estimate_time(*wide, gpu, TARGET).gain >= 1
+    assert (
+        faster.total_ms <= base.total_ms <= larger.total_ms
+        and estimate_time(*wide, gpu, TARGET).gain >= 1
+    )
 
 
 @functools.cache
@@ -439,8 +445,10 @@ def test_stem_of_a_recorded_build_writes_fp32() -> None:
     engine = model_workload(evidence.graph("resnet18-a100-qat"))
     stem, pool = (next(w for w in engine.layers if w.kind == k) for k in (work.CONV, work.POOL))
     assert (stem.channels, stem.precision, stem.written_as) == (3, Precision.INT8, Precision.FP32)
-    assert stem.written == pool.read == 4 * 32 * 64 * 112 * 112
-    assert pool.written == 4 * 32 * 64 * 56 * 56
+    assert (
+        stem.written == pool.read == 4 * 32 * 64 * 112 * 112
+        and pool.written == 4 * 32 * 64 * 56 * 56
+    )
     to_half = (Precision.FP32, Precision.FP16)
     casts = [e.work for e in engine.extras if (e.work.precision, e.work.written_as) == to_half]
     assert [(w.read, w.written) for w in casts] == [(pool.written, pool.written / 2)]
@@ -703,5 +711,7 @@ def test_rtx_time_states_the_remaining_layers_of_the_engine_it_comes_from(quanti
     _, time = predict_on_gpu(proto, "rtx1.7", TimingOptions(gpu="RTX 4090"))
     (note,) = (n for n in time.notes if n.code == "no-layers-named")
     remaining = predict(proto, "trt10-strongly-typed").summary()["conversions"]
-    assert note.values["conversions"] == remaining == (1 if quantized else 0)
-    assert ("inside its kernels" in note) == quantized
+    assert (
+        note.values["conversions"] == remaining == (1 if quantized else 0)
+        and ("inside its kernels" in note) == quantized
+    )

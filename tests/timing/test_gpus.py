@@ -208,8 +208,9 @@ def test_suggested_names_are_of_the_same_series_or_number(
 def test_laptop_variant_has_a_lower_clock() -> None:
     desktop = gpus.find_gpu("RTX 2070 Super")
     gpu = gpus.choose_gpu("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
-    assert gpu.sms == desktop.sms and gpu.clock < desktop.clock
-    assert note_codes(gpu.notes) == ["laptop"]
+    assert (
+        gpu.sms == desktop.sms and gpu.clock < desktop.clock and note_codes(gpu.notes) == ["laptop"]
+    )
 
 
 def test_parse_description() -> None:
@@ -265,8 +266,10 @@ def test_gpus_that_do_not_sustain_their_clock() -> None:
     names = {g.name for g in gpus.all_gpus() if g.clock_share_under_load < 1}
     assert {"Tesla T4", "L4", "A10"} <= names <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
     # On a T4, YOLOv7 at batch 16 takes 1.54 times the estimate for the boost clock.
-    assert 0.6 < gpus.find_gpu("T4").clock_share_under_load < 0.75
-    assert gpus.choose_gpu("T4", clock=1590).clock_share_under_load == 1
+    assert (
+        0.6 < gpus.find_gpu("T4").clock_share_under_load < 0.75
+        and gpus.choose_gpu("T4", clock=1590).clock_share_under_load == 1
+    )
 
 
 def test_clock_falls_with_utilization_where_the_power_limit_is_low() -> None:
@@ -274,8 +277,10 @@ def test_clock_falls_with_utilization_where_the_power_limit_is_low() -> None:
     idle, half, full = (t4.clock_share_at(u) for u in (0.0, 0.5, 1.0))
     assert idle == 1 > half > full == pytest.approx(t4.clock_share_under_load)
     # 0.3 of the power under load remains without products, so half the products take 0.65 of it.
-    assert half == pytest.approx(full * 0.65**-0.4)
-    assert gpus.find_gpu("RTX 3060").clock_share_at(1.0) == 1
+    assert (
+        half == pytest.approx(full * 0.65**-0.4)
+        and gpus.find_gpu("RTX 3060").clock_share_at(1.0) == 1
+    )
 
 
 def test_busy_network_is_timed_at_the_clock_of_the_power_limit() -> None:
@@ -283,8 +288,10 @@ def test_busy_network_is_timed_at_the_clock_of_the_power_limit() -> None:
     assert estimate_model(small, gpus.find_gpu("T4"), compare=False)[1].clock_share == 1
     _, limited = estimate_model(large, gpus.find_gpu("T4"), compare=False)
     _, fixed = estimate_model(large, gpus.choose_gpu("T4", clock=1590), compare=False)
-    assert fixed.clock_share == 1 > limited.clock_share
-    assert fixed.total_ms < limited.total_ms < fixed.total_ms / limited.clock_share
+    assert (
+        fixed.clock_share == 1 > limited.clock_share
+        and fixed.total_ms < limited.total_ms < fixed.total_ms / limited.clock_share
+    )
     _, same = estimate_model(
         large, gpus.choose_gpu("T4", clock=1590 * limited.clock_share), compare=False
     )
@@ -564,8 +571,10 @@ def test_calibrate_with_a_measured_time() -> None:
     _, plain = estimate_model(convolution_chain(batch=8))
     measured = plain.total_ms * 1.3
     _, time = estimate_model(convolution_chain(batch=8), calibrate=f"{measured}ms")
-    assert time.total_ms == pytest.approx(measured, rel=1e-6)
-    assert time.high_ms / time.low_ms < plain.high_ms / plain.low_ms
+    assert (
+        time.total_ms == pytest.approx(measured, rel=1e-6)
+        and time.high_ms / time.low_ms < plain.high_ms / plain.low_ms
+    )
 
 
 @pytest.fixture
@@ -653,8 +662,11 @@ def test_calibrate_with_a_recorded_profile(case: str, gpu: str, measured: float)
     if not profile.exists():
         pytest.skip("the published profiles are not available")
     _, time = estimate_model(evidence.model(case), find_gpu(gpu), calibrate=str(profile))
-    assert time.total_ms == pytest.approx(measured, rel=0.18)
-    assert time.low_ms <= 1.12 * measured and measured <= time.high_ms
+    assert (
+        time.total_ms == pytest.approx(measured, rel=0.18)
+        and time.low_ms <= 1.12 * measured
+        and measured <= time.high_ms
+    )
 
 
 def test_calibrate_rejects_the_profile_of_another_engine(tmp_path: Path) -> None:
