@@ -6,7 +6,7 @@ Results that depend on scales, which logs do not contain, are unknown.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -112,22 +112,13 @@ def test_copy_with_scales_keeps_sizes_and_other_constants(
     assert np.array_equal(after.constant("c.bias"), before.constant("c.bias"))
 
 
-# Builds on this machine. A function of the test replaces the builder.
-
-
-class Builder:
-    result: BuildResult
-    sm: Any = None
-
-    def build(self, model: object, sm: Any, **options: Any) -> BuildResult:
-        self.sm = sm
-        return self.result
+# Builds on this machine. A mock replaces the builder.
 
 
 @pytest.fixture
-def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
-    builder = Builder()
-    monkeypatch.setattr("qdqtool.builders.build", builder.build)
+def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    builder = Mock()
+    monkeypatch.setattr("qdqtool.builders.build", builder)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return builder
 
@@ -145,14 +136,14 @@ def path(tmp_path: Path) -> Path:
     return save_model(tmp_path)
 
 
-def test_verify_with_builder_timeout(builder: Builder, path: Path) -> None:
-    builder.result = BuildResult("tensorrt-rtx", "timeout", message="stopped after 5 s")
+def test_verify_with_builder_timeout(builder: Mock, path: Path) -> None:
+    builder.return_value = BuildResult("tensorrt-rtx", "timeout", message="stopped after 5 s")
     with pytest.raises(BuilderError, match="5 s", check=has("timeout", path=str(path))):
         api.verify_with_builder(path, "tensorrt-rtx")
 
 
-def test_verify_with_builder_predicted_rejection(builder: Builder, tmp_path: Path) -> None:
-    builder.result = BuildResult("tensorrt-rtx", "refused", "1.7.1", message="asymmetric")
+def test_verify_with_builder_predicted_rejection(builder: Mock, tmp_path: Path) -> None:
+    builder.return_value = BuildResult("tensorrt-rtx", "refused", "1.7.1", message="asymmetric")
     model = onnx_graphsurgeon.import_onnx(onnx.load(save_model(tmp_path, zero_point=3)))
     result = api.verify_with_builder(model, "tensorrt-rtx")
     assert result.notes == [note("built-alike", status="refused", message="asymmetric")]
@@ -165,9 +156,9 @@ def test_verify_with_builder_predicted_rejection(builder: Builder, tmp_path: Pat
     [("refused", "because", "refused: because"), ("crashed", "", "crashed")],
 )
 def test_verify_with_builder_other_status_than_predicted(
-    builder: Builder, tmp_path: Path, status: str, message: str, text: str
+    builder: Mock, tmp_path: Path, status: str, message: str, text: str
 ) -> None:
-    builder.result = BuildResult("tensorrt-rtx", status, "1.7.1", message=message)
+    builder.return_value = BuildResult("tensorrt-rtx", status, "1.7.1", message=message)
     result = api.verify_with_builder(save_model(tmp_path), "tensorrt-rtx")
     assert [(str(m.kind), m.built["status"], m.differs, m.values) for m in result.mismatches] == [
         ("build", status, Difference.STATUS, ("built", text))
@@ -176,9 +167,9 @@ def test_verify_with_builder_other_status_than_predicted(
 
 
 def test_verify_with_trtexec_compares_layers_and_passes(
-    builder: Builder, capsys: pytest.CaptureFixture[str], path: Path
+    builder: Mock, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
-    builder.result = BuildResult(
+    builder.return_value = BuildResult(
         "trtexec", "built", "8.5.2", build=build_of(log_of(predict(path, "trt8.5")))
     )
     result = api.verify_with_builder(path, "trtexec")
@@ -189,10 +180,10 @@ def test_verify_with_trtexec_compares_layers_and_passes(
 
 
 def test_verify_with_tensorrt_rtx_compares_nodes(
-    builder: Builder, capsys: pytest.CaptureFixture[str], path: Path
+    builder: Mock, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
     model = load(path)
-    builder.result = BuildResult(
+    builder.return_value = BuildResult(
         "tensorrt-rtx",
         "built",
         "1.7.1",
@@ -209,12 +200,12 @@ def test_verify_with_tensorrt_rtx_compares_nodes(
     ("text", "sm"), [(None, None), ("86", [86]), ("sm89", [89]), ("SM120", [120]), ("sm75", [75])]
 )
 def test_verify_with_builder_compute_capability(
-    builder: Builder, tmp_path: Path, text: str | None, sm: list[int] | None
+    builder: Mock, tmp_path: Path, text: str | None, sm: list[int] | None
 ) -> None:
     """The builder and the prediction have the compute capability. 7.5 has no INT8."""
-    builder.result = BuildResult("tensorrt-rtx", "refused")
+    builder.return_value = BuildResult("tensorrt-rtx", "refused")
     result = api.verify_with_builder(save_model(tmp_path), "tensorrt-rtx", sm=text)
-    assert builder.sm == sm and result.prediction is not None
+    assert builder.call_args.kwargs["sm"] == sm and result.prediction is not None
     assert [c.is_int8 for c in result.prediction.convolutions] == [sm != [75]]
 
 
