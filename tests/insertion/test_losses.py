@@ -2,7 +2,7 @@ import re
 import shlex
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,31 +131,21 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(
     assert losses.error == pytest.approx(total, rel=2e-3) and type(losses.error) is float
 
 
-@dataclass
-class NetworkRuns:
-    """Runs of the network on two threads; the first runs of two samples wait for each other.
-
-    Attributes:
-        samples: First value of the sample of each run.
-    """
-
-    samples: list[float] = field(default_factory=list)
-    both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=60))
-
-    def begin(self, sample: float) -> None:
-        self.samples.append(sample)
-        if len(self.samples) <= 2:
-            self.both.wait()
-
-
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> NetworkRuns:
-    runs, run_network = NetworkRuns(), SwitchableNetwork.run
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """First value of the sample of each run of the network.
+
+    The network runs on two threads; the first two runs wait for each other.
+    """
+    runs: list[float] = []
+    both, run_network = threading.Barrier(2, timeout=60), SwitchableNetwork.run
 
     def record_run(
         network: SwitchableNetwork, sample: dict[str, np.ndarray], floats: Collection[str] = ()
     ) -> dict[str, np.ndarray]:
-        runs.begin(float(sample["x"].flat[0]))
+        runs.append(float(sample["x"].flat[0]))
+        if len(runs) <= 2:
+            both.wait()
         return run_network(network, sample, floats)
 
     monkeypatch.setattr(SwitchableNetwork, "run", record_run)
@@ -184,11 +174,11 @@ def test_measure_gives_same_losses_on_one_and_two_threads(
     assert losses[0] == losses[1]
 
 
-def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: NetworkRuns) -> None:
+def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: list[float]) -> None:
     assert measure_all(chain_insertion, images(3), samples=2)
-    assert len(set(runs.samples[:2])) == 2
+    assert len(set(runs[:2])) == 2
     # Each sample runs with all activations float, with all quantized, and with each of four float.
-    assert len(runs.samples) == 2 * (1 + 1 + 4)
+    assert len(runs) == 2 * (1 + 1 + 4)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +187,7 @@ def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: NetworkR
     ids=["small error", "large error"],
 )
 def test_measure_tries_activations_only_for_large_error(
-    percentile: float, tried: int, count: int, runs: NetworkRuns
+    percentile: float, tried: int, count: int, runs: list[float]
 ) -> None:
     """Three samples run with all activations float and quantized, two of them with each float."""
     result = qdqtool.insert(
@@ -205,7 +195,7 @@ def test_measure_tries_activations_only_for_large_error(
     )
     losses = result.losses = measure_all(result, images(3), samples=None)
     assert (losses.error > SMALL_ERROR) == bool(tried)
-    assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, count)
+    assert (losses.samples, losses.tried, len(runs)) == (3, tried, count)
     assert ("--losses 3 measures it" in str(render(result, 400, everything=True))) == (not tried)
 
 
