@@ -164,8 +164,7 @@ def test_other_networks_get_a_warning_with_the_presets_of_their_kind(
     assert find_non_detector_kind(model).kind == kind
     (warning,) = warn_default_preprocess(model, "default")
     assert warning.code == "default-preprocess" and kind.value in warning
-    assert warn_default_preprocess(model, "option") == []
-    assert warn_default_preprocess(model, "model") == []
+    assert not any(warn_default_preprocess(model, origin) for origin in ("option", "model"))
 
 
 def test_segmentation_network_of_any_size_is_a_map() -> None:

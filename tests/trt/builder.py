@@ -62,13 +62,10 @@ class Graph:
             self.initializers.append(tensor)
         return name
 
-    def output_names(self, name: str, count: int) -> list[str]:
-        return [f"{name}:{i}" for i in range(count)]
-
     def ops(
         self, op: str, inputs: Sequence[str], name: str, count: int = 1, **attributes: Any
     ) -> list[str]:
-        outputs = self.output_names(name, count)
+        outputs = [f"{name}:{i}" for i in range(count)]
         self.nodes.append(onnx.helper.make_node(op, list(inputs), outputs, name, **attributes))
         for output in outputs:
             self.channels[output] = self.channels.get(inputs[0], 1) if inputs else 1

@@ -120,10 +120,10 @@ class Exporter:
         zero = np.broadcast_to(quant.zero_point, quant.scale.shape).astype(
             {Precision.INT8: np.int8, Precision.UINT8: np.uint8}[quant.precision]
         )
-        self.initializers.append(onnx.numpy_helper.from_array(scale, f"{stem}.s"))
-        self.initializers.append(
-            onnx.numpy_helper.from_array(zero.reshape(scale.shape), f"{stem}.z")
-        )
+        self.initializers += [
+            onnx.numpy_helper.from_array(scale, f"{stem}.s"),
+            onnx.numpy_helper.from_array(zero.reshape(scale.shape), f"{stem}.z"),
+        ]
         attributes: dict[str, Any] = {} if quant.axis is None else {"axis": quant.axis}
         op = "QuantizeLinear" if layer.kind == LayerKind.QUANTIZE else "DequantizeLinear"
         self.nodes.append(
