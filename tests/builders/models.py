@@ -1,8 +1,14 @@
 from pathlib import Path
 
 import onnx
+import pytest
 
+from qdqtool.builders.compiler_process import is_installed
 from tools.fuzz.net import Net
+
+needs_compiler = pytest.mark.skipif(
+    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
 
 NASTY = "/a b/[x], Name: {y}, LayerType: z\n\x1e/Conv"
 

@@ -12,7 +12,7 @@ import pytest
 
 from qdqtool import Precision, builders
 from qdqtool.builders import trtexec
-from qdqtool.builders.compiler_process import CompilerProcess, is_installed, print_license_notice
+from qdqtool.builders.compiler_process import CompilerProcess, print_license_notice
 from qdqtool.builders.run import choose_log_names, prepare_model_file
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
@@ -21,7 +21,7 @@ from qdqtool.ir.modelfile import load
 from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
 from qdqtool.verification.local_build import build_model, is_status_as_predicted, pair_convolutions
-from tests.builders.models import NASTY, saved, two_convolutions
+from tests.builders.models import NASTY, needs_compiler, saved, two_convolutions
 from tests.errors import has
 from tools.fuzz.net import Net
 
@@ -112,11 +112,6 @@ def test_build_with_tensorrt_needs_a_gpu(model: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FAKE", "no gpu")
     with pytest.raises(BuilderError, match="GPU", check=has("builder-unavailable")):
         builders.build(model, "tensorrt")
-
-
-needs_compiler = pytest.mark.skipif(
-    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
-)
 
 
 @needs_compiler

@@ -2,13 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.builders.compiler_process import is_installed
-from tests.builders.models import NASTY, saved, two_convolutions
+from tests.builders.models import NASTY, needs_compiler, saved, two_convolutions
 from tests.commands.conftest import Cli
-
-needs_compiler = pytest.mark.skipif(
-    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
-)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from qdqtool.timing.gpus import choose_gpu
 from qdqtool.util.text import format_ms
 from tests.commands.conftest import Cli, next_commands
 from tests.insertion.nets import Net, check, detector
+from tests.insertion.test_api import small
 from tests.slow import slow_after
 
 # The least that insert can do.
@@ -25,9 +26,7 @@ SLOW_GPU = "sm=8.9,sms=1,clock=100,bandwidth=1000,l2=10"
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("insert")
     onnx.save(detector(), path / "m.onnx")
-    net = Net(3, 64)
-    net.output(net.op("Softmax", "end", net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3)))))
-    onnx.save(net.model(), path / "small.onnx")
+    onnx.save(small(), path / "small.onnx")
     (path / "images").mkdir()
     write_images(path / "images", 6, 64)
     return path

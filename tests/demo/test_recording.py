@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.builders import compiler_process
 from qdqtool.demo import recording
 from qdqtool.demo.recording import RECORDING, verify_recorded
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.local_build import build_model
+from tests.builders.models import needs_compiler
 from tools.record_demo import quantized_demo
 
 
@@ -42,9 +42,7 @@ def test_recording_with_wrong_entries_is_a_mismatch(
     assert (result.convolutions.unknown_names, exit_code(result)) == ((lost["name"],), 1)
 
 
-@pytest.mark.skipif(
-    not compiler_process.is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
-)
+@needs_compiler
 def test_recording_agrees_with_the_compiler(quantized: Path) -> None:
     built = {n.name: (str(n.precision), str(n.output)) for n in build_model(quantized).nodes}
     assert {

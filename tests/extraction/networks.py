@@ -57,12 +57,3 @@ def secretive() -> onnx.ModelProto:
     graph.output[0].name = f"{SECRET}/done"
     model.opset_import.append(onnx.helper.make_opsetid(f"ai.{SECRET}", 1))
     return model
-
-
-def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    graph = model.graph
-    for i, tensor in enumerate([t for t in graph.initializer if len(t.dims) < 2]):
-        node = onnx.helper.make_node("Constant", [], [tensor.name], f"Constant_{i}", value=tensor)
-        graph.node.insert(i, node)
-        graph.initializer.remove(tensor)
-    return model

@@ -5,19 +5,16 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.builders.compiler_process import is_installed
 from qdqtool.commands.process import StopRequest
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
 from qdqtool.util.process import INTERRUPTED
+from tests.builders.models import needs_compiler
 from tests.errors import has
-from tests.extraction.networks import residual, with_constant_nodes
+from tests.extraction.networks import residual
+from tests.insertion.nets import with_constant_nodes
 from tests.notes import note_codes
 from tests.trt.builder import Graph
-
-needs_compiler = pytest.mark.skipif(
-    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
-)
 
 
 def operators(model: onnx.ModelProto) -> list[str]:

@@ -8,7 +8,6 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.builders.compiler_process import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.fp8_conversion import convert_pairs_to_fp8
 from qdqtool.insertion.number_formats import FP8
@@ -19,6 +18,7 @@ from qdqtool.ir.modelfile import save
 from qdqtool.reasons.placement import FloatNode, SkipCause
 from qdqtool.runtime.sessions import open_session
 from qdqtool.verification.local_build import build_model
+from tests.builders.models import needs_compiler
 from tests.errors import has
 from tests.insertion.nets import Array, Net, check, copy_model, nodes_of, run, value_of
 from tests.notes import note_codes
@@ -200,7 +200,7 @@ def test_remainder_is_fp16_by_default() -> None:
     assert (result.float_type, scales) == ("fp16", {onnx.TensorProto.FLOAT16})
 
 
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+@needs_compiler
 @pytest.mark.parametrize("capability", [89, 120])
 def test_tensorrt_rtx_builds_fp8_convolutions(capability: int, tmp_path: Path) -> None:
     result = insert_fp8(relu_net().model(), high_precision=None, target="rtx1.7")

@@ -13,6 +13,7 @@ from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.smoothing import ScaleMigration, smooth_activations
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import read_smoothed_tensors
+from tests.builders.models import needs_compiler
 from tests.errors import has
 from tests.insertion.nets import (
     assert_same_outputs,
@@ -22,7 +23,7 @@ from tests.insertion.nets import (
     run,
     value_of,
 )
-from tests.insertion.test_transformers import build, needs_compiler
+from tests.insertion.test_transformers import build
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
 from tests.notes import note_codes
 from tests.patterns.test_structures import gelu

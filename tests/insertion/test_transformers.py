@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.builders.compiler_process import is_installed
 from qdqtool.formats import insertion_text
 from qdqtool.formats.predict_text import render
 from qdqtool.formats.verdicts import verdict
@@ -29,6 +28,7 @@ from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.planner import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
+from tests.builders.models import needs_compiler
 from tests.insertion.nets import (
     Net,
     copy_model,
@@ -46,9 +46,6 @@ from tools.fuzz.driver import Answer, Lab
 
 FEW_FIRST = slow_after(
     3, sorted(TARGETS, key=("trt8.6", "trt10", "rtx1.7").__contains__, reverse=True)
-)
-needs_compiler = pytest.mark.skipif(
-    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
 )
 
 

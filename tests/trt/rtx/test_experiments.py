@@ -21,6 +21,7 @@ from qdqtool.reasons.finding import Severity
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import RTX
+from tests.builders.models import needs_compiler
 from tests.findings.lint.test_operators import runtime_model
 from tests.findings.test_producers import models as producer_models, of_shape_1, predictions
 from tests.fixing.test_places import detector
@@ -238,7 +239,7 @@ def test_errors_on_rtx_are_reported_once_for_a_pair() -> None:
     }
 
 
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+@needs_compiler
 def test_record_matches_installed_compiler() -> None:
     with Lab() as lab:
         for question in sorted(models())[::40]:
