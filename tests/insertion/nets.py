@@ -77,9 +77,8 @@ class Net:
         return self.op("Reshape", name, tensor, self.const(f"{name}.shape", shape, np.int64))
 
     def choice(self, name: str, branch: Callable[[str], onnx.GraphProto]) -> str:
-        condition = self.const(f"{name}.condition", True, np.bool_)
         branches = {f"{side}_branch": branch(side) for side in ("then", "else")}
-        return self.op("If", name, condition, **branches)
+        return self.op("If", name, self.const(f"{name}.condition", True, np.bool_), **branches)
 
     def silu(self, name: str, tensor: str) -> str:
         return self.op("Mul", f"{name}/Mul", tensor, self.op("Sigmoid", f"{name}/Sigmoid", tensor))

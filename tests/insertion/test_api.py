@@ -114,11 +114,10 @@ def test_cache_is_reused_for_another_target(
     targets: tuple[str, str], tmp_path: Path, net: Net
 ) -> None:
     """Preparation rewrites computed weights and a Sum alike for both targets."""
-    x = net.op("Sum", "sum", net.conv("a", "x"), "x")
     turned = net.op(
         "Transpose", "turned", net.const("w", np.full((16, 16, 1, 1), 0.5)), perm=[1, 0, 2, 3]
     )
-    net.output(net.op("Conv", "b", x, turned))
+    net.output(net.op("Conv", "b", net.op("Sum", "sum", net.conv("a", "x"), "x"), turned))
     path, cache = tmp_path / "model.onnx", tmp_path / "cache.npz"
     onnx.save(net.model(opset=13), path)
     for target in targets:

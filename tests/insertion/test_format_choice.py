@@ -5,7 +5,7 @@ import pytest
 
 from calibration.methods import fp8_error
 from calibration.statistics import TensorStatistics
-from qdqtool.insertion.format_choice import choose_number_format, compare_precision
+from qdqtool.insertion.format_choice import FormatFit, choose_number_format, compare_precision
 from qdqtool.insertion.scales import GroupScale, ScaleGroup
 from tests.insertion.test_scales import statistics
 
@@ -24,6 +24,12 @@ def stats_of(values: Floats) -> TensorStatistics:
     return statistics(a=values)["a"]
 
 
+def compare_formats(values: Floats) -> FormatFit:
+    scale = float(np.abs(values).max()) / 127
+    group = GroupScale(ScaleGroup(("a",), ("a",), ("a",)), scale, "max", ())
+    return compare_precision([group], {"a": stats_of(values)})[0]
+
+
 RNG = np.random.default_rng(0)
 UNIFORM = RNG.uniform(-1, 1, 200_000)
 GAUSS = RNG.standard_normal(200_000)
@@ -33,8 +39,7 @@ HEAVY = RNG.standard_t(3, 200_000)
 @pytest.mark.parametrize("values", [UNIFORM, GAUSS, HEAVY], ids=["uniform", "gauss", "heavy"])
 def test_precision_from_statistics_is_that_of_rounded_values(values: Floats) -> None:
     amax = float(np.abs(values).max())
-    group = ScaleGroup(("a",), ("a",), ("a",))
-    (fit,) = compare_precision([GroupScale(group, amax / 127, "max", ())], {"a": stats_of(values)})
+    fit = compare_formats(values)
     int8 = np.rint(values / amax * 127) * amax / 127
     assert fit.int8_db == pytest.approx(measure_db(values, int8), abs=0.2)
     assert fit.fp8_db == pytest.approx(measure_db(values, round_fp8(values, amax)), abs=0.4)
@@ -42,12 +47,7 @@ def test_precision_from_statistics_is_that_of_rounded_values(values: Floats) -> 
 
 
 def test_heavy_tails_suit_fp8_and_bounded_values_int8() -> None:
-    fits = []
-    for values in (UNIFORM, GAUSS, HEAVY):
-        scale = GroupScale(
-            ScaleGroup(("a",), ("a",), ("a",)), float(np.abs(values).max()) / 127, "max", ()
-        )
-        fits += compare_precision([scale], {"a": stats_of(values)})
+    fits = [compare_formats(values) for values in (UNIFORM, GAUSS, HEAVY)]
     assert [fit.is_fp8_better for fit in fits] == [False, False, True]
     assert [fit.spread > 12 for fit in fits] == [False, False, True]
 

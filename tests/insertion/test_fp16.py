@@ -321,9 +321,8 @@ def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
 
     net.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT32, [1]))
     cast = net.op("Cast", "cast", "i", to=TensorProto.FLOAT16)
-    kept = net.op("Cast", "kept", "i", to=TensorProto.DOUBLE)
     net.output(net.op("Mul", "mul", net.choice("if", branch), cast), dtype=TensorProto.FLOAT16)
-    net.output(kept, dtype=TensorProto.DOUBLE)
+    net.output(net.op("Cast", "kept", "i", to=TensorProto.DOUBLE), dtype=TensorProto.DOUBLE)
     net.outputs.append(helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 16, 8, 8]))
     net.inputs[0].type.tensor_type.elem_type = TensorProto.FLOAT16
     model = net.model()

@@ -176,9 +176,8 @@ def test_measure_gives_same_losses_on_one_and_two_threads(
 
 def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: list[float]) -> None:
     assert measure_all(chain_insertion, images(3), samples=2)
-    assert len(set(runs[:2])) == 2
     # Each sample runs with all activations float, with all quantized, and with each of four float.
-    assert len(runs) == 2 * (1 + 1 + 4)
+    assert len(set(runs[:2])) == 2 and len(runs) == 2 * (1 + 1 + 4)
 
 
 @pytest.mark.parametrize(

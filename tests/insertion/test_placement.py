@@ -436,10 +436,9 @@ def test_unsuitable_weights_are_left_float_with_reason(net: Net) -> None:
         "Reshape", "kr", net.conv("k", "x", kernel=1), net.const("ks", [16, 16, 2, 2], np.int64)
     )
     double = net.const("w64", np.ones((16, 16, 1, 1)), np.float64)
-    wide = net.op("Cast", "cast", "x", to=11)
     right = net.op("MatMul", "m3", "x", net.const("w3", np.ones((1, 8, 8))))
     net.output(net.op("Conv", "c", "x", kernel), right)
-    net.output(net.op("Conv", "d", wide, double), dtype=11)
+    net.output(net.op("Conv", "d", net.op("Cast", "cast", "x", to=11), double), dtype=11)
     assert reasons(place_net(net, PlacementRules(include=["k"]))) == {
         "c": (WeightsNotConstant, "kr.out", False),
         "d": (placement_reasons.NonFloatWeights, "double"),

@@ -31,14 +31,12 @@ def classifier(**metadata: str) -> onnx.ModelProto:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    write_pictures(folder, 8, 40, 30)
-    return folder
+    write_pictures(tmp_path / "photos", 8, 40, 30)
+    return tmp_path / "photos"
 
 
 def recorded(model: onnx.ModelProto) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(Model(model).metadata["qdqtool.preprocess"])
-    return values
+    return dict(json.loads(Model(model).metadata["qdqtool.preprocess"]))
 
 
 def test_insert_states_and_records_the_default_and_warns(photos: Path) -> None:

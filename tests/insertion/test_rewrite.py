@@ -88,15 +88,11 @@ def test_weights_have_scales_per_channel() -> None:
     model, _ = insert_scaled(two_layers(), 0.05)
     for node in nodes_of(model, "QuantizeLinear"):
         scale, zero = value_of(model, node.input[1]), value_of(model, node.input[2])
-        assert zero.dtype == np.int8
-        assert not zero.any()
-        assert scale.shape == zero.shape
+        assert zero.dtype == np.int8 and not zero.any() and scale.shape == zero.shape
         axis = [a.i for a in node.attribute if a.name == "axis"]
-        if "_weight_" in node.name:
-            assert (scale.shape, axis) == ((16,), [0])
-        else:
-            assert (scale.shape, axis) == ((), [])
-            assert float(scale) == np.float32(0.05)
+        has_channels = "_weight_" in node.name
+        assert (scale.shape, axis) == (((16,), [0]) if has_channels else ((), []))
+        assert has_channels or scale == np.float32(0.05)
 
 
 def test_round_up_to_half() -> None:

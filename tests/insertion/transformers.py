@@ -105,9 +105,11 @@ def vit(
         x = net.block(f"b{i}", x, pieces=pieces, square=square)
     x = net.layer_norm("ln", x, pieces=pieces, square=square)
     pooled = net.op("ReduceMean", "pool", x, axes=[1], keepdims=0)
-    weight = net.const("head.weight", net.rng.standard_normal((10, WIDTH)))
-    bias = net.const("head.bias", np.zeros(10))
-    return net.output(net.op("Gemm", "head", pooled, weight, bias, transB=1)).model(opset)
+    head = [
+        net.const("head.weight", net.rng.standard_normal((10, WIDTH))),
+        net.const("head.bias", np.zeros(10)),
+    ]
+    return net.output(net.op("Gemm", "head", pooled, *head, transB=1)).model(opset)
 
 
 def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArray[Any]]]:
