@@ -23,9 +23,8 @@ def moved(g: Graph) -> str:
 
 
 def resized(g: Graph, mode: str) -> str:
-    x = sigmoid(g)
     scales = [g.const("roi", np.zeros(0, np.float32)), g.const("f", np.float32([1, 1, 2, 2]))]
-    return g.op("Resize", [x, *scales], mode, mode=mode)
+    return g.op("Resize", [sigmoid(g), *scales], mode, mode=mode)
 
 
 WEIGHTS = np.ones((4, 4, 1, 1), np.float32)

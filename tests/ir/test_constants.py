@@ -77,8 +77,8 @@ def test_expensive_constant_is_not_computed(net: Net, build: Callable[[Net], str
     assert constants.evaluate(tensor) is None
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert constants.operations_left >= 0
-    assert peak < 2 * (4 << 25)  # bytes; constants have at most 2^25 elements
+    # The peak is in bytes. Constants have at most 2^25 elements.
+    assert constants.operations_left >= 0 and peak < 2 * (4 << 25)
 
 
 def test_loop_is_not_run(net: Net) -> None:
@@ -150,8 +150,9 @@ def test_large_constant_has_shape_without_data(net: Net) -> None:
     weights = net.op("Neg", "n", filled(net, "w", [1 << 13, 16, 3, 3]))
     folded = fold_constants(convolution(net, weights))
     assert [node.op for node in folded.nodes] == ["Conv"]
-    assert folded.constant_shape(weights) == (1 << 13, 16, 3, 3)
-    assert folded.constant(weights) is None
+    assert (
+        folded.constant_shape(weights) == (1 << 13, 16, 3, 3) and folded.constant(weights) is None
+    )
 
 
 def test_computed_scale_is_folded(net: Net) -> None:
