@@ -179,14 +179,13 @@ class Graph:
 
     def bn(self, x: str, name: str) -> str:
         count = self.channels[x]
-        values = (
-            self.random.uniform(0.5, 2, count),
-            self.random.normal(0, 1, count),
-            self.random.normal(0, 1, count),
-            self.random.uniform(0.5, 2, count),
-        )
-        names = ("weight", "bias", "running_mean", "running_var")
-        inputs = [self.const(f"{name}.{n}", v) for n, v in zip(names, values, strict=True)]
+        values = {
+            "weight": self.random.uniform(0.5, 2, count),
+            "bias": self.random.normal(0, 1, count),
+            "running_mean": self.random.normal(0, 1, count),
+            "running_var": self.random.uniform(0.5, 2, count),
+        }
+        inputs = [self.const(f"{name}.{n}", v) for n, v in values.items()]
         return self.op("BatchNormalization", [x, *inputs], name)
 
     def relu(self, x: str, name: str) -> str:

@@ -34,8 +34,7 @@ WITH_TRACE = sorted(p.parent.name for p in HOME.glob("*/trace.json.gz"))
 
 
 def truth(case: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((HOME / case / "truth.json").read_text())
-    return loaded
+    return dict(json.loads((HOME / case / "truth.json").read_text()))
 
 
 def built_trace(case: str) -> list[Event]:

@@ -259,9 +259,8 @@ def test_float16_before_opset_19(g: Graph) -> None:
     half = onnx.TensorProto.FLOAT16
     x = g.op("Cast", g.input(1, 3, 8, 8), "to16", to=half)
     x = g.op("Cast", x, "to32", to=onnx.TensorProto.FLOAT)
-    data = g.op("Cast", g.pair(x, "in"), "data16", to=half)
     weights = g.op("Cast", g.weights("c", (8, 3, 3, 3), "qdq"), "weights16", to=half)
-    out = g.op("Conv", [data, weights], "c")
+    out = g.op("Conv", [g.op("Cast", g.pair(x, "in"), "data16", to=half), weights], "c")
     conv = predict(g.model(g.op("Softmax", out, "s")), "trt10", advice=False).convolutions[0]
     assert (conv.inputs, conv.output, conv.evidence) == ([INT8], FLOAT, Evidence.ASSUMED)
 

@@ -65,9 +65,8 @@ def test_float_product_has_no_conversions(g: Graph) -> None:
 
 def test_matmul_of_quantized_input_writes_float(g: Graph) -> None:
     # linear-orinnano-trt103: kgen Half to Int8, then FcCas Int8 to Half.
-    x = g.pair(g.input(1, 8, 64), "in", 0.05)
     w = g.pair(g.const("w", np.ones((64, 32), np.float32)), "wq", np.full(32, 0.01), axis=1)
-    result = predict_graph(g, g.op("MatMul", [x, w], "q_proj"))
+    result = predict_graph(g, g.op("MatMul", [g.pair(g.input(1, 8, 64), "in", 0.05), w], "q_proj"))
     assert outcomes(result) == [("q_proj", "INT8", "FLOAT", None)]
     assert [r.kernels for r in result.regions] == [["in.Q"]] and result.conversions == 0
 
