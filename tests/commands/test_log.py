@@ -71,8 +71,7 @@ def test_log_pass_lists_its_lines(log: str, cli: Cli) -> None:
         row.strip().split(": ", 1)
         for row in cli("log", log, "--pass", "quantizedouble").splitlines()
     ]
-    assert len(shown) == 4
-    assert all(lines[int(number) - 1].endswith(text) for number, text in shown)
+    assert len(shown) == 4 and all(lines[int(number) - 1].endswith(text) for number, text in shown)
     assert [row["text"] for row in cli.json("log", log, "--pass", "QDQToCopy")] == [
         "Running: QDQToCopy on q0",
         "Swap the layer type of q0 from QUANTIZE to kQDQ",

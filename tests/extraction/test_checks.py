@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -130,14 +131,8 @@ ADD_AND_NEIGHBORS: dict[str, Any] = {"node": "b1.sum", "hops": 2, "check": "true
 
 @pytest.fixture
 def interrupt_third_check(monkeypatch: pytest.MonkeyPatch, stop: BaseException) -> None:
-    answers = iter([True, True])
-
-    def holds(self: CommandCheck, proto: onnx.ModelProto) -> bool:
-        for answer in answers:
-            return answer
-        raise stop
-
-    monkeypatch.setattr(CommandCheck, "has_same_behavior", holds)
+    answers = Mock(side_effect=[True, True, stop])
+    monkeypatch.setattr(CommandCheck, "has_same_behavior", answers)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopRequest(INTERRUPTED)])

@@ -327,8 +327,7 @@ def params(*scales: float, zeros: tuple[int, ...] = (0,), axis: int | None = 1) 
 def test_nodes_that_share_a_scale_share_its_values(zeros: bool) -> None:
     model = Model(pairs(3, np.array([0.5, 0.25]), zeros))
     quantizers = [read_params(model, model.node(n)) for n in ("Q0", "D0", "Q2")]
-    assert len({id(q.scales) for q in quantizers}) == 1
-    assert quantizers[0].key == quantizers[2].key
+    assert len({id(q.scales) for q in quantizers}) == 1 and quantizers[0].key == quantizers[2].key
     for q in quantizers:
         assert (q.scale.tolist(), q.zero_point.tolist()) == ([0.5, 0.25], [0, 0])
     assert quantizers[0].scales.summary is quantizers[0].scales.summary

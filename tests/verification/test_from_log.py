@@ -36,18 +36,15 @@ from tests.verification.synthetic import log_of
 from tests.verification.transcribed import layers_of
 
 
-def proto(case: str) -> onnx.ModelProto:
-    return published(case).proto
-
-
 @pytest.mark.parametrize(("equal", "output"), [(True, "INT8"), (False, "FLOAT")])
 def test_output_of_the_stem_depends_on_scales(equal: bool, output: str) -> None:
     """Two Qs consume the MaxPool of this ResNet-18.
 
     INT8 reaches the stem only if their scales are equal.
     """
-    model = Model(api.copy_with_artificial_scales(proto("resnet18-qat-rtx2000-trt8510"), equal))
-    assert predict(model, advice=False).convolution("Conv_9").output == output
+    model = published("resnet18-qat-rtx2000-trt8510").proto
+    scaled = Model(api.copy_with_artificial_scales(model, equal))
+    assert predict(scaled, advice=False).convolution("Conv_9").output == output
 
 
 @pytest.mark.parametrize(
