@@ -278,8 +278,7 @@ def test_uint8_input_of_fp16_model_keeps_its_scale() -> None:
         )
         for input_type in ("float", "uint8")
     )
-    assert "scales-raised" not in note_codes(changed.notes)
-    assert changed.quantized == plain.quantized
+    assert changed.quantized == plain.quantized and "scales-raised" not in note_codes(changed.notes)
     model = Model(changed.model)
     quantizer = next(
         n for n in model.ordered if n.op == "QuantizeLinear" and not model.is_constant(n.input(0))
@@ -289,6 +288,7 @@ def test_uint8_input_of_fp16_model_keeps_its_scale() -> None:
     assert "PAIR-SCALE" not in {f.code for f in qdqtool.predict(changed.model).findings}
 
 
+ELEMENTS = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
 # Codes of the notes, by the input type and by whether a mean is subtracted.
 NOTES = {
     ("int8", False): "feed-int8-pixels",
@@ -311,8 +311,7 @@ def test_input_type_changes_every_input(kind: str, mean: float, net: Net) -> Non
     plain, changed = (
         insert_into(k, model, data, head="none", preprocess=preprocess) for k in ("float", kind)
     )
-    element = onnx.TensorProto.INT8 if kind == "int8" else onnx.TensorProto.UINT8
-    assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [element, element]
+    assert {i.type.tensor_type.elem_type for i in changed.model.graph.input} == {ELEMENTS[kind]}
     assert changed.notes[-1].code == NOTES[kind, bool(mean)]
     added = [n.op_type for n in nodes_of(changed.model, "Mul", "Add", "Div", "Cast")]
     assert mean or added == ["Cast"] * (2 if kind == "uint8" else 0), (
@@ -347,8 +346,7 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
     plain, changed = (
         insert_into(k, model, data, target=target, preprocess=preprocess) for k in ("float", kind)
     )
-    element = onnx.TensorProto.INT8 if kind == "int8" else onnx.TensorProto.UINT8
-    assert changed.model.graph.input[0].type.tensor_type.elem_type == element
+    assert changed.model.graph.input[0].type.tensor_type.elem_type == ELEMENTS[kind]
     casts = [n for n in nodes_of(changed.model, "Cast") if n.input[0] == "x"]
     assert len(casts) == (kind == "uint8")
     x = (PIXELS.astype(np.float32) / 255 - mean).astype(np.float16)

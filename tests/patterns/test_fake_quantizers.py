@@ -263,9 +263,8 @@ def run(proto: onnx.ModelProto) -> np.ndarray:
 @pytest.mark.parametrize("name", DECOMPOSED)
 def test_fix_rewrites_arithmetic_exactly(name: str, per_channel: bool) -> None:
     before = network(DECOMPOSED[name], per_channel=per_channel)
-    prediction = qdqtool.predict(before)
-    assert prediction.findings_by_code().get("FAKE-QUANT") == 1
-    assert "NO-QDQ" not in prediction.findings_by_code()
+    codes = qdqtool.predict(before).findings_by_code()
+    assert codes.get("FAKE-QUANT") == 1 and "NO-QDQ" not in codes
     fixed = qdqtool.fix(before)
     assert [a.code for a in fixed.applied] == ["FAKE-QUANT"] * 4
     assert fixed.after.summary()["int8"] == 2

@@ -40,7 +40,6 @@ def outcomes(g: Graph, target: str | Target) -> dict[str, ConvOutcome]:
 @pytest.mark.parametrize("target", [t.name for t in CLASSIC])
 def test_stem_runs_in_int8_on_every_target(target: str) -> None:
     prediction = predict(stem().model("s:0"), target, advice=False)
-    assert prediction.target == target
     proof, _, rules = prediction.target_evidence.rpartition("; of the ")
     assert proof == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
     assert f"seen on {TARGETS[target].version[0]}.x" in rules
@@ -48,7 +47,7 @@ def test_stem_runs_in_int8_on_every_target(target: str) -> None:
         ("a", [INT8], INT8),
         ("b", [INT8], INT8),
     ]
-    assert prediction.conversion_nodes == ["a.in.Q"]
+    assert (prediction.target, prediction.conversion_nodes) == (target, ["a.in.Q"])
     # small-graphs-orinnano-trt103 shows a convolution without its pooling on 10.
     last = Evidence.SEEN if target == "trt10" else TARGETS[target].evidence
     assert [c.evidence for c in prediction.convolutions] == [TARGETS[target].evidence, last]

@@ -53,10 +53,7 @@ def test_q_moves_up_past_reshape_if_per_tensor(
 ) -> None:
     x = g.q(g.gemm(g.input(1, 8), "fc", 8), "q", scale, axis=None if moves else 1)
     result = run_pass(g.model(g.dq(x, "dq", scale, axis=None if moves else 1)), SqueezePushDownJoin)
-    swaps = [
-        line for line in result.lines if line[0].startswith("VanillaSwapWithFollowingQ: Swapping")
-    ]
-    assert bool(swaps) is moves
+    assert ("VanillaSwapWithFollowingQ: Swapping" in {line[0] for line in result.lines}) is moves
     squeeze = next(
         layer for layer in result.network.layers.values() if layer.name.startswith("copied_squeeze")
     )
