@@ -311,7 +311,7 @@ def test_input_type_changes_every_input(kind: str, mean: float, net: Net) -> Non
     plain, changed = (
         insert_into(k, model, data, head="none", preprocess=preprocess) for k in ("float", kind)
     )
-    assert {i.type.tensor_type.elem_type for i in changed.model.graph.input} == {ELEMENTS[kind]}
+    assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [ELEMENTS[kind]] * 2
     assert changed.notes[-1].code == NOTES[kind, bool(mean)]
     added = [n.op_type for n in nodes_of(changed.model, "Mul", "Add", "Div", "Cast")]
     assert mean or added == ["Cast"] * (2 if kind == "uint8" else 0), (
