@@ -9,6 +9,7 @@ from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
+from qdqtool.tuning.time_plan import JUDGING_END, SEARCH_END
 from qdqtool.util.text import format_count, format_ms, keep_end
 
 if TYPE_CHECKING:
@@ -46,9 +47,13 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
 
 
 def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
-    page.fill(_describe_goal(tuning), style=Style.GOOD if tuning.reached else Style.UNCLEAR)
+    is_good = tuning.reached and not _ended_with_float_model(tuning)
+    page.fill(_describe_goal(tuning), style=Style.GOOD if is_good else Style.UNCLEAR)
     page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
-    cheaper = tuning.cheapest_plausible
+    cheaper, fastest = tuning.cheapest_plausible, tuning.front[0]
+    has_goal = tuning.budget_ms is None
+    if has_goal and not tuning.chosen.cost.int8 and fastest.cost.int8 and fastest is not cheaper:
+        page.fill(f"Fastest: {_describe_placement(fastest, tuning)}", 4, "  ")
     if cheaper is not None:
         images = _count_held_out(tuning)
         position = "includes the goal"
@@ -114,23 +119,27 @@ def _float_type(tuning: Tuning) -> Precision:
     return name_float_type(tuning.prediction)
 
 
+def _ended_with_float_model(tuning: Tuning) -> bool:
+    """Return whether the time limit ended the search before it found a quantized result."""
+    has_ended = bool(tuning.effort["stopped"]) or not tuning.reached
+    return not tuning.chosen.cost.int8 and tuning.budget_ms is None and has_ended
+
+
 def _describe_float_model(tuning: Tuning) -> str:
-    lead = "goal met by the float model. " if tuning.reached else ""
     written = "The float model was written unchanged."
     if not tuning.unchanged:
         written = f"The float model was written in {tuning.float_type.upper()}."
     if tuning.budget_ms is not None:
+        lead = "goal met by the float model. " if tuning.reached else ""
         return f"{lead}The float model is within {tuning.budget_ms:g} ms. {written}"
-    condition = (
-        f"is faster than {_float_type(tuning)} and reaches {_format_goal(tuning)} on both the "
-        "selection and the held-out images"
-    )
-    if tuning.effort["stopped"] or not tuning.reached:
+    placement = f"No {_format_title(tuning)} placement faster than {_float_type(tuning)}"
+    goal = f"{_format_goal(tuning)} on both the selection and the held-out images"
+    if _ended_with_float_model(tuning):
         return (
-            f"{lead}No choice of {_format_title(tuning)} layers that {condition} was found before "
-            f"the time limit. {written} Give a longer --time-limit or a lower --keep"
+            f"{placement} reached {goal} in the time limit. {written} Give a longer --time-limit "
+            "or a lower --keep"
         )
-    return f"{lead}No choice of {_format_title(tuning)} layers {condition}. {written}"
+    return f"{placement} reaches {goal}. {written}"
 
 
 def _goal_level(tuning: Tuning, images: str = "float") -> float:
@@ -228,7 +237,11 @@ def _list_result_facts(tuning: Tuning) -> list[str]:
     )
     stopped = tuning.effort["stopped"]
     if stopped:
-        facts.append(f"stopped by the {stopped}: with more time, the result may be better")
+        facts.append(
+            f"stopped by the {stopped}, of which {SEARCH_END:.0%} are for the search, "
+            f"{JUDGING_END - SEARCH_END:.0%} for the held-out images, and the rest for the final "
+            "ranges and the files: with more time, the result may be better"
+        )
     return facts
 
 
@@ -373,8 +386,9 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
 
 
 def _add_site(page: TextPage, tuning: Tuning, site: SiteResult, text: str) -> None:
-    choice = _format_choice(tuning, site.choice)
-    page.fill(f"{site.site} ({_format_kind(site)}): {text}; chosen: {choice}", 4, "  - ")
+    if tuning.chosen.cost.int8:  # otherwise, all layers are float
+        text += f"; chosen: {_format_choice(tuning, site.choice)}"
+    page.fill(f"{site.site} ({_format_kind(site)}): {text}", 4, "  - ")
 
 
 def _explain_gap(site: SiteResult, tuning: Tuning) -> str:
@@ -395,7 +409,10 @@ def _format_price(tuning: Tuning, site: SiteResult) -> str:
 
 def _count_measured(tuning: Tuning, measured: Sequence[SiteResult]) -> str:
     counts = [site.swept_on for site in measured]
-    images = format_count(max(counts, default=0), "image")
+    most, planned = max(counts, default=0), tuning.images["swept_on"]
+    images = format_count(planned, "image")
+    if most < planned:
+        images = f"{most} of {images}"
     if len(set(counts)) > 1:
         images = f"{min(counts)} to {images}"
     number = f"{len(measured)} of " if len(measured) < len(tuning.sites) else ""

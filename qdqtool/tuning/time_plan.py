@@ -71,9 +71,12 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
             duration += f" (the first runs took {seconds_per_run:.2g} s each)"
     else:
         duration = "an earlier run has measured most of the candidates"
+    # A time limit may leave no time for some choices, and for some images.
+    most = "" if search.evaluator.deadline is None else "at most "
     return (
-        f"testing {format_count(choices, 'choice')} on {format_count(len(sets.swept_on), 'image')}"
-        f"{unmeasured}, then combinations: {duration}"
+        f"testing {most}{format_count(choices, 'choice')} on "
+        f"{most}{format_count(len(sets.swept_on), 'image')}{unmeasured}, then combinations: "
+        f"{duration}"
     )
 
 
