@@ -731,10 +731,12 @@ def _limit_to_mode(gpu: Gpu, power: str) -> tuple[Gpu, list[Note]]:
         return gpu, []
     sms = f"{mode.sms} of {gpu.sms}" if mode.sms < gpu.sms else f"all {gpu.sms}"
     memory = "" if mode.bandwidth is None else f" and a memory bandwidth of {bandwidth:g} GB/s"
+    is_assumed = mode.evidence == Evidence.ASSUMED
     note = Note(
-        f"the mode {mode.name} has {sms} SMs at up to {mode.clock:.0f} MHz{memory}. Fix the clock "
-        "with jetson_clocks; otherwise the clock falls while the GPU is idle",
-        code="power-mode",
+        f"the mode {mode.name} {'probably ' if is_assumed else ''}has {sms} SMs at up to "
+        f"{mode.clock:.0f} MHz{memory}. Fix the clock with jetson_clocks; otherwise the clock "
+        "falls while the GPU is idle",
+        code="power-mode-assumed" if is_assumed else "power-mode",
     )
     return limited, [note]
 

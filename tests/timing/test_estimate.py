@@ -323,6 +323,7 @@ def test_model_without_shapes_has_minimal_kernels_and_no_float_time() -> None:
         (choose_gpu("T4", clock=1100.0), 1.0, 1.0, []),
         (choose_gpu("Orin Nano"), 1.1, 1.1, ["of-gpu"]),
         (choose_gpu("Orin NX 16GB", power="25W"), 1.0, 1.0, ["of-gpu"]),
+        (choose_gpu("Orin Nano Super", power="7W"), 1.1, 1.1, ["of-gpu"]),
         (choose_gpu("Thor", power="70W"), 1.1, 2.25, ["in-myelin"]),
     ],
     ids=[
@@ -332,6 +333,7 @@ def test_model_without_shapes_has_minimal_kernels_and_no_float_time() -> None:
         "clock",
         "several boards",
         "power mode",
+        "assumed power mode",
         "unknown power mode",
     ],
 )
