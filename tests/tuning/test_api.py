@@ -176,9 +176,13 @@ def test_numbers_of_choices_and_of_images_add_up(tuned: Tuning) -> None:
         for why, left in (("no gain", True), ("no time", False))
     )
     measured = [replace(site, error_alone=0.1, swept_on=n) for n in (2, *[4] * 9)]
-    shown = replace(tuned, sites=[left_out] * 3 + measured + [late] * 2)
+    shown = replace(
+        tuned,
+        sites=[left_out] * 3 + measured + [late] * 2,
+        images={**tuned.images, "swept_on": 6},
+    )
     text, everything = (str(render_tuning(shown, 500, everything=e)) for e in (False, True))
-    assert "Most sensitive layers (10 of 15 choices measured on 2 to 4 images): " in text
+    assert "Most sensitive layers (10 of 15 choices measured on 2 to 4 of 6 images): " in text
     assert (
         "    and 2 more (--all)\n"
         "    3 choices left out: no benefit possible (--all gives the reasons)\n"
@@ -327,13 +331,15 @@ def test_sensitivity_is_the_error_of_the_nodes_of_a_site_alone() -> None:
 
 @pytest.mark.usefixtures("constant_costs")
 @pytest.mark.parametrize(
-    ("seconds", "workers", "end"),
+    ("seconds", "workers", "limit", "most", "end"),
     [
-        (1.0, 1, "about 3 minutes with 1 worker (the first runs took 1 s each)"),
-        (0.1, 2, "about a minute with 2 workers"),
+        (1.0, 1, None, "", "about 3 minutes with 1 worker (the first runs took 1 s each)"),
+        (0.1, 2, 3600, "at most ", "about a minute with 2 workers"),
     ],
 )
-def test_tune_estimates_its_duration(clock: Clock, seconds: float, workers: int, end: str) -> None:
+def test_tune_estimates_its_duration(
+    clock: Clock, seconds: float, workers: int, limit: float | None, most: str, end: str
+) -> None:
     """30 combinations on 4 selection images and a third of the 4 held-out images are 160 runs."""
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
@@ -342,10 +348,10 @@ def test_tune_estimates_its_duration(clock: Clock, seconds: float, workers: int,
             yield result
 
     lines: list[str] = []
-    tuning = tune(keep=0.5, mapper=mapper, workers=workers, say=lines.append)
+    tuning = tune(keep=0.5, mapper=mapper, workers=workers, say=lines.append, time_limit=limit)
     choices = tuning.effort["candidates"] - tuning.effort["never_measured"]
     assert any(
-        line.startswith(f"testing {choices} choices on 4 images") and line.endswith(end)
+        line.startswith(f"testing {most}{choices} choices on {most}4 images") and line.endswith(end)
         for line in lines
     )
 
