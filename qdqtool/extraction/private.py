@@ -557,8 +557,7 @@ def make_private(
                 path,
                 code="internal",
             )
-        if is_marked_part(Model(proto)):
-            mark_part(private)
+        _copy_marks(Model(proto), private, names)
         problem = _describe_difference(prediction, predict(private, prediction.target), names)
         if not problem:
             return private, names
@@ -569,6 +568,14 @@ def make_private(
         code="prediction-changes",
         parameter="private",
     )
+
+
+def _copy_marks(part: Model, private: onnx.ModelProto, names: PrivateNames) -> None:
+    """Copy the metadata that change findings, with the new names."""
+    if is_marked_part(part):
+        mark_part(private)
+    tuned = qdq.read_tuned_head(part)
+    qdq.record_tuned_head(private, (names.names[name] for name in tuned & names.names.keys()))
 
 
 def _list_outcomes(prediction: Prediction) -> list[tuple[object, ...]]:

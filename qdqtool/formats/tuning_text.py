@@ -308,8 +308,8 @@ def _add_changes(page: TextPage, tuning: Tuning) -> None:
         page.fill(f"{name}: {choice}", 4, "  ")
     if "int8" in changed.values() and "HEAD-QUANT" in tuning.prediction.findings_by_code():
         page.fill(
-            "predict will warn of these layers (HEAD-QUANT). The accuracy above was measured with "
-            f"them in {_format_title(tuning)}; 'fix --only HEAD-QUANT' would undo the choice",
+            "predict has a note on these layers (HEAD-QUANT). The accuracy above was measured with "
+            f"them in {_format_title(tuning)}",
             4,
             "  ",
         )

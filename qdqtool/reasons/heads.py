@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, Severity, fixable_rule
-from qdqtool.reasons.text import format_node, format_number
+from qdqtool.reasons.text import NO_ACTION, Message, format_node, format_number
 from qdqtool.util.text import format_count
 
 # Minimum score of a reported object; the default of Ultralytics.
@@ -126,18 +126,25 @@ class QuantizedHead(Reason):
 
     Attributes:
         branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
+        is_tuned: Whether ``tune`` quantized the layer, by the metadata of the model.
     """
 
     rules = (
         FindingRule("HEAD-SCORE", lambda r: r.branch == "class"),
+        FindingRule("HEAD-QUANT", lambda r: r.is_tuned),
         fixable_rule("HEAD-QUANT", on_request=True),
     )
 
     branch: str
+    is_tuned: bool = False
 
-    def message(self, finding: Finding, cause: Cause) -> str:
-        return (
+    def message(self, finding: Finding, cause: Cause) -> str | Message:
+        text = (
             f"{self.node} "
             f"{_HEADS.get(self.branch, f'is the last convolution of a {self.branch} branch')} and "
-            "is quantized."
+            "is quantized"
         )
+        if self.is_tuned:
+            text += ". By the model's metadata, tune chose this by the measured accuracy"
+            return f"{text}.", NO_ACTION
+        return f"{text}."

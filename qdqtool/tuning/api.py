@@ -47,6 +47,7 @@ from qdqtool.insertion.options import (
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.rules import choose_placement, restrict_to_fp8
 from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.insertion.scales import MethodChoice
@@ -55,6 +56,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import store_image_size
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.precision import Precision
+from qdqtool.ir.qdq import record_tuned_head
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.reasons.placement import create_nothing_to_quantize_error
 from qdqtool.timing import gpus
@@ -538,7 +540,13 @@ class _TuningRun:
         has_more_images = len(self.sets.complete) > self.store.calibrated_on
         if has_more_images and placement.cost.int8:
             planner = self._choose_final_planner(search, placement, reached, progress)
-        model, quantized = planner.build(planner.plan(placement.configuration), weights)
+
+        def build(configuration: Configuration) -> tuple[Model, list[QuantizedTensor]]:
+            model, quantized = planner.build(planner.plan(configuration), weights)
+            record_tuned_head(model.proto, configuration.quantized)
+            return model, quantized
+
+        model, quantized = build(placement.configuration)
         is_unchanged = not quantized and not planner.fp16
         if is_unchanged:
             model = self.prepared.load_float_model().copy()
@@ -601,9 +609,7 @@ class _TuningRun:
             ],
             source=self.source.path,
             written_metric=self.written_metric,
-            builder=lambda configuration: (
-                planner.build(planner.plan(configuration), weights)[0].proto
-            ),
+            builder=lambda configuration: build(configuration)[0].proto,
             float_type="fp16" if planner.fp16 else "fp32",
             precision=self.format.name,
             float32=dict(planner.fp32_tensors),

@@ -10,6 +10,7 @@ import pytest
 import qdqtool
 from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.ir.graph import Model
+from qdqtool.reasons.finding import Severity
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate_time
 from qdqtool.trt.targets import target_named
@@ -50,10 +51,17 @@ def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
     everything_int8 = replace(tuning, chosen=replace(tuning.chosen, sites=[], changed={}))
     lines = render_tuning(everything_int8, 500).lines
     assert "Every layer is INT8, except those that --head keeps in FP16" in lines
-    inserted = qdqtool.insert(detector(), images(1, 3, 64, name="images"), head="none")
-    chosen = replace(tuning.chosen, changed={"c": "int8"})
-    quantized_head = replace(tuning, chosen=chosen, prediction=inserted.prediction)
-    assert "HEAD-QUANT" in str(render_tuning(quantized_head, 500))
+
+
+def test_layers_of_a_head_that_tune_quantized_are_notes() -> None:
+    data = images(4, 3, 64, name="images")
+    tuning = qdqtool.tune(detector(), data, keep=0.5, metric=lambda *_: 1.0)
+    quantized = tuning.chosen.changed
+    assert len(quantized) == 3 and "a note on these layers (HEAD-QUANT)" in str(
+        render_tuning(tuning)
+    )
+    notes = [f for f in qdqtool.predict(tuning.model).findings if f.code == "HEAD-QUANT"]
+    assert {(f.node, f.severity) for f in notes} == {(name, Severity.INFO) for name in quantized}
 
 
 def test_tune_front_is_better_than_the_worst_by_sensitivity() -> None:

@@ -98,10 +98,13 @@ _MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a
 
 def run(view: View, report: FindingReport) -> None:
     """Add findings on quantized convolutions and results of a detector's head."""
+    tuned = qdq.read_tuned_head(view.model)
 
     def add(conv: Node, branch: str) -> None:
         if conv.index in view.fully_quantized_nodes:
-            report.add(QuantizedHead(MODEL_CHECK, conv.name, branch), convolutions=[conv.name])
+            is_tuned = conv.name in tuned
+            reason = QuantizedHead(MODEL_CHECK, conv.name, branch, is_tuned)
+            report.add(reason, convolutions=[conv.name], gains=not is_tuned)
 
     for index in sorted(find_coordinate_nodes(view)):
         add(view.model.nodes[index], "coordinates")

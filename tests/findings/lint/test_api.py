@@ -5,12 +5,14 @@ import numpy as np
 import onnx
 import pytest
 
+import qdqtool
 from qdqtool.findings.lint.api import run
 from qdqtool.findings.report import FindingReport
 from qdqtool.formats.verdicts import describe_rejection
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
+from qdqtool.ir.qdq import record_tuned_head
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons import MODEL_CHECK
@@ -328,6 +330,19 @@ def test_quantized_convolutions_of_a_head_are_reported() -> None:
     assert [f.node for f in findings if f.code == "HEAD-QUANT"] == ["box", "score"]
     # A detector has several last convolutions.
     assert "HEAD-QUANT" not in codes_of(head(quantized=False)) | codes_of(simple())
+
+
+def test_convolutions_of_a_head_that_tune_quantized_are_notes() -> None:
+    proto = head()
+    record_tuned_head(proto, ["box", "unknown"])
+    findings = [f for f in check(Model(proto), "trt8.5") if f.code == "HEAD-QUANT"]
+    assert [(f.severity, f.automatic, bool(f.fix), "tune" in f.message) for f in findings] == [
+        (Severity.INFO, False, False, True),
+        (Severity.WARNING, True, True, False),
+    ]
+    assert [a.node for a in qdqtool.fix(proto, only=["HEAD-QUANT"]).applied] == ["score"]
+    part = qdqtool.extract(proto, finding="HEAD-QUANT:2", private=True)
+    assert [f.severity for f in part.shown.findings] == [Severity.INFO]
 
 
 def test_boxes_are_told_from_scores_by_their_dfl(g: Graph) -> None:
