@@ -38,13 +38,10 @@ def test_demo_writes_all_files_again(folder: Path, cli: Cli) -> None:
     assert (summary["int8"], summary["int8_to_int8"]) == (60, 54)
 
 
-def test_demo_model_is_valid(folder: Path) -> None:
+def test_demo_model_is_valid_and_report_has_histograms_and_times(folder: Path) -> None:
     model = onnx.load(folder / "yolov8n-demo_qdq.onnx")
     check(model)
     assert sum(n.op_type == "DequantizeLinear" for n in model.graph.node) == 121
-
-
-def test_demo_report_has_histograms_and_times(folder: Path) -> None:
     page = (folder / "yolov8n-demo_report.html").read_text()
     assert '<section id="histograms">' in page and "RTX 3060" in page
 

@@ -101,17 +101,15 @@ def test_cache_from_a_table_completes_it_without_data(tmp_path: Path, net: Net) 
     assert report.precisions.outputs == {"c1": "fp16"} and "c1.out" in "\n".join(report.lines())
 
 
-def test_build_command_names_cache_model_and_precisions(tmp_path: Path) -> None:
-    report = write_table(quantize(target="10.3"), tmp_path / "t.cache")
+@pytest.mark.parametrize(("target", "has_precisions"), [("10.3", True), ("8.2", False)])
+def test_build_command_names_cache_model_and_precisions(
+    tmp_path: Path, target: str, has_precisions: bool
+) -> None:
+    report = write_table(quantize(target=target), tmp_path / "t.cache")
     words = shlex.split(report.command)
     assert {f"--calib={tmp_path / 't.cache'}", "--int8", "--fp16", "--useDLACore=0"} <= set(words)
-    assert any(word.startswith("--layerPrecisions=") for word in words)
+    assert any(word.startswith("--layerPrecisions=") for word in words) is has_precisions
     assert report.as_json()["flags"] == [w for w in words if "recision" in w or "OutputTypes" in w]
-
-
-def test_versions_without_precisions_of_layers(tmp_path: Path) -> None:
-    report = write_table(quantize(target="8.2"), tmp_path / "t.cache")
-    assert "--layerPrecisions" not in report.command and report.as_json()["flags"] == []
 
 
 # Rules for scales, and precisions of layers ------------------------------------------------------
