@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,7 +26,8 @@ def remove_quantizers(
 ) -> Model:
     """Remove the activation quantizers of a model, in place, and return the model.
 
-    Weights remain quantized by default.
+    Weights remain quantized by default. The first pair of a uint8 input may have different scales,
+    which divide the pixels by 255. A Mul with this factor replaces it, unless `stored` is set.
 
     Args:
         model: The model. It is changed.
@@ -47,6 +49,10 @@ def remove_quantizers(
             continue
         source = _float_source(view, node, weights, remove_all=stored is not None)
         if source is not None:
+            factor = None if stored is not None else _pair_factor(view, node)
+            if factor is not None:
+                value = editor.add_constant(f"{node.name}_factor", factor)
+                source = editor.insert_node(node, "Mul", f"{node.name}_mul", [source, value])
             editor.bypass(node, source)
         producer = model.producer(node.input(0)) if stored is not None else None
         if producer is not None and producer.name.startswith(_inserted_relu_name(node)):
@@ -96,6 +102,22 @@ def _float_constant(
     if constant is None or constant.data_type in (*FLOATS, TensorProto.UNDEFINED):
         return None
     return stored(node.output, constant.dims)
+
+
+def _pair_factor(view: View, dq: Node) -> npt.NDArray[Any] | None:
+    """Return the factor by which the pair of a uint8 input multiplies it; None for another pair."""
+    q = view.model.producer(dq.input(0))
+    if q is None or not is_q(q):
+        return None
+    source = view.find_network_input(q.input(0), ("Cast",))
+    if source is None or view.model.elem_type(source) != TensorProto.UINT8:
+        return None
+    before, after = (view.model.constant(node.input(1)) for node in (q, dq))
+    if before is None or after is None or before.size != 1 or after.size != 1:
+        return None
+    factor = float(after.item()) / float(before.item()) if before.item() else math.nan
+    is_one = not math.isfinite(factor) or math.isclose(factor, 1.0, rel_tol=1e-3)
+    return None if is_one else np.asarray(factor, after.dtype)
 
 
 def _float_source(view: View, node: Node, weights: bool, *, remove_all: bool) -> str | None:

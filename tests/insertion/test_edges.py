@@ -17,6 +17,7 @@ from qdqtool.insertion.prepare import prepare_float_model
 from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
+from qdqtool.prediction import check_activations
 from qdqtool.reasons import placement as placement_reasons
 from tests.errors import has
 from tests.insertion.nets import (
@@ -254,6 +255,14 @@ def test_input_type_keeps_prediction(kind: str) -> None:
     before, after = (require_prediction(result).summary() for result in (plain, changed))
     assert after["int8"] == before["int8"] == 27
     assert after["conversions"] == before["conversions"] - (kind == "int8")
+
+
+def test_scales_of_a_uint8_input_fit_its_images() -> None:
+    model = insert_into("uint8", detector(), DATA).model
+    prediction = qdqtool.predict(model)
+    pixels = [{"images": np.uint8(sample["images"] * 255)} for sample in DATA]
+    check_activations(Model(model), prediction, pixels)
+    assert "ACT-SCALE" not in {f.code for f in prediction.findings}
 
 
 @pytest.mark.parametrize("factor", [None, 1 / 128, 1.0])
