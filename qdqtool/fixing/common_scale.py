@@ -22,7 +22,7 @@ from qdqtool.util.notes import Note
 
 TOO_COARSE = "scale-too-coarse"
 """Code of the note on a common scale that would cost too much precision."""
-_METADATA_KEY = "qdqtool.common_scales"
+_METADATA_KEY = "qdqtool.common-scales"
 _SCALES_SHOWN = 12
 _NAMES_SHOWN = 4  # maximum number of quantizers that a description names
 
