@@ -557,11 +557,12 @@ class FixSession:
             for code in sorted(set(codes) - present)
         ]
         refused = {(a.code, a.node) for a in self.refused}
+        applied = {(a.code, a.node) for a in self.applied}
         for finding in self.prediction.findings:
             place = self._attempt_places.get((finding.code, finding.node))
             if finding.code in codes and place not in refused:
                 why_not = _explain_untried(finding)
-                if place is not None:
+                if place in applied:
                     why_not = "the fix was applied at this place, but the finding remains"
                 self.refused.append(FixAttempt(finding.code, finding.node, finding.fix, why_not))
 
