@@ -41,8 +41,7 @@ def test_atomic_write_error_leaves_the_file(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert path.read_text() == "before"
-    assert os.listdir(tmp_path) == ["a.txt"]
+    assert path.read_text() == "before" and os.listdir(tmp_path) == ["a.txt"]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +51,7 @@ def test_dash_is_refused_as_output(
     words: str, current_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*words.split(), "-"]) == 2
-    assert f"{words.split()[-1]} -: " in capsys.readouterr().err
-    assert os.listdir() == []
+    assert f"{words.split()[-1]} -: " in capsys.readouterr().err and os.listdir() == []
 
 
 def test_descriptor_is_written_at_its_position(tmp_path: Path) -> None:

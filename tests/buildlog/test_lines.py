@@ -521,8 +521,7 @@ def test_memory(line: str, field: str, value: object) -> None:
 )
 def test_performance_summary(line: str, values: dict[str, dict[str, float]]) -> None:
     performance: dict[str, dict[str, float]] = {}
-    assert read_metric(performance, line) is bool(values)
-    assert performance == values
+    assert read_metric(performance, line) is bool(values) and performance == values
 
 
 TORCH_TENSORRT = "torch_tensorrt [TensorRT Conversion Context]"  # a logger of Python

@@ -90,8 +90,7 @@ def test_graph_from_log_gives_merged_quantizers_one_scale() -> None:
         if "uantizeLinear" in n.op_type
     }
     merges = [(e.subject, e.object) for e in build.trace if e.kind == "Eliminating"]
-    assert len(merges) == 8
-    assert all(scale[a] == scale[b] for a, b in merges)
+    assert len(merges) == 8 and all(scale[a] == scale[b] for a, b in merges)
     producers = {n.output[0]: n for n in model.graph.node}
     for node in model.graph.node:
         if node.op_type == "DequantizeLinear":

@@ -207,8 +207,7 @@ def test_page_counts_int8_and_fp8(
     onnx.save(chain(*types), path)
     qdqtool.report(path, target="10.16").save(tmp_path / "page.html")
     tile = (tmp_path / "page.html").read_text().split('<div class="tile">')[1]
-    assert f"<h2>{title}</h2>" in tile
-    assert f'<p class="big">{count}<small>' in tile
+    assert f"<h2>{title}</h2>" in tile and f'<p class="big">{count}<small>' in tile
 
 
 def test_page_names_matrix_products_that_it_counts(g: Graph) -> None:

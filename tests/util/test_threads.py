@@ -36,8 +36,7 @@ def test_run_threads_raises_the_error_of_a_worker_and_ends_all() -> None:
     before = threading.active_count()
     with pytest.raises(ValueError, match="task 3"):
         list(run_threads(tasks, [fail, fail]))
-    assert tasks.stopped
-    assert threading.active_count() == before
+    assert tasks.stopped and threading.active_count() == before
 
 
 def test_run_threads_raises_the_error_of_the_tasks() -> None:
@@ -63,5 +62,4 @@ def test_run_threads_ends_when_the_generator_is_closed() -> None:
     results = run_threads(tasks, [square(tasks)] * 2, on_stop=stopped.set)
     next(results)
     results.close()
-    assert stopped.is_set()
-    assert threading.active_count() == before
+    assert stopped.is_set() and threading.active_count() == before
