@@ -40,8 +40,8 @@ def group_findings(findings: Iterable[Finding]) -> list[list[Finding]]:
 def list_shown_findings(prediction: Prediction) -> list[Finding]:
     """Return the findings that texts and pages show.
 
-    If TensorRT rejects the model, findings on its Q/DQ layers are omitted, because there is no
-    engine with these layers.
+    If TensorRT rejects the model, findings on its Q/DQ layers are omitted: these layers never
+    run.
     """
     if not prediction.rejected:
         return prediction.findings

@@ -195,7 +195,7 @@ class Finding:
         saves_ms: Largest time in milliseconds that the fix can save in one execution; None
             without a GPU, or if the fix saves no time.
         saving_included_in: Code of another finding whose ``saves_ms`` includes that of this
-            finding, so that the two must not be added; None if there is none.
+            finding, so that the two must not be added; else None.
         gains: Whether the fix improves this model.
         has_fast_int8: Whether the GPU of the prediction computes INT8 faster than FP16; None
             without a GPU.

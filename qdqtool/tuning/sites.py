@@ -148,8 +148,8 @@ def _add_head_sites(
 def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
     """Return the indices of the quantized nodes of each branch of the head, by branch name.
 
-    The nodes of a branch lead to one of the head's last convolutions only. Without several last
-    convolutions, there are no branches.
+    The nodes of a branch lead to one of the head's last convolutions only. A head with a single
+    last convolution has no branches.
     """
     ends = find_head(model).last_convolutions
     branches: dict[str, list[int]] = defaultdict(list)
