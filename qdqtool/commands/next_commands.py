@@ -46,7 +46,7 @@ def suggest_compare(
     page.add_command("Compare:", f"{command}{compare_options(target)}")
     text = (
         f"{OTHER_IMAGES} stands for images that were not used for calibration. The "
-        "calibration images would give an optimistic result."
+        "calibration images may give an optimistic result."
     )
     page.fill(text, 9, " " * 9)
 

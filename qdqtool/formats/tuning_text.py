@@ -132,14 +132,14 @@ def _describe_float_model(tuning: Tuning) -> str:
     if tuning.budget_ms is not None:
         lead = "goal met by the float model. " if tuning.reached else ""
         return f"{lead}The float model is within {tuning.budget_ms:g} ms. {written}"
-    placement = f"No {_format_title(tuning)} placement faster than {_float_type(tuning)}"
+    placement = f"No measured {_format_title(tuning)} placement faster than {_float_type(tuning)}"
     goal = f"{_format_goal(tuning)} on both the selection and the held-out images"
     if _ended_with_float_model(tuning):
         return (
             f"{placement} reached {goal} in the time limit. {written} Give a longer --time-limit "
             "or a lower --keep"
         )
-    return f"{placement} reaches {goal}. {written}"
+    return f"{placement} reached {goal}. {written}"
 
 
 def _goal_level(tuning: Tuning, images: str = "float") -> float:

@@ -116,10 +116,9 @@ def test_budget_that_the_float_model_fits_takes_it(tmp_path: Path) -> None:
     assert tuning.unchanged and tuning.model == network
     assert "unchanged" in render_tuning(tuning, 500).lines[0]
     stopped = {**tuning.effort, "stopped": "time limit"}
-    # Only a complete search can state that no placement reaches the goal.
     changes = {"budget_ms": None, "keep": 0.97, "effort": stopped, "cheapest_plausible": None}
     text = str(render_tuning(replace(tuning, **changes), 500))
-    assert text.startswith("No INT8 placement faster than FP16 reached 0.970 on both the selection")
+    assert text.startswith("No measured INT8 placement faster than FP16 reached 0.970 on both")
     assert "unchanged. Give a longer --time-limit" in text and "70% are for the search" in text
     assert (
         f"Fastest: INT8 by default, {format_ms(tuning.front[0].cost.ms)} predicted on Tesla T4"
