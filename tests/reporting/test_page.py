@@ -200,13 +200,8 @@ def test_report_names_model_in_memory(files: NetworkFiles) -> None:
         (("INT8", "FP8", "FP8"), "Convolutions in INT8 and FP8", 3),
     ],
 )
-def test_page_counts_int8_and_fp8(
-    tmp_path: Path, types: tuple[str, ...], title: str, count: int
-) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(chain(*types), path)
-    qdqtool.report(path, target="10.16").save(tmp_path / "page.html")
-    tile = (tmp_path / "page.html").read_text().split('<div class="tile">')[1]
+def test_page_counts_int8_and_fp8(types: tuple[str, ...], title: str, count: int) -> None:
+    tile = qdqtool.report(chain(*types), target="10.16").html.split('<div class="tile">')[1]
     assert f"<h2>{title}</h2>" in tile and f'<p class="big">{count}<small>' in tile
 
 
@@ -247,3 +242,10 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
     assert (
         tile in html and html.count(": ZP-NONZERO</span>") == 2 and "that remain</h2>" not in html
     )
+
+
+def test_page_counts_no_int8_in_a_rejected_model() -> None:
+    html = qdqtool.report(chain("INT8", "INT8"), gpu="GTX 1080").html
+    tile = html.split('<div class="tile">')[1]
+    assert "INT8</h2>" in tile and '<p class="big word">none</p>' in tile
+    assert "Without the errors: 2 of 2</p>" in tile and "with INT8 output" not in tile
