@@ -114,7 +114,7 @@ def render(
     if engine_times and (everything or layers):
         add_slowest_layers(page, engine_times[0])
     if layers:
-        _add_layers(page, prediction, float_type)
+        _add_layers(page, prediction, float_type, [t for t in engine_times if t.is_supported][:1])
     if trace:
         _add_trace(page, prediction)
     options = options or NextOptions(target_option(target.display_name))
@@ -587,11 +587,22 @@ def _format_types(types: Iterable[Precision], float_type: Precision, between: st
     return between.join(names) or "-"
 
 
-def _add_layers(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
+def _add_layers(
+    page: TextPage, prediction: Prediction, float_type: Precision, times: Sequence[TimeEstimate]
+) -> None:
     count = str(len(prediction.layers))
     if prediction.engine_nodes != len(prediction.layers):
         count += f"; {prediction.engine_nodes} if each region of Myelin is one layer"
     page.add_heading(f"Engine layers ({count})")
+    for time in times:
+        if time.fp32_layers and float_type != Precision.FP32:
+            page.fill(
+                f"note: the estimate uses FP32 instead of {float_type} for "
+                f"{format_count(time.fp32_layers, 'layer')}, because the engine is then faster on "
+                f"{time.gpu.name}. TensorRT may choose either type.",
+                4,
+                "  ",
+            )
     layers_of: dict[int | None, list[EngineLayer]] = defaultdict(list)
     for layer, region in zip(prediction.layers, prediction.layer_regions, strict=True):
         layers_of[region].append(layer)

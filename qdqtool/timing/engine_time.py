@@ -34,6 +34,7 @@ class TimedEngine:
 
     Attributes:
         gpu: The GPU.
+        float_type: Type of float layers for which the engine was estimated: FP16 or FP32.
         prediction: Prediction with engine layers.
         workload: Work of the layers and of the extra kernels.
         kernel_ms: Milliseconds of each entry of ``workload.all_work``, without gaps between
@@ -43,6 +44,7 @@ class TimedEngine:
     """
 
     gpu: Gpu
+    float_type: Precision
     prediction: Prediction
     workload: EngineWorkload
     kernel_ms: Array
@@ -114,7 +116,8 @@ def time_engine(
         works = workload.all_work
         counts = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in works])
         seconds, share = estimate_engine(works, gpu)
-        engines.append(TimedEngine(gpu, simulated, workload, seconds * 1e3, counts, share))
+        kernel_ms = seconds * 1e3
+        engines.append(TimedEngine(gpu, float_type, simulated, workload, kernel_ms, counts, share))
     return min(engines, key=lambda engine: float(engine.running_ms().sum()))
 
 

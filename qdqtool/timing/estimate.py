@@ -11,7 +11,7 @@ from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import uses_fp8
-from qdqtool.timing import model_variants
+from qdqtool.timing import model_variants, work
 from qdqtool.timing.alternatives import add_alternative_times
 from qdqtool.timing.engine_time import (
     TimedEngine,
@@ -153,6 +153,8 @@ def estimate_time(
     if simulated is prediction:
         result.layers = profile_ms[: len(workload.layers)].tolist()
         _write_layer_times(prediction, workload, profile_ms)
+        if len(float_types) > 1 and engine.float_type == Precision.FP32:
+            result.fp32_layers = _count_fp32_layers(prediction, workload)
     add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
         add_alternative_times(result, model, target, with_insert=with_insert)
@@ -265,6 +267,16 @@ def _write_layer_times(prediction: Prediction, workload: EngineWorkload, profile
             consumer.layouts.append(
                 {"tensor": change.tensor, "from": change.source, "to": change.target, "ms": ms}
             )
+
+
+def _count_fp32_layers(prediction: Prediction, workload: EngineWorkload) -> int:
+    """Return the number of layers with floats of no fixed type that are estimated with FP32."""
+    return sum(
+        w.kind != work.NOTHING
+        and Precision.FP32 in (w.precision, w.written_as)
+        and any(edge.precision == Precision.FLOAT for edge in (*layer.inputs, *layer.outputs))
+        for layer, w in zip(prediction.layers, workload.layers, strict=True)
+    )
 
 
 def _list_kernels(engine: TimedEngine, profile_ms: Array) -> list[KernelTime]:

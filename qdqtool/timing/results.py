@@ -208,6 +208,8 @@ class TimeEstimate:
         obstacle: Code of the finding that prevents an engine for the GPU. None if an engine can be
             built.
         clock_share: Share of the GPU's boost clock at which the engine was estimated.
+        fp32_layers: Number of predicted layers that were estimated with FP32, although the builder
+            may use FP16, because the engine is then faster.
     """
 
     gpu: Gpu
@@ -240,6 +242,7 @@ class TimeEstimate:
     quantized: Precision = Precision.INT8
     obstacle: str | None = None
     clock_share: float = 1.0
+    fp32_layers: int = 0
 
     @property
     def clock(self) -> float:

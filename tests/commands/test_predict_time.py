@@ -56,8 +56,7 @@ def test_predict_several_gpus_have_a_row_each(model: str, cli: Cli) -> None:
     gpus = ("Tesla T4", "RTX 3060", "Jetson Orin Nano 8GB")
     arguments = ["predict", model, *(word for gpu in gpus for word in ("--gpu", gpu))]
     data = cli.json(*arguments)
-    assert [time["gpu"] for time in data["times"]] == list(gpus)
-    assert data["time"] == data["times"][0]
+    assert data["time"] == data["times"][0] and [t["gpu"] for t in data["times"]] == list(gpus)
     text, markdown = cli(*arguments), cli(*arguments, "--format", "markdown")
     for gpu in gpus:
         assert re.search(rf"^  {gpu} +([\d.]+ +){{3}}", text, re.MULTILINE) and gpu in markdown
@@ -86,6 +85,18 @@ def test_predict_build_command_has_the_types_of_the_estimate(
 ) -> None:
     text = cli("predict", model, "--target", "trt8.6", *options)
     assert ("--fp16" in text[text.index("trtexec") : text.index("build.log")]) is flag
+
+
+@pytest.mark.parametrize(
+    ("options", "noted", "listed"),
+    [([], ["3"], 3), (["--no-fp16"], [], 0), (["--strongly-typed"], [], 0)],
+)
+def test_predict_layers_states_the_number_of_layers_estimated_in_fp32(
+    model: str, cli: Cli, options: list[str], noted: list[str], listed: int
+) -> None:
+    text = cli("predict", model, "--gpu", "L4", "--layers", *options).split("Engine layers")[1]
+    assert re.findall(r"FP32 instead of FP16 for (\d+) layers", text) == noted
+    assert len(re.findall(r"\n  [A-Z]\w+: .*FP16", text)) == listed
 
 
 def test_predict_calibrate_with_a_measured_time(model: str, tmp_path: Path, cli: Cli) -> None:
@@ -151,8 +162,10 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
     orin, ada = answer["times"]
     assert not answer["rejected"] and not orin["supported"]
     assert orin["total_ms"] is None and orin["float"] is None
-    assert orin == cli.json("predict", path, "--gpu", "Jetson Orin Nano 8GB")["time"]
-    assert ada == cli.json("predict", path, "--gpu", "RTX 4090")["time"]
+    assert [orin, ada] == [
+        cli.json("predict", path, "--gpu", gpu)["time"]
+        for gpu in ("Jetson Orin Nano 8GB", "RTX 4090")
+    ]
     (limit,) = (f for f in answer["findings"] if f["code"] == "FP8-GPU")
     assert limit["severity"] == "error" and "Orin" in limit["message"]
     assert "FP8-GPU" in cli(*arguments, "--fail-on", "error", code=1)
