@@ -154,8 +154,9 @@ def test_convolutions_at_a_cut_are_no_head(g: Graph, private: bool) -> None:
 
 def test_extract_between_tensors() -> None:
     result = qdqtool.extract(residual(), inputs=["stem.r:0"], outputs=["b0.r1:0"])
-    assert [v.name for v in result.proto.graph.input] == ["stem.r:0"]
-    assert [v.name for v in result.proto.graph.output] == ["b0.r1:0"]
+    assert [
+        [v.name for v in values] for values in (result.proto.graph.input, result.proto.graph.output)
+    ] == [["stem.r:0"], ["b0.r1:0"]]
     assert {name.split(".")[0] for name in node_names(result.proto)} == {"b0"}
     assert {c.name for c in result.prediction.convolutions} == {"b0.c0", "b0.c1"}
 
@@ -243,9 +244,11 @@ def test_extract_refuses_arguments(
 def test_minimize_keeps_finding_and_outcomes(model: onnx.ModelProto) -> None:
     small = qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True)
     onnx.checker.check_model(small.proto, full_check=True)
-    whole, prediction = qdqtool.predict(model), qdqtool.predict(small.proto)
-    assert reports(prediction, "SKIP-FLOAT") == reports(whole, "SKIP-FLOAT")
-    assert outcome(prediction, "b1.c1") == outcome(whole, "b1.c1")
+    whole, part = (
+        (reports(prediction, "SKIP-FLOAT"), outcome(prediction, "b1.c1"))
+        for prediction in map(qdqtool.predict, (model, small.proto))
+    )
+    assert part == whole
     assert small.nodes[0] <= 12
     for value in small.proto.graph.input:
         assert max((d.dim_value for d in value.type.tensor_type.shape.dim), default=0) <= 2
@@ -322,10 +325,9 @@ def append_node(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
 def test_extract_several_findings(model: onnx.ModelProto) -> None:
     result = qdqtool.extract(model, finding=["SKIP-FLOAT", "OUT-FLOAT"])
     assert {"SKIP-FLOAT", "OUT-FLOAT"} <= {f.code for f in result.prediction.findings}
-    shown = [(f.code, f.node) for f in result.shown.findings]
-    assert shown == [("SKIP-FLOAT", "b1.sum"), ("OUT-FLOAT", "last")]
-    assert {"b1.sum", "last"} < set(node_names(result.proto))
-    assert result.nodes[0] < len(model.graph.node)
+    places = {f.code: f.node for f in result.shown.findings}
+    assert places == {"SKIP-FLOAT": "b1.sum", "OUT-FLOAT": "last"}
+    assert {*places.values()} < {*node_names(result.proto)} < {*node_names(model)}
 
 
 @pytest.fixture
@@ -428,10 +430,9 @@ Parts = tuple[qdqtool.Extraction, qdqtool.Extraction]
 
 @pytest.fixture(scope="module")
 def parts() -> Parts:
-    outputs = [f"{SECRET}/done"]
     return (
-        qdqtool.extract(secretive(), outputs=outputs),
-        qdqtool.extract(secretive(), outputs=outputs, private=True),
+        qdqtool.extract(secretive(), outputs=[f"{SECRET}/done"]),
+        qdqtool.extract(secretive(), outputs=[f"{SECRET}/done"], private=True),
     )
 
 
@@ -457,9 +458,8 @@ def test_private_part_has_the_same_prediction(parts: Parts) -> None:
 
 
 def test_private_part_has_the_same_structure(parts: Parts) -> None:
-    plain, private = parts
-    names = private.private.names
-    for before, after in zip(plain.proto.graph.node, private.proto.graph.node, strict=True):
+    names = parts[1].private.names
+    for before, after in zip(*[p.proto.graph.node for p in parts], strict=True):
         assert [names.get(t, t) for t in before.input] == list(after.input)
         assert before.op_type == after.op_type or before.op_type.startswith(SECRET)
     for old, new in zip(*[p.proto.graph.initializer for p in parts], strict=True):
