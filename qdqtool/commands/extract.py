@@ -97,9 +97,9 @@ def command(
 ) -> int:
     """Write the part of a Q/DQ MODEL on which a finding, a node or a failing build depends.
 
-    The part has the finding with the same message and fix, and the convolutions of the finding have
-    the same types as in MODEL. COMMAND of --check is split into words as in a shell, but runs
-    without a shell. {} stands for the path of the part; without {}, the path is the last argument.
+    The part has the finding with the same message, and the convolutions of the finding have the
+    same types as in MODEL. COMMAND of --check is split into words as in a shell, but runs without a
+    shell. {} stands for the path of the part; without {}, the path is the last argument.
     Ctrl-C stops --minimize, and the smallest part so far is written.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.

@@ -456,6 +456,7 @@ class ExtractionJob:
                 self.model.path or "model",
                 code="internal",
             )
+        different_fixes = invariants.find_different_fixes(prediction)
         names: PrivateNames | None = None
         rename: _Rename = str
         checked = self.check.describe_behavior() if self.check is not None else ""
@@ -466,7 +467,7 @@ class ExtractionJob:
             invariants = names.select_invariants(invariants, prediction)
             if self.check is not None:
                 checked = self.check.describe_behavior(names.replace_names)
-        same = _describe_invariants(invariants)
+        same = _describe_invariants(invariants, different_fixes)
         if checked:
             outcome = "the build" if options.builder else "the outcome of the command"
             same.append(f"{outcome} ({checked})")
@@ -500,12 +501,18 @@ class ExtractionJob:
         return f"{text}. As in the whole model: {', '.join(same)}" if same else text
 
 
-def _describe_invariants(invariants: Invariants) -> list[str]:
+def _describe_invariants(invariants: Invariants, different_fixes: Sequence[Finding]) -> list[str]:
     texts = []
     if invariants.findings:
         codes = list(dict.fromkeys(str(f.code) for f in invariants.findings))
         plural = "s" if len(invariants.findings) > 1 else ""
-        texts.append(f"the finding{plural} {format_list(codes)} with the same fix")
+        fixes = "with the same fix"
+        if different_fixes:
+            different = list(dict.fromkeys(str(f.code) for f in different_fixes))
+            fixes = f"(with another fix for {format_list(different)} in the part)"
+            if different == codes:
+                fixes = "(with another fix in the part)"
+        texts.append(f"the finding{plural} {format_list(codes)} {fixes}")
     if invariants.convolutions:
         names = [c.name for c in invariants.convolutions]
         texts.append(f"the prediction of {format_list(names, 3)}")

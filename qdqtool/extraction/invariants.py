@@ -18,7 +18,7 @@ class Invariants:
     """Findings and convolutions that a small model must reproduce.
 
     Attributes:
-        findings: Findings that the small model must show with the same message and fix.
+        findings: Findings that the small model must show with the same message.
         convolutions: Convolutions that must have the same predicted data types in the small model.
     """
 
@@ -60,6 +60,20 @@ class Invariants:
             c
             for c in self.convolutions
             if c.name not in outcomes or not has_same_types(c, outcomes[c.name])
+        ]
+
+    def find_different_fixes(self, prediction: Prediction) -> list[Finding]:
+        """Return the findings that a prediction reproduces with another fix.
+
+        The fix can depend on nodes that are not in the small model.
+        """
+        places = {(f.code, f.node) for f in self.findings}
+        present = {finding_key(f): f for f in prediction.findings if (f.code, f.node) in places}
+        pairs = ((f, present.get(finding_key(f))) for f in self.findings)
+        return [
+            f
+            for f, other in pairs
+            if other and (f.fix, f.automatic) != (other.fix, other.automatic)
         ]
 
     def are_reproduced_by(self, prediction: Prediction) -> bool:

@@ -192,12 +192,12 @@ def format_issue(
 
 
 def _list_findings(extraction: Extraction) -> list[str]:
-    places = {(f.code, f.node) for f in extraction.shown.findings}
+    # The fixes of the whole model are printed, because a fix can depend on nodes that were cut off.
+    # A private report has those of the part: their texts contain no original names.
     lines = [
         f"* **{f.code}** ({f.severity}, {f.evidence}) at {_format_code(f.node or '-')}: "
         f"{_escape_cell(f.message)} Fix: {_escape_cell(f.fix)}"
-        for f in extraction.prediction.findings
-        if (f.code, f.node) in places
+        for f in extraction.shown.findings
     ]
     return [*lines, ""] if lines else []
 

@@ -9,6 +9,7 @@ from google.protobuf.message import EncodeError
 import qdqtool
 from tests.commands.conftest import Cli
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.trt.builder import Graph
 
 
 @pytest.fixture
@@ -52,6 +53,19 @@ def test_extract_report_has_command_finding_and_mismatch(folder: Path, cli: Cli)
     ):
         assert part in text, part
     assert "elsewhere" not in text
+
+
+def test_extract_report_has_the_fix_of_the_whole_model(folder: Path, cli: Cli, g: Graph) -> None:
+    # The fix depends on the SiLU after the convolution, which is not in the part.
+    convolution = g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float")
+    onnx.save(g.model(g.silu(convolution, "act")), folder / "m.onnx")
+    output = cli("extract", "m.onnx", "--finding", "W-NO-DQ", "-o", "p.onnx", "--report", "r.md")
+    assert "the finding W-NO-DQ (with another fix in the part)" in " ".join(output.split())
+    whole, part = (
+        next(f.fix for f in qdqtool.predict(path).findings if f.code == "W-NO-DQ")
+        for path in ("m.onnx", "p.onnx")
+    )
+    assert whole in (folder / "r.md").read_text().replace("\\|", "|") and whole != part
 
 
 def test_extract_private_report_has_nothing_of_the_original(folder: Path, cli: Cli) -> None:
