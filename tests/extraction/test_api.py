@@ -103,8 +103,12 @@ def test_part_keeps_nodes_constants_types_and_metadata() -> None:
     )
     proto = qdqtool.extract(model, finding="SKIP-FLOAT").proto
     assert {p.key: p.value for p in proto.metadata_props} == {"stride": "32"}
-    assert (proto.producer_name, proto.doc_string) == ("maker", "about it")
-    assert (proto.ir_version, proto.opset_import) == (model.ir_version, model.opset_import)
+    assert (proto.producer_name, proto.doc_string, proto.ir_version, proto.opset_import) == (
+        "maker",
+        "about it",
+        model.ir_version,
+        model.opset_import,
+    )
     names = node_names(proto)
     assert list(proto.graph.node) == [n for n in model.graph.node if n.name in names]
     constants = {t.name: t for t in model.graph.initializer}
@@ -444,10 +448,9 @@ def test_private_part_has_no_original_text(parts: Parts) -> None:
 
 
 def test_private_part_has_the_same_prediction(parts: Parts) -> None:
-    plain, private = parts
-    names = private.private.names
+    names = parts[1].private.names
     assert len(set(names.values())) == len(names)
-    before, after = plain.prediction, qdqtool.predict(private.proto)
+    before, after = parts[0].prediction, qdqtool.predict(parts[1].proto)
     assert [(names[c.name], *outcome(before, c.name)) for c in before.convolutions] == [
         (c.name, *outcome(after, c.name)) for c in after.convolutions
     ]
@@ -682,8 +685,9 @@ def test_private_layer_of_two_nodes_has_both_new_names(g: Graph) -> None:
         g.concat([g.input(1, 8, 8, 8, name="three"), second], "acme.other"),
     ]
     model = g.model(*ends)
-    layers = [f.node for f in qdqtool.predict(model).findings if " + " in f.node]
-    assert layers == ["acme.second.DQ + acme.joined.Q_clone_0"]
+    assert [f.node for f in qdqtool.predict(model).findings if " + " in f.node] == [
+        "acme.second.DQ + acme.joined.Q_clone_0"
+    ]
     result = qdqtool.extract(model, outputs=ends, private=True)
     names = result.private.names
     layer = f"{names['acme.second.DQ']} + {names['acme.joined.Q']}_clone_0"

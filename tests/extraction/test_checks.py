@@ -118,11 +118,15 @@ def test_exit_code_alone_may_find_another_fault(g: Graph, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_says_keeps_the_fault(g: Graph, tmp_path: Path) -> None:
-    command = script(tmp_path, TWO_FAULTS)
-    result = qdqtool.extract(conv_and_pool(g), check=command, says="pooling of", limit=30)
+    result = qdqtool.extract(
+        conv_and_pool(g), check=script(tmp_path, TWO_FAULTS), says="pooling of", limit=30
+    )
     assert {"Conv", "MaxPool"} <= set(operators(result.proto))
-    assert result.checked.code == "checked-command-saying"
-    assert (result.checked.values["exit_code"], result.checked.values["says"]) == (1, "pooling of")
+    assert (
+        result.checked.code,
+        result.checked.values["exit_code"],
+        result.checked.values["says"],
+    ) == ("checked-command-saying", 1, "pooling of")
     assert "exit-code-alone" not in note_codes(result.notes)
 
 
