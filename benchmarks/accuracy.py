@@ -120,16 +120,7 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=int, help="maximum number of evaluation images, evenly spread"
     )
-    parser.add_argument(
-        "--threads", type=int, default=0, help="threads of onnxruntime for the evaluation"
-    )
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path("accuracy-work"),
-        help="folder for detections and statistics (default: %(default)s)",
-    )
-    parser.add_argument("--json", type=Path, help="write the figures to this JSON file")
+    common.add_measurement_options(parser)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     splits = [

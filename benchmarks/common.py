@@ -45,6 +45,20 @@ def parser_of(description: str | None, pages: str | None = None) -> argparse.Arg
     return parser
 
 
+def add_measurement_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of scripts that measure detections: ``--threads``, ``--work``, ``--json``."""
+    parser.add_argument(
+        "--threads", type=int, default=0, help="threads of onnxruntime for the evaluation"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("accuracy-work"),
+        help="folder for detections and statistics (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this JSON file")
+
+
 def publish(
     name: str,
     text: str,

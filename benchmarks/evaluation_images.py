@@ -157,14 +157,7 @@ def main() -> int:
     parser.add_argument(
         "--numbers", default="12,24,48", help="numbers of calibration images (default: %(default)s)"
     )
-    parser.add_argument("--threads", type=int, default=0, help="threads of onnxruntime")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path("accuracy-work"),
-        help="folder for detections (default: %(default)s)",
-    )
-    parser.add_argument("--json", type=Path, help="write the figures to this JSON file")
+    common.add_measurement_options(parser)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     calibration = common.load_samples(options.model, options.calibration)
