@@ -107,10 +107,7 @@ def _float_constant(
 def _pair_factor(view: View, dq: Node) -> npt.NDArray[Any] | None:
     """Return the factor by which the pair of a uint8 input multiplies it; None for another pair."""
     q = view.model.producer(dq.input(0))
-    if q is None or not is_q(q):
-        return None
-    source = view.find_network_input(q.input(0), ("Cast",))
-    if source is None or view.model.elem_type(source) != TensorProto.UINT8:
+    if q is None or not is_q(q) or not view.quantizes_uint8_input(q):
         return None
     before, after = (view.model.constant(node.input(1)) for node in (q, dq))
     if before is None or after is None or before.size != 1 or after.size != 1:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from onnx import TensorProto
+
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import (
@@ -200,6 +202,12 @@ class View:
             tensor = computed[0]
             node = model.producer(tensor)
         return tensor if tensor in model.inputs else None
+
+    def quantizes_uint8_input(self, q: Node) -> bool:
+        """Return whether a Q quantizes a uint8 network input, which Casts make float."""
+        # An FP16 model may convert the input to FP32 first.
+        source = self.find_network_input(q.input(0), ("Cast",))
+        return source is not None and self.model.elem_type(source) == TensorProto.UINT8
 
     @functools.cached_property
     def activation_qs(self) -> list[Node]:

@@ -92,16 +92,13 @@ def _check_pairs(view: View, report: FindingReport) -> None:
 
 def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
     """Return whether the scales of a pair differ by the preprocessing factor of a uint8 input."""
-    model = view.model
-    # An FP16 model may convert the input to FP32 first.
-    source = view.find_network_input(q.input(0), ("Cast",))
-    if source is None or model.elem_type(source) != onnx.TensorProto.UINT8:
+    if not view.quantizes_uint8_input(q):
         return False
     first, second = (view.params(node).scales for node in (q, dq))
     if first is None or second is None or first.values.size != second.values.size:
         return False
     ratios = second.values / first.values
-    factor = _read_pixel_factor(model)
+    factor = _read_pixel_factor(view.model)
     return bool(np.allclose(ratios, factor, rtol=2 * _SCALE_TOLERANCE, atol=0))
 
 
