@@ -134,8 +134,8 @@ def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
     """Return a few known names that are similar to an unknown name, the most similar first.
 
     Names with the same number come first, then names of the same series: first those whose number
-    has the same digits in another order, then those with near numbers. Names with a similar
-    spelling come last.
+    has the same digits in another order, or one digit more or fewer, then those with near numbers.
+    Names with a similar spelling come last.
 
     Args:
         normalized: The unknown name, normalized.
@@ -150,12 +150,21 @@ def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
         similarity = difflib.SequenceMatcher(None, normalized, key).ratio()
         if distance == 0:
             ranked.append((0 if other_series == series else 1, -similarity, name))
+        elif other_series == series and is_numbered and _is_mistyped(number, other_number):
+            ranked.append((2, -similarity, name))
         elif other_series == series and distance <= _MAX_NUMBER_DISTANCE:
-            is_reordered = sorted(str(number)) == sorted(str(other_number))
-            ranked.append((2, -similarity, name) if is_reordered else (3, distance, name))
+            ranked.append((3, distance, name))
         elif similarity >= _MIN_SIMILARITY and not (is_numbered and series):
             ranked.append((4, -similarity, name))
     return list(dict.fromkeys(name for *_, name in sorted(ranked)))[:_MAX_SUGGESTIONS]
+
+
+def _is_mistyped(number: int, other: int) -> bool:
+    """Return whether the digits are in another order, or one number has one additional digit."""
+    short, long = sorted((str(number), str(other)), key=len)
+    if len(long) == len(short) + 1:
+        return short in {long[:k] + long[k + 1 :] for k in range(len(long))}
+    return sorted(short) == sorted(long)
 
 
 def _split_model(name: str) -> tuple[str, int]:
