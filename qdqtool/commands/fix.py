@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @options.image_options
 @options.gpu_option(
-    "Estimate the times on a GPU (see qdqtool gpus). Fixes that are to save time, but make the "
+    "Estimate the times on one GPU (see qdqtool gpus). Fixes that are to save time, but make the "
     "model slower there, are not kept unless --only names them."
 )
 @options.output_format_option

@@ -88,7 +88,7 @@ _TUNE_PARAMETERS = (
     show_default=True,
     help="Type of the network's input. uint8: pixels; int8: the result of the first Q.",
 )
-@options.gpu_option("Estimate the times of the result and of FP16 (see qdqtool gpus).")
+@options.gpu_option("Estimate the times of the result and of FP16 on one GPU (see qdqtool gpus).")
 @click.option(
     "--no-predict",
     "predict",

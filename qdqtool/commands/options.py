@@ -425,7 +425,7 @@ def choose_target(name: str | None, strongly_typed: bool = False) -> Target:
 
 
 def gpu_option(
-    text: str = "Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).",
+    text: str = "Estimate the time on one GPU, such as 'RTX 3060' (see qdqtool gpus).",
     *,
     multiple: bool = False,
     **more: Any,

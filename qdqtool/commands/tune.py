@@ -44,7 +44,7 @@ from qdqtool.commands.usage import UsageError
     help="A function (reference, outputs, image) -> float. [default: agreement mAP for "
     "YOLO, else 1 minus the output error]",
 )
-@options.gpu_option("Estimate milliseconds (see qdqtool gpus).")
+@options.gpu_option("Estimate milliseconds on one GPU (see qdqtool gpus).")
 @options.clock_option
 @options.power_option
 @options.quantized_output_option
