@@ -111,8 +111,8 @@ def render(
     _add_findings(page, prediction, engine_times, common_type)
     _add_conversions(page, prediction, common_type)
     _add_convolution_tables(page, prediction, float_type)
-    if engine_times and (everything or layers):
-        add_slowest_layers(page, engine_times[0])
+    if everything or layers:
+        add_slowest_layers(page, engine_times)
     if layers:
         _add_layers(page, prediction, float_type, [t for t in engine_times if t.is_supported][:1])
     if trace:

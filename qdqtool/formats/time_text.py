@@ -255,12 +255,15 @@ _UNLISTED_LAYERS = (
 )
 
 
-def add_slowest_layers(page: TextPage, time: TimeEstimate) -> None:
-    """Add the slowest layers."""
-    if time.kernels:
-        page.add_heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
-        if page.everything:
-            page.fill(_UNLISTED_LAYERS, 2, "  ")
+def add_slowest_layers(page: TextPage, times: Sequence[TimeEstimate]) -> None:
+    """Add the slowest layers on the first GPU for which the engine can be built."""
+    time, _ = _find_basis(times)
+    if time is None or not time.kernels:
+        return
+    name = f" on {time.gpu.name}" if len(times) > 1 else ""
+    page.add_heading(f"Slowest layers{name}, as in a profile (profiling adds a few us per layer)")
+    if page.everything:
+        page.fill(_UNLISTED_LAYERS, 2, "  ")
     for kernel in page.first_rows(time.kernels, _MAX_LAYERS):
         name = kernel.name if page.everything else keep_end(kernel.title, page.width - 27)
         page.fill(f"{kernel.kind:<11} {name}", 26, f"  {format_ms(kernel.ms):>10}  ")

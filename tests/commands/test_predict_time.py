@@ -154,10 +154,11 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
     g = Graph(opset=19, fp8=True)
     path = save_model(tmp_path, g.model(g.conv(g.input(1, 32, 8, 8), "c", 32)))
     arguments = ("predict", path, "--gpu", "Jetson Orin Nano 8GB", "--gpu", "RTX 4090")
-    text = cli(*arguments)
+    text = cli(*arguments, "--layers")
     rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ") and line}
     assert "no engine: FP8-GPU" in rows["Jetson"] and len(re.findall(r"  \d", rows["RTX"])) == 5
     assert "reject" not in text and "trtexec" in text
+    assert "Slowest layers on RTX 4090, as in a profile" in text
     answer = cli.json(*arguments)
     orin, ada = answer["times"]
     assert not answer["rejected"] and not orin["supported"]
