@@ -17,7 +17,7 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.ir.precision import Precision
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count, format_count_were, format_factor, format_layer_counts
+from qdqtool.util.text import format_count, format_count_were, format_layer_counts, format_speed
 
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
@@ -351,11 +351,8 @@ def _describe_time(comparison: Comparison) -> list[str]:
 
 
 def describe_speed(ratio: float) -> str:
-    """Return ``1.3x faster``, ``2.7x slower`` or ``as fast`` for the time of B divided by A's."""
-    if abs(ratio - 1) < _MIN_SPEED_CHANGE:
-        return "as fast"
-    word = "slower" if ratio > 1 else "faster"
-    return f"{format_factor(max(ratio, 1 / ratio))} {word}"
+    """Return ``1.3x faster``, ``5 % slower`` or ``as fast`` for the time of B divided by A's."""
+    return "as fast" if abs(ratio - 1) < _MIN_SPEED_CHANGE else format_speed(1 / ratio)
 
 
 def describe_changes(

@@ -13,7 +13,13 @@ from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.gpus import GpuLimit
 from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.trt.result import Assumption, Prediction
-from qdqtool.util.text import format_count, format_factor, format_layer_counts, format_list
+from qdqtool.util.text import (
+    format_count,
+    format_factor,
+    format_layer_counts,
+    format_list,
+    format_speed,
+)
 
 if TYPE_CHECKING:
     from qdqtool.timing.results import SpeedGain, TimeEstimate
@@ -511,7 +517,7 @@ def format_ratio(gain: SpeedGain) -> str:
     factor = max(gain.value, 1 / gain.value)
     if f"{factor:.1f}" == "1.0" and not gain.is_sure:
         return EVEN
-    return f"{format_factor(factor)} {'faster' if gain.value >= 1 else 'slower'}"
+    return format_speed(gain.value)
 
 
 def describe_range(gain: SpeedGain) -> str:

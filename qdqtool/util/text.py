@@ -165,6 +165,14 @@ def format_factor(factor: float) -> str:
     return f"{factor:.{digits}f}x"
 
 
+def format_speed(ratio: float) -> str:
+    """Return a ratio of speeds as ``1.7x faster``, or below 10 % as ``5 % slower``."""
+    factor = max(ratio, 1 / ratio)
+    percent = 100 * (factor - 1)
+    amount = f"{percent:.1g} %" if round(percent) < 10 else format_factor(factor)
+    return f"{amount} {'faster' if ratio >= 1 else 'slower'}"
+
+
 def format_ms(value: float, *, unit: bool = True) -> str:
     """Return a time with about three significant digits, such as ``0.681 ms``."""
     rounded = round_significant(value)

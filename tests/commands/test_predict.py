@@ -97,9 +97,12 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, mode
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
     prediction = cli.json("predict", model, "--gpu", "T4")
     assert prediction["rejected"] and "time" not in prediction
-    assert ["no times for Tesla T4" in note for note in prediction["notes"]] == [True]
     prediction = cli.json("predict", model, "--gpu", "T4", "--gpu", "L4")
-    assert prediction["times"] == [] and len(prediction["notes"]) == 2
+    assert [prediction["times"], *(note.split(":")[0] for note in prediction["notes"])] == [
+        [],
+        "no times for Tesla T4",
+        "no times for L4",
+    ]
     cli("predict", model, "--gpu", "T4", "--require-gain", "0.1", code=1)
     assert "rejects" in cli.err
 

@@ -157,8 +157,7 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
     text = cli(*arguments, "--layers")
     rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ") and line}
     assert "no engine: FP8-GPU" in rows["Jetson"] and len(re.findall(r"  \d", rows["RTX"])) == 5
-    assert "reject" not in text and "trtexec" in text
-    assert "Slowest layers on RTX 4090, as in a profile" in text
+    assert "reject" not in text and "trtexec" in text and "Slowest layers on RTX 4090," in text
     answer = cli.json(*arguments)
     orin, ada = answer["times"]
     assert not answer["rejected"] and not orin["supported"]

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 import qdqtool
 from qdqtool.comparison.matching import match_nodes
 from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
-from qdqtool.comparison.text import summarize_comparison
+from qdqtool.comparison.text import describe_speed, summarize_comparison
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.verdicts import verdict
@@ -366,6 +366,14 @@ def test_rejected_model_has_no_times_and_no_qdq_layers(float_path: Path) -> None
     assert {result.a.ms, result.times_as_long, *(n.change_ms for n in result.nodes)} == {None}
     text = str(render_comparison(result))
     assert "rejected by TensorRT" in text and "Q/DQ layer" not in text and "faster" not in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(1.05, "5 % slower"), (1 / 1.05, "5 % faster"), (1.7, "1.7x slower"), (1.004, "as fast")],
+)
+def test_speed_of_b_is_a_factor_or_a_percentage(ratio: float, text: str) -> None:
+    assert describe_speed(ratio) == text
 
 
 def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
