@@ -122,7 +122,7 @@ def main() -> int:
     )
     common.add_measurement_options(parser)
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
+    options.work = common.open_work_folder(options.work)
     splits = [
         Split(*(e[f] for f in ("name", *FILES)), judge=e.get("judge", True), limit=e.get("limit"))
         for e in common.read_splits(options.splits, FILES, options.only)

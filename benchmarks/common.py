@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import importlib.metadata
 import json
 import re
 import sys
@@ -22,6 +23,7 @@ from qdqtool.accuracy.detections import (
     match_detections,
 )
 
+ROOT = Path(__file__).resolve().parents[1]
 RESAMPLES = 500
 Images = npt.NDArray[np.float32]
 
@@ -54,9 +56,32 @@ def add_measurement_options(parser: argparse.ArgumentParser) -> None:
         "--work",
         type=Path,
         default=Path("accuracy-work"),
-        help="folder for detections and statistics (default: %(default)s)",
+        help="folder for detections and statistics (default: %(default)s); runs of the same version "
+        "of qdqtool and onnxruntime reuse them",
     )
     parser.add_argument("--json", type=Path, help="write the figures to this JSON file")
+
+
+def open_work_folder(folder: Path) -> Path:
+    """Create and return the subfolder of a work folder for this version of the code.
+
+    Its name depends on the sources of qdqtool and of the benchmarks and on the version of
+    onnxruntime, so that results of other versions are not reused. Files that are reused are counted
+    on stderr.
+
+    Args:
+        folder: Value of ``--work``.
+    """
+    version = hashlib.sha256(importlib.metadata.version("onnxruntime").encode())
+    for package in ("qdqtool", "calibration", "benchmarks"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            version.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    made = folder / version.hexdigest()[:12]
+    made.mkdir(parents=True, exist_ok=True)
+    reused = len(list(made.iterdir()))
+    if reused:
+        print(f"{made}: files of earlier runs that are reused: {reused}", file=sys.stderr)
+    return made
 
 
 def publish(

@@ -159,7 +159,7 @@ def main() -> int:
     )
     common.add_measurement_options(parser)
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
+    options.work = common.open_work_folder(options.work)
     calibration = common.load_samples(options.model, options.calibration)
     numbers = sorted({min(int(n), len(calibration)) for n in options.numbers.split(",")})
     models = {n: quantize(options.model, common.evenly(calibration, n)) for n in numbers}

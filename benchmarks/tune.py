@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("tune-work"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
+    options.work = common.open_work_folder(options.work)
     entries = common.read_splits(options.splits, FILES, options.only)
     rows = [row for entry in entries for row in measured(entry, options)]
     common.publish("tune", page(rows), options.page, options.json, rows)

@@ -27,6 +27,11 @@ NAMES = sorted(RUN["benchmarks"]())
 SCRIPTS = [*HERE.glob("*.py"), *HERE.parent.glob("tools/**/*.py")]
 
 
+@pytest.fixture(autouse=True)
+def _make_scripts_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
 def is_required_argument(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(".add_argument"):
         return False
@@ -39,15 +44,10 @@ def has_parameters(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == "main" and bool(node.args.args)
 
 
-def needs_arguments(tree: ast.Module) -> bool:
-    return any(is_required_argument(node) or has_parameters(node) for node in ast.walk(tree))
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES, *RUN["DATA"]}))
 def test_run_lists_scripts_that_need_arguments(name: str) -> None:
-    assert (name in RUN["DATA"]) == needs_arguments(
-        ast.parse((HERE / f"{name}.py").read_text("utf-8"))
-    )
+    nodes = ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8")))
+    assert (name in RUN["DATA"]) == any(is_required_argument(n) or has_parameters(n) for n in nodes)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -68,9 +68,8 @@ def test_paired_difference_has_an_interval() -> None:
     paired = runpy.run_path(str(HERE / "common.py"))["paired"]
     values = [float(v) for v in np.random.default_rng(0).normal(size=40)]
     assert paired([(values, [v - 0.5 for v in values])], np.mean) == pytest.approx((0.5, 0.5, 0.5))
-    difference, low, high = paired([(values, values), (values, [v - 1.0 for v in values])], np.mean)
-    assert (difference, low, high) == pytest.approx((0.5, 0.5, 0.5))
-    assert set(RUN["DATA"]) <= set(NAMES)
+    halves = [(values, values), (values, [v - 1.0 for v in values])]
+    assert paired(halves, np.mean) == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_publish_writes_a_table_between_its_marks(tmp_path: Path) -> None:
@@ -85,18 +84,22 @@ def test_publish_writes_a_table_between_its_marks(tmp_path: Path) -> None:
         common["publish"]("b", "", page)
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = RUN["missing"]
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "torch" else object()
-    )
-    assert missing("qat_models") == "torch"
-    assert missing("attention") == "torch" and missing("trust") == ""
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda n: None if n in ("torchvision", "matplotlib") else n
-    )
-    assert missing("qat_models") == "torchvision" and missing("timing_docs") == "matplotlib"
-    assert missing("accuracy") == RUN["DATA"]["accuracy"]
+@pytest.mark.parametrize(
+    ("script", "absent", "expected"),
+    [
+        ("qat_models", "torch", "torch"),
+        ("attention", "torch", "torch"),
+        ("trust", "torch", ""),
+        ("qat_models", "torchvision", "torchvision"),
+        ("timing_docs", "matplotlib", "matplotlib"),
+        ("accuracy", "", RUN["DATA"]["accuracy"]),
+    ],
+)
+def test_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, script: str, absent: str, expected: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == absent else name)
+    assert RUN["missing"](script) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,15 +123,15 @@ def test_ratio_is_between_order_statistics_of_the_turns(
     ratio = runpy.run_path(str(HERE / "speed.py"))["ratio"](
         [2 * x for x in times], [2.0] * len(times)
     )
-    assert (ratio.low, ratio.value, ratio.high) == (low, value, high)
-    assert ratio.sure == pytest.approx(sure)
+    assert (ratio.low, ratio.value, ratio.high, ratio.sure) == pytest.approx(
+        (low, value, high, sure)
+    )
 
 
 def test_peer_model_is_cached_by_model_and_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """The interpreter is a stand-in, which copies the model and notes each call."""
-    monkeypatch.syspath_prepend(str(HERE))
     accuracy = runpy.run_path(str(HERE / "accuracy.py"))
     peer, calls, model = tmp_path / "peer", tmp_path / "calls", tmp_path / "net.onnx"
     peer.write_text(f'#!/bin/sh\necho . >> "{calls}"\ncp "$3" "$7"\n')
@@ -141,6 +144,21 @@ def test_peer_model_is_cached_by_model_and_images(
         split.made_from = accuracy["common"].digest(model.read_bytes(), calibration)
         quantized = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
         assert quantized == model.read_bytes() and calls.read_text().count(".") == runs
+
+
+def test_work_folder_belongs_to_one_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_work_folder = runpy.run_path(str(HERE / "common.py"))["open_work_folder"]
+    folder: Path = open_work_folder(tmp_path)
+    (folder / "a.detections.npz").touch()
+    assert open_work_folder(tmp_path) == folder
+    assert capsys.readouterr().err == f"{folder}: files of earlier runs that are reused: 1\n"
+    monkeypatch.setattr("importlib.metadata.version", lambda package: f"{package} 2")
+    assert open_work_folder(tmp_path) != folder
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"changed source")
+    assert open_work_folder(tmp_path) != folder
 
 
 def test_detections_are_those_of_compare(g: Graph) -> None:
@@ -159,23 +177,18 @@ def test_judge_counts_detections_of_the_float_model_above_a_quarter(tmp_path: Pa
     common, path, g = runpy.run_path(str(HERE / "common.py")), tmp_path / "net.onnx", Graph()
     onnx.save(g.model(g.op("Identity", g.input(1, 5, 2), "boxes")), path)
     anchors = np.array([[[8, 40], [8, 40], [8, 8], [8, 8], [0.9, 0.2]]], np.float32)
-    judge = common["judge_of"](path, [anchors], tmp_path, 1)
-    (matches,) = judge(path.read_bytes())
+    (matches,) = common["judge_of"](path, [anchors], tmp_path, 1)(path.read_bytes())
     assert (len(matches.truth), len(matches.scores), common["pooled"]([matches])) == (1, 2, 1.0)
 
 
-def test_tables_of_evaluation_images_have_agreements_and_scores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tables_of_evaluation_images_have_agreements_and_scores() -> None:
     """One of two boxes is found at IoU 0.50 only, so that half of the recall is missing above."""
-    monkeypatch.syspath_prepend(str(HERE))
     script = runpy.run_path(str(HERE / "evaluation_images.py"))
     boxes = Detections(np.zeros((2, 4)), np.array([0.9, 0.3]), np.zeros(2, int))
     hits = np.array([[True] * 10, [True] + [False] * 9])
     matches = DetectionMatches(boxes.scores, hits, boxes.classes, boxes.classes)
     images = script["EvaluationSet"]("photographs", [hits] * 2, [boxes, boxes.filter_by_score(1.0)])
-    row = script["summarize"](12, "photographs", [matches])
-    text = script["format_tables"]([images], [row])
+    text = script["format_tables"]([images], [script["summarize"](12, "photographs", [matches])])
     assert f"| 12 | {(1 + 9 * 51 / 101) / 10:.3f} (" in text
     assert "| photographs | 1 of 2 | 50 % | 1.00 | 0.50 |" in text
 
@@ -183,7 +196,7 @@ def test_tables_of_evaluation_images_have_agreements_and_scores(
 def test_images_of_calibration_are_excluded_by_their_content() -> None:
     exclude = runpy.run_path(str(HERE / "common.py"))["exclude_images"]
     images = np.arange(9.0, dtype=np.float32).reshape(3, 3, 1, 1)
-    assert np.array_equal(exclude(images, images[1:2].copy()), images[[0, 2]][:, None])
+    np.testing.assert_array_equal(exclude(images, images[1:2].copy()), images[[0, 2]][:, None])
 
 
 @pytest.mark.parametrize(
@@ -200,9 +213,8 @@ def test_images_of_calibration_are_excluded_by_their_content() -> None:
     ],
 )
 def test_damaged_list_of_splits_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, message: str
+    tmp_path: Path, text: str | None, message: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
     file = tmp_path / "splits.toml"
     if text is not None:
         file.write_text(text)
