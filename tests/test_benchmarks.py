@@ -161,6 +161,13 @@ def test_work_folder_belongs_to_one_version(
     assert open_work_folder(tmp_path) != folder
 
 
+def test_table_of_output_errors_has_the_methods_of_insert() -> None:
+    script = runpy.run_path(str(HERE / "accuracy.py"))
+    errors = {"focus": 0.079, "ModelOpt max": None}
+    rows = [script["Result"]("a", m, 60, 0.9, 0.9, output_error=e) for m, e in errors.items()]
+    assert script["format_errors"](rows).splitlines()[2:] == ["| a | `focus` | 7.9 % | 0.900 |"]
+
+
 def test_detections_are_those_of_compare(g: Graph) -> None:
     """Other graph optimizations of onnxruntime round differently."""
     convolution = g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")
