@@ -17,6 +17,7 @@ from qdqtool.extraction.private import PrivateNames
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
 from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import list_as_json
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.util import limits
 from qdqtool.util.files import InputFiles, forbid_overwrite, read_input
@@ -109,7 +110,7 @@ class Extraction:
             "nodes_of_whole": self.nodes[1],
             "inputs": [v.name for v in self.proto.graph.input],
             "outputs": [v.name for v in self.proto.graph.output],
-            "findings": [f.as_json() for f in self.shown.findings],
+            "findings": list_as_json(self.shown.findings),
             "convolutions": [c.as_json() for c in self.shown.convolutions],
             "kept": self.kept,
             "checked": self.checked,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from qdqtool.reasons.finding import Finding, FindingCode, FindingRule, Reason, Severity
+from qdqtool.reasons.finding import Finding, FindingCode, FindingRule, Reason
 
 _SUBJECTS = (
     "attention",
@@ -90,37 +90,3 @@ UNPROMISED_CODES = ATTEMPTED_CODES - PROMISED_CODES
 """Codes of findings whose fix seldom improves the prediction, so that none is promised."""
 ON_REQUEST_CODES = frozenset(rule.code for rule in _RULES if rule.is_on_request)
 """Codes of findings that ``qdqtool fix`` may fix only on request."""
-
-
-def needs_request(finding: Finding) -> bool:
-    """Return whether ``fix`` fixes a finding only if the user names its code.
-
-    Errors are fixed without a request.
-    """
-    return finding.severity != Severity.ERROR and any(
-        _is_on_request(cause.reason) for cause in finding.causes
-    )
-
-
-def _is_on_request(reason: Reason) -> bool:
-    for rule in reason.rules:
-        if rule.is_met_by(reason):
-            return rule.is_on_request
-    return False
-
-
-def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings that ``fix`` fixes by default, and those that need ``--only``.
-
-    An error that has an automatic fix is fixed by default, together with the warnings of the same
-    code.
-    """
-    listed = list(findings)
-    errors = {f.code for f in listed if f.severity == Severity.ERROR}
-    default: list[Finding] = []
-    on_request: list[Finding] = []
-    for finding in listed:
-        if finding.automatic:
-            is_default = finding.code in errors or not needs_request(finding)
-            (default if is_default else on_request).append(finding)
-    return default, on_request

@@ -20,7 +20,6 @@ from qdqtool.findings.rules import (
     ATTEMPTED_CODES,
     ON_REQUEST_CODES,
     UNPROMISED_CODES,
-    split_fixable,
 )
 from qdqtool.fixing import gains
 from qdqtool.fixing.anchors import find_restorable_constants
@@ -55,7 +54,7 @@ from qdqtool.patterns.fake_quantizers import (
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.view import AXIS_OPSET, View
 from qdqtool.prediction import add_findings, predict
-from qdqtool.reasons.finding import Severity
+from qdqtool.reasons.finding import Severity, split_fixable
 from qdqtool.timing.alternatives import estimate_variant
 from qdqtool.timing.gpu_checks import gpu_findings
 from qdqtool.timing.gpus import Gpu, choose_gpu

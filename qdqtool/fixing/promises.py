@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.rules import ON_REQUEST_CODES, UNPROMISED_CODES, split_fixable
+from qdqtool.findings.rules import ON_REQUEST_CODES, UNPROMISED_CODES
 from qdqtool.fixing.common_scale import ScaleHistory
 from qdqtool.fixing.gains import NO_GAIN
 from qdqtool.fixing.site import FixStep, Place, count_total_loss, select_default_sites
@@ -17,7 +17,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import require_weights
 from qdqtool.patterns.view import View
-from qdqtool.reasons.finding import Finding
+from qdqtool.reasons.finding import Finding, split_fixable
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 from qdqtool.util.notes import Note

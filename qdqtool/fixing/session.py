@@ -12,7 +12,6 @@ from qdqtool.findings.rules import (
     ON_REQUEST_CODES,
     PROMISED_CODES,
     attempted_reasons,
-    needs_request,
 )
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.common_scale import TOO_COARSE, CommonScale, ScaleHistory
@@ -34,7 +33,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.view import View
 from qdqtool.prediction import choose_typing, predict
-from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.finding import Finding, Severity, needs_request
 from qdqtool.reasons.text import list_names
 from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.result import Prediction

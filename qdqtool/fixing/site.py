@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.rules import attempted_codes, attempted_reasons, split_fixable
+from qdqtool.findings.rules import attempted_codes, attempted_reasons
 from qdqtool.fixing.common_scale import CommonScale, ScaleHistory
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
-from qdqtool.reasons.finding import Finding, FindingCode, Reason
+from qdqtool.reasons.finding import Finding, FindingCode, Reason, split_fixable
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
-from qdqtool.findings.rules import ATTEMPTED_CODES, split_fixable
+from qdqtool.findings.rules import ATTEMPTED_CODES
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import (
     ROW_COLUMN,
@@ -20,7 +20,7 @@ from qdqtool.formats.output import (
     fixed_model_path,
 )
 from qdqtool.formats.verdicts import RAW_ERROR_REMARK, needs_other_format, verdict
-from qdqtool.reasons.finding import Severity
+from qdqtool.reasons.finding import Severity, split_fixable
 from qdqtool.util.text import format_count, format_ms
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.findings.obstacles import suggest_recipe
 from qdqtool.findings.report import group_findings, list_shown_findings, title_of
-from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path, wrap_call
@@ -25,7 +24,7 @@ from qdqtool.formats.time_text import (
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.ir.precision import EIGHT_BITS, Precision
 from qdqtool.patterns.view import AXIS_OPSET
-from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.finding import Finding, Severity, split_fixable
 from qdqtool.trt.result import ConvOutcome, EngineLayer, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts, format_ms

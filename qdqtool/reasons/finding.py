@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, dataclass_transform
@@ -191,7 +191,8 @@ class Finding:
         convolutions: Names of the convolutions that the finding concerns.
         values: Number of tensor elements that are converted because of the finding; None if shapes
             are unknown.
-        automatic: Whether ``qdqtool fix`` can fix the finding.
+        automatic: Whether ``qdqtool fix`` has a change for the finding: by default, or if the user
+            names its code (:func:`split_fixable`).
         saves_ms: Largest time in milliseconds that the fix can save in one execution; None
             without a GPU, or if the fix saves no time.
         saving_included_in: Code of another finding whose ``saves_ms`` includes that of this
@@ -253,3 +254,44 @@ class Finding:
             "saves_ms": self.saves_ms,
             "saving_included_in": self.saving_included_in,
         }
+
+
+def needs_request(finding: Finding) -> bool:
+    """Return whether ``fix`` fixes a finding only if the user names its code.
+
+    Errors are fixed without a request.
+    """
+    return finding.severity != Severity.ERROR and any(
+        _is_on_request(cause.reason) for cause in finding.causes
+    )
+
+
+def _is_on_request(reason: Reason) -> bool:
+    for rule in reason.rules:
+        if rule.is_met_by(reason):
+            return rule.is_on_request
+    return False
+
+
+def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings that ``fix`` fixes by default, and those that need ``--only``.
+
+    An error that has an automatic fix is fixed by default, together with the warnings of the same
+    code.
+    """
+    listed = list(findings)
+    errors = {f.code for f in listed if f.severity == Severity.ERROR}
+    default: list[Finding] = []
+    on_request: list[Finding] = []
+    for finding in listed:
+        if finding.automatic:
+            is_default = finding.code in errors or not needs_request(finding)
+            (default if is_default else on_request).append(finding)
+    return default, on_request
+
+
+def list_as_json(findings: Sequence[Finding]) -> list[Json]:
+    """Return the JSON of findings. ``on_request`` is true if their fix needs ``--only``."""
+    _, on_request = split_fixable(findings)
+    ids = {id(f) for f in on_request}
+    return [f.as_json() | {"on_request": id(f) in ids} for f in findings]

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import Build
 from qdqtool.findings.report import list_shown_findings, title_of
-from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_included_saving
@@ -35,6 +34,7 @@ from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import is_dq, is_q, is_qdq
 from qdqtool.patterns.view import View
 from qdqtool.prediction import add_findings, choose_typing, predict
+from qdqtool.reasons.finding import split_fixable
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.errors import shorten_text
 from qdqtool.evidence import Evidence
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
-from qdqtool.reasons.finding import Finding, Reason, Severity
+from qdqtool.reasons.finding import Finding, Reason, Severity, list_as_json
 from qdqtool.trt.targets import Target, strongly_typed, target_named
 from qdqtool.trt.trace import Event
 from qdqtool.util.files import InputFiles, SavableResult
@@ -562,7 +562,7 @@ class Prediction(SavableResult):
             "uncertain_conversions": self.uncertain_conversions,
             "rejected": self.rejected,
             "trace": [e.as_json() for e in self.trace],
-            "findings": [f.as_json() for f in self.findings],
+            "findings": list_as_json(self.findings),
             "counts": dict(self.counts),
             "assumptions": [a.as_json() for a in self.assumptions],
             "regions": [r.as_json() for r in self.regions],
