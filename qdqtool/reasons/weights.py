@@ -320,7 +320,8 @@ class WeightsPerTensor(Reason):
     Attributes:
         layers: Layers with such weights. Layers with one scale for equal ranges are left out.
         total: Number of layers with quantized weights that were checked.
-        spread: Largest range of a channel divided by the smallest, in the worst layer.
+        spread: Largest range of a channel divided by the smallest, in the worst layer. It is that
+            of the weights in the file, which may be rounded.
         lost: Share of the channels of the worst layer that lose two bits or more.
         lossy: Number of layers where at least a quarter of the channels lose two bits or more.
         rounded: Number of layers whose weights in the file are already rounded to the scale.
@@ -350,6 +351,8 @@ class WeightsPerTensor(Reason):
         )
         if not self.rounded:
             return text, "Give each output channel its own scale: max|w| / 127."
+        weights = "The weights" if self.rounded == len(self.layers) else "Some of the weights"
+        text += f" {weights} in the file are rounded, so these numbers are approximate."
         some = "" if self.rounded == len(self.layers) else f" of {self.rounded} of these layers"
         return text, (
             f"The file has no float weights{some}. Quantize again from the float model, with "

@@ -190,8 +190,9 @@ def test_weights_per_tensor(g: Graph, spread: float, severity: Severity | None) 
 def test_weights_per_tensor_are_fixed_from_float_weights_alone(g: Graph, kind: str) -> None:
     out = per_tensor(g, 8.0, rounded=kind == "rounded", stored=kind == "stored")
     (found,) = findings(g, out, "W-PER-TENSOR")
-    assert (found.severity, found.automatic) == (Severity.WARNING, kind == "float")
-    assert found.causes[0].reason.rounded == (kind != "float") and "images/" not in found.fix
+    facts = found.severity, found.automatic, "approximate" in found.message, "images/" in found.fix
+    assert facts == (Severity.WARNING, kind == "float", kind != "float", False)
+    assert found.causes[0].reason.rounded == (kind != "float")
 
 
 def test_weights_per_tensor_where_the_target_takes_no_other(g: Graph) -> None:
