@@ -335,7 +335,10 @@ def _use_compared_times(
     elif formats is not None and formats.float_time is not None:
         float_time.total_ms = min(float_time.total_ms, formats.float_time.total_ms)
         formats.float_time.total_ms = float_time.total_ms
-        time.best, time.best_fp8 = formats.best, formats.best_fp8
+        if time.best is None or not time.best.is_repeated:
+            time.best = formats.best
+        if time.best_fp8 is None or not time.best_fp8.is_repeated:
+            time.best_fp8 = formats.best_fp8
     for part in filter(None, (time.best, time.best_fp8)):
         part.gain = float_time.total_ms / part.total_ms
 

@@ -18,6 +18,7 @@ from qdqtool.formats.time_text import (
     add_speed_verdict,
     describe_clock,
     describe_fixed_time,
+    describe_repeated_placement,
     describe_saving,
     name_fix_gpu,
 )
@@ -167,6 +168,8 @@ def _add_verdict(
             return
     if times and verdicts.is_analyzed(prediction):
         add_speed_verdict(page, times)
+        if placement := describe_repeated_placement(times):
+            page.fill(f"note: {placement}", 4, "  ")
     elif problem is None:
         text, style = verdicts.quality_verdict(prediction, float_type)
         page.fill(text, 2, "  ", style)

@@ -20,7 +20,7 @@ from qdqtool.util.text import format_count, format_ms, keep_end
 if TYPE_CHECKING:
     from qdqtool.ir.precision import Precision
     from qdqtool.reasons.finding import Finding
-    from qdqtool.timing.results import SpeedGain, TimeEstimate
+    from qdqtool.timing.results import BestTime, SpeedGain, TimeEstimate
 
 _MAX_LAYERS = 10
 _MAX_TYPES = 4  # maximum number of columns of times in a table of GPUs
@@ -76,8 +76,12 @@ class ListedTime(NamedTuple):
     clock_share: float
 
 
-def list_times(time: TimeEstimate) -> dict[str, ListedTime]:
-    """Return times by label: model, float network, and results of ``insert``."""
+def list_times(time: TimeEstimate, *, repeated: bool = False) -> dict[str, ListedTime]:
+    """Return times by label: model, float network, and results of ``insert``.
+
+    If the model has the placement and the time of ``insert``, this time of ``insert`` is only
+    included if `repeated` is set.
+    """
     float_time, times = time.float_time, {}
     model_time = ListedTime(time.total_ms, time.clock_share)
     if not time.is_float:
@@ -89,12 +93,32 @@ def list_times(time: TimeEstimate) -> dict[str, ListedTime]:
             times["FP32"] = ListedTime(float_time.fp32_ms, float_time.fp32_clock_share)
     elif time.is_float:
         times[str(time.float_type)] = model_time
-    for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
-        if best is not None:
-            options = "(defaults)" if precision == "INT8" else "--precision fp8"
-            label = f"{precision} by qdqtool insert {options}"
+    for label, best in _list_bests(time).items():
+        if repeated or not best.is_repeated:
             times[label] = ListedTime(best.total_ms, best.clock_share)
     return times
+
+
+def _list_bests(time: TimeEstimate) -> dict[str, BestTime]:
+    """Return the times of ``insert`` by label, such as ``INT8 by qdqtool insert (defaults)``."""
+    bests = {"INT8": (time.best, "(defaults)"), "FP8": (time.best_fp8, "--precision fp8")}
+    return {
+        f"{precision} by qdqtool insert {options}": best
+        for precision, (best, options) in bests.items()
+        if best is not None
+    }
+
+
+def describe_repeated_placement(times: Sequence[TimeEstimate]) -> str:
+    """Name the command that places the Q/DQ pairs as in the model; empty if none is known."""
+    repeated = [
+        label.partition(" by ")[2]
+        for time in times
+        if time.is_supported
+        for label, best in _list_bests(time).items()
+        if best.is_repeated
+    ]
+    return f"The Q/DQ pairs are placed as by {repeated[0]}." if repeated else ""
 
 
 def describe_clock(time: TimeEstimate) -> str:
@@ -193,7 +217,7 @@ def _name_origin(label: str) -> str:
 
 
 def _list_missing(time: TimeEstimate, labels: Sequence[str]) -> list[str]:
-    return [label for label in labels if label not in list_times(time)]
+    return [label for label in labels if label not in list_times(time, repeated=True)]
 
 
 def _explain_missing(labels: Collection[str]) -> str:
@@ -205,7 +229,7 @@ def _explain_missing(labels: Collection[str]) -> str:
 
 
 def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:
-    listed = list_times(time) if time.is_supported else {}
+    listed = list_times(time, repeated=True) if time.is_supported else {}
     cells = (
         format_ms(listed[label].ms, unit=False) if label in listed else "-" for label in labels
     )

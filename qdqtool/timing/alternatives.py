@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
@@ -20,15 +21,24 @@ from qdqtool.timing.engine_time import (
 )
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
 from qdqtool.trt.outcome import simulate_without_alternatives
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, strongly_typed, without_fp8_typing
 from qdqtool.util.notes import Note
 
+_SAME_TIME = 1e-3  # times of one placement differ by less, such as by the shape of a constant
+
 
 def add_alternative_times(
-    result: TimeEstimate, model: Model, target: Target, *, with_insert: bool = True
+    result: TimeEstimate,
+    model: Model,
+    simulated: Prediction,
+    target: Target,
+    *,
+    with_insert: bool = True,
 ) -> None:
     """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``.
 
+    `simulated` is the prediction of the model with engine layers.
     On a GPU without INT8, or if `with_insert` is false, only the time without Q/DQ is added.
     Unless the user requests a strongly typed network of TensorRT 10, only a network with FP8 is
     strongly typed there. The added times of other networks are then times of weakly typed builds.
@@ -56,10 +66,10 @@ def add_alternative_times(
             text = "the GPU has no INT8, so Q/DQ would not make the network faster"
             result.notes.append(Note(text, code="no-int8"))
     elif float_model is not None and with_insert:
-        result.best = _best_time(result, float_model, target)
+        result.best = _best_time(result, simulated, float_model, target)
         if result.gpu.has_fp8 and target.has_fp8:
             typed = strongly_typed(target)
-            result.best_fp8 = _best_time(result, float_model, typed, Precision.FP8)
+            result.best_fp8 = _best_time(result, simulated, float_model, typed, Precision.FP8)
 
 
 def _float_time(result: TimeEstimate, model: Model, target: Target, has_weights: bool) -> FloatTime:
@@ -97,7 +107,11 @@ def _float_time(result: TimeEstimate, model: Model, target: Target, has_weights:
 
 
 def _best_time(
-    result: TimeEstimate, model: Model, target: Target, precision: Precision = Precision.INT8
+    result: TimeEstimate,
+    simulated: Prediction,
+    model: Model,
+    target: Target,
+    precision: Precision = Precision.INT8,
 ) -> BestTime | None:
     """Return the time of the network with the Q/DQ that ``insert`` would write.
 
@@ -121,7 +135,15 @@ def _best_time(
         summary["convolutions"],
         summary["conversions"],
         engine.clock_share,
+        is_repeated=math.isclose(ms, result.total_ms, rel_tol=_SAME_TIME)
+        and _list_outcomes(engine.prediction) == _list_outcomes(simulated),
     )
+
+
+def _list_outcomes(prediction: Prediction) -> list[tuple[object, ...]]:
+    """Return the types of each convolution, and the number of remaining conversions."""
+    types = [(c.name, c.precision, *c.inputs, c.output) for c in prediction.convolutions]
+    return [*types, (prediction.conversions,)]
 
 
 def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:

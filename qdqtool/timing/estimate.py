@@ -157,7 +157,7 @@ def estimate_time(
             result.fp32_layers = _count_fp32_layers(prediction, workload)
     add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
-        add_alternative_times(result, model, target, with_insert=with_insert)
+        add_alternative_times(result, model, simulated, target, with_insert=with_insert)
         if result.best is not None:
             add_insert_saving(prediction, result.total_ms - result.best.total_ms)
     return result

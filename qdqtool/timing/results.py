@@ -149,6 +149,7 @@ class BestTime:
         convolutions: Number of convolutions and products.
         conversions: Number of remaining Q and DQ; None if the target does not count them.
         clock_share: Share of the GPU's boost clock at which the engine runs.
+        is_repeated: Whether the estimated model itself has this placement and this time.
     """
 
     total_ms: float
@@ -158,6 +159,7 @@ class BestTime:
     convolutions: int
     conversions: int | None
     clock_share: float = 1.0
+    is_repeated: bool = False
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""

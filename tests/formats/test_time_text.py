@@ -4,7 +4,12 @@ from dataclasses import replace
 import pytest
 
 from qdqtool.formats.output import TextPage
-from qdqtool.formats.time_text import add_speed_verdict, describe_fastest, describe_times
+from qdqtool.formats.time_text import (
+    add_speed_verdict,
+    describe_fastest,
+    describe_repeated_placement,
+    describe_times,
+)
 from qdqtool.ir.precision import Precision
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
@@ -67,6 +72,16 @@ def test_range_of_each_engine_ends_at_the_same_clock() -> None:
     assert [float(end) for end in ends] == pytest.approx(
         [15.0, 12.0 * 1.5 * 0.8 / 0.9, 15.0], rel=0.01
     )
+
+
+def test_time_of_insert_is_not_repeated_for_its_own_placement() -> None:
+    best = replace(best_time(10.0, 9.8), is_repeated=True)
+    time = TimeEstimate(GPU, 10.0, float_time=FloatTime(Precision.FP16, 9.8), best=best)
+    page = TextPage()
+    add_speed_verdict(page, [time])
+    add_speed_verdict(page, [time, time])
+    assert "insert" not in "\n".join(page.lines)
+    assert "placed as by qdqtool insert (defaults)" in describe_repeated_placement([time])
 
 
 def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:

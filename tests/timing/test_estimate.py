@@ -10,6 +10,7 @@ import onnx
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import qdqtool
 from benchmarks.timing_data import NETWORKS, network_work, read
 from calibration.options import Preprocess
 from qdqtool import Precision, Prediction
@@ -649,13 +650,11 @@ def test_times_of_float_and_written_file_agree(
     make: Callable[[], onnx.ModelProto], target: str | Target, precision: str, gpu: str
 ) -> None:
     """An export in FP16 keeps its Casts; the FP16 and the Casts of `insert` are undone."""
-    from qdqtool.quantization.api import insert
-
     network = make()
     kind = network.graph.input[0].type.tensor_type
     shape = [d.dim_value or 1 for d in kind.shape.dim]
     sample = np.ones(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-    written = insert(
+    written = qdqtool.insert(
         load(network),
         [{network.graph.input[0].name: sample}],
         target=target,
@@ -676,6 +675,7 @@ def test_times_of_float_and_written_file_agree(
     pairs.append((getattr(of_float, best[precision]), of_written))
     for expected, time in pairs:
         assert time.total_ms == pytest.approx(expected.total_ms, rel=1e-9)
+    assert getattr(of_written, best[precision]).is_repeated
     assert of_written.gain == pytest.approx(pairs[-1][0].gain, rel=0.02)
     base, written_base = of_float.float_time.precision, of_written.float_time.precision
     assert written_base == base and (make is not small_chain or base == Precision.FP16)

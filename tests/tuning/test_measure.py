@@ -278,8 +278,7 @@ def test_open_sessions_are_limited(
     sessions, counts = new.network.sessions, list[int]()
     get = sessions.get
     monkeypatch.setattr(sessions, "get", lambda *a: (get(*a), counts.append(sessions.count))[0])
-    assert run_task(new, task) == expected
-    assert max(counts) == 2 < job.network.sessions.count
+    assert run_task(new, task) == expected and max(counts) == 2 < job.network.sessions.count
 
 
 @pytest.mark.parametrize("opened", [(), (0, 1, 2), (0, 2)])
