@@ -69,7 +69,8 @@ def add_alternative_times(
         result.best = _best_time(result, simulated, float_model, target)
         if result.gpu.has_fp8 and target.has_fp8:
             typed = strongly_typed(target)
-            result.best_fp8 = _best_time(result, simulated, float_model, typed, Precision.FP8)
+            pixels_as_float = model_variants.undo_uint8_input_of_insert(float_model)
+            result.best_fp8 = _best_time(result, simulated, pixels_as_float, typed, Precision.FP8)
 
 
 def _float_time(result: TimeEstimate, model: Model, target: Target, has_weights: bool) -> FloatTime:

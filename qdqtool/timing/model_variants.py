@@ -23,7 +23,7 @@ from qdqtool.ir.input_shapes import (
     side_axes,
 )
 from qdqtool.ir.operators import is_no_op_cast
-from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
+from qdqtool.ir.qdq import FLOATS, PIXEL_FACTOR, is_dq, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.external_data import has_data
@@ -199,6 +199,24 @@ def undo_fp16_of_insert(model: Model) -> Model:
     converted = find_fp16_nodes(variant)
     possible = Counter(node.op for node in variant.nodes if node.index in converted)
     return variant if halves <= possible else model
+
+
+def undo_uint8_input_of_insert(model: Model) -> Model:
+    """Return a float network with float inputs instead of the uint8 inputs of ``insert``.
+
+    The network is returned unchanged if its uint8 inputs are those of the export.
+    """
+    if PIXEL_FACTOR not in model.metadata:
+        return model
+    variant = model.copy()
+    editor = Editor(variant)
+    for name in variant.inputs:
+        casts = variant.consumers(name)
+        if variant.elem_type(name) == TensorProto.UINT8 and {n.op for n in casts} == {"Cast"}:
+            editor.set_type([name], variant.elem_type(casts[0].output) or TensorProto.FLOAT)
+            for cast in casts:
+                editor.bypass(cast, name)
+    return _with_metadata(editor.finish(), model)
 
 
 def _count_fp16_operators(model: Model) -> Counter[str]:
