@@ -62,8 +62,7 @@ def test_verify_rejects_recorded_implicit_builds(
     for arguments in (["verify", model, path], ["verify", "--from-log", path]):
         assert run(arguments) == 2
         error = capsys.readouterr().err
-        assert "implicit-INT8 build" in error
-        assert error.count("\n") == 1
+        assert "implicit-INT8 build" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

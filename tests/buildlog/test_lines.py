@@ -64,8 +64,7 @@ def test_details_are_added_to_the_node_that_is_parsed(line: str, details: dict[s
     section = parse(
         "Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]"
     )
-    assert [n.details for n in section.nodes] == [{}, details, {}]
-    assert parse(line).nodes == []
+    assert [n.details for n in section.nodes] == [{}, details, {}] and parse(line).nodes == []
 
 
 @pytest.mark.parametrize(

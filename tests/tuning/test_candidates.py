@@ -100,8 +100,7 @@ def test_select_candidates_agrees_with_predictions(
 def test_sites_name_nodes_and_tensors_once() -> None:
     planner = planner_of(branchy(), images(2, 16, 16))
     kinds = {s.name: (s.kind, s.nodes, s.tensors) for s in sites.find_sites(planner)}
-    assert kinds["c5"] == ("convolution", ("c5",), ("cat.out",))
-    assert kinds["add"][0] == "residual"
+    assert kinds["c5"] == ("convolution", ("c5",), ("cat.out",)) and kinds["add"][0] == "residual"
     assert kinds["add.out"] == ("group", ("c3", "c4"), ("add.out",))
     assert kinds["c3"][2] == ()  # c4 reads the same tensor
     nodes = [frozenset(kind[1]) for kind in kinds.values()]
