@@ -762,7 +762,8 @@ def _note_many_sites(sites: Sequence[FixSite]) -> list[Note]:
     if not names:
         return []
     text = (
-        f"the time that fixing {', '.join(names)} saves was not estimated, because {len(sites)} "
-        f"places exceed the limit of {_MAX_SITES}. 'qdqtool fix' tries all of them"
+        f"the time that fixing {', '.join(names)} saves and the time after all fixes were not "
+        f"estimated, because {len(sites)} places exceed the limit of {_MAX_SITES}. 'qdqtool fix' "
+        "tries all of them"
     )
     return [Note(text, code=_NOT_ESTIMATED, codes=names, places=len(sites))]

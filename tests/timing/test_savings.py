@@ -147,4 +147,5 @@ def test_saving_of_too_many_places_is_stated_as_unknown(
     saved = {code for fix in prediction.time["fixes"] for code in fix["codes"]}
     assert ("DOUBLE-QDQ" in saved) == is_estimated
     stated = [note for note in prediction.time["notes"] if "DOUBLE-QDQ" in note]
-    assert len(stated) == (not is_estimated)
+    assert len(stated) == (not is_estimated) == (prediction.time["fixed_ms"] is None)
+    assert all("the time after all fixes" in note for note in stated)
