@@ -129,15 +129,18 @@ def _normalize_mode(power: str) -> str:
 
 
 def _suggest_alternatives(gpu_name: str, name: str) -> str:
-    """Name a custom clock, and the modules of the Jetson's series that have a mode of this name."""
+    """Name a custom clock, and the modules of the Jetson's series that have a mode of this name.
+
+    If the module has this mode with Super mode, only this module with Super mode is named.
+    """
     series = re.sub(r" \d+GB.*", " ", gpu_name)
     modules = [
-        f"'{mode.gpu}'"
-        for mode in _all_modes()
-        if mode.gpu.startswith(series) and mode.has_name(name)
+        mode.gpu for mode in _all_modes() if mode.gpu.startswith(series) and mode.has_name(name)
     ]
+    modules = [module for module in modules if module.startswith(gpu_name)] or modules
     if modules:
-        return f", `clock` for a custom mode, or `gpu` {' or '.join(modules)}"
+        names = " or ".join(f"'{module}'" for module in modules)
+        return f", `clock` for a custom mode, or `gpu` {names}"
     return ", or `clock` for a custom mode"
 
 

@@ -39,6 +39,8 @@ from tests.trt.builder import Graph
         ("rtx3080ti", "RTX 3080 Ti"),
         ("Jetson Orin Nano", "Jetson Orin Nano 8GB"),
         ("orin-nx", "Jetson Orin NX 16GB"),
+        ("Orin NX 8GB Super", "Jetson Orin NX 8GB Super"),
+        ("Orin Nano 4GB Super", "Jetson Orin Nano 4GB Super"),
         ("AGX Orin", "Jetson AGX Orin 64GB"),
         ("Orin AGX", "Jetson AGX Orin 64GB"),
         ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
@@ -109,7 +111,7 @@ def test_list_of_gpus_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)]
+    ("text", "count"), [("Orin", 10), ("NVIDIA Tegra Orin (nvgpu)", 10), ("xavier", 2)]
 )
 def test_name_that_boards_share_is_ambiguous(text: str, count: int) -> None:
     with pytest.raises(
@@ -124,7 +126,11 @@ def test_name_that_boards_share_is_ambiguous(text: str, count: int) -> None:
     ("text", "name", "others"),
     [
         ("A100", "A100 40GB", {"A100 80GB PCIe", "A100 80GB SXM"}),
-        ("Orin NX", "Jetson Orin NX 16GB", {"Jetson Orin NX 8GB", "Jetson Orin NX 16GB Super"}),
+        (
+            "Orin NX",
+            "Jetson Orin NX 16GB",
+            {f"Jetson Orin NX {size}" for size in ("8GB", "8GB Super", "16GB Super")},
+        ),
         ("RTX 3060", "RTX 3060", set()),
         ("T4", "Tesla T4", set()),
         ("RTX 4050", "RTX 4050 Laptop", set()),
@@ -553,7 +559,7 @@ def test_device_gpu_clock_argument() -> None:
     "facts", [{}, {"Compute Capability": "8.7"}, {"SMs": "lots", "Compute Clock Rate": "fast"}]
 )
 def test_device_gpu_rejects_a_shared_name_without_figures(facts: dict[str, str]) -> None:
-    with pytest.raises(QdqtoolError, match="8 GPUs", check=has("ambiguous", parameter="gpu")):
+    with pytest.raises(QdqtoolError, match="10 GPUs", check=has("ambiguous", parameter="gpu")):
         find_device_gpu(parse_device("Orin", facts))
     build = Build(device="Orin", gpu=facts)
     assert built_engine.find_build_gpu(

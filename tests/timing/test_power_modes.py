@@ -22,6 +22,9 @@ NARROW, WIDE = 32 / 1000, 64 / 1000
         ("Orin NX 16GB", "15", (4, 612, 3200 * NARROW)),
         ("Orin NX 16GB", "10W", (4, 612, 2133 * NARROW)),
         ("Orin NX 16GB Super", "25w", (8, 408, 3200 * NARROW)),
+        ("Orin NX 8GB Super", "20W", (8, 408, 3200 * NARROW)),
+        ("Orin NX 8GB Super", "10W", (4, 612, 2133 * NARROW)),
+        ("Orin Nano 4GB Super", "10W", (4, 612, 2133 * NARROW / 2)),
         ("Orin Nano 8GB Super", "25W", (8, 918, 3199 * NARROW)),
         ("Orin Nano 8GB Super", "15W", (8, 612, 2133 * NARROW)),
         ("AGX Orin 64GB", "MODE_30W", (8, 612, 3200 * WIDE)),
@@ -45,6 +48,8 @@ def test_power_mode_limits(gpu: str, power: str, limits: tuple[float, ...]) -> N
         ("Orin NX 16GB Super", "40W"),
         ("Orin NX 16GB Super", "MAXN_SUPER"),
         ("Orin NX 16GB Super", "maxn"),
+        ("Orin NX 8GB Super", "40W"),
+        ("Orin Nano 4GB Super", "25W"),
         ("Thor", "MAXN"),
     ],
 )
@@ -65,6 +70,7 @@ def test_table_of_power_modes(gpu: gpus.Gpu) -> None:
     [
         ("Orin Nano", "25W", "15W, 7W", ["Jetson Orin Nano 8GB Super"]),
         ("Orin Nano", "MAXN_SUPER", "15W, 7W", ["Jetson Orin Nano 8GB Super"]),
+        ("Orin NX 8GB", "40W", "MAXN, 20W, 15W, 10W", ["Jetson Orin NX 8GB Super"]),
         ("Orin NX", "MAXN_FOO", "MAXN, 25W, 15W, 10W", []),
         (
             "Orin NX 8GB",
