@@ -290,8 +290,7 @@ def test_job_can_be_used_again_after_part_of_its_results(cluster: Cluster) -> No
         started = job.results(range(30, 60))
         next(started)
         started.close()
-        assert sorted(job.results([1, 2])) == [(1, 7), (2, 14)]
-        assert list(job.results([])) == []
+        assert sorted(job.results([1, 2])) == [(1, 7), (2, 14)] and list(job.results([])) == []
 
 
 def test_work_ends_with_its_job(client: Any, cluster: Cluster) -> None:

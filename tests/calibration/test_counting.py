@@ -148,5 +148,4 @@ def test_portions_become_smaller_and_leave_work_for_all() -> None:
         sizes.append(portion_size(left, slots=4))
         left -= sizes[-1]
     assert sizes[0] == 64 and sizes[-8:] == [1] * 8
-    assert sizes == sorted(sizes, reverse=True)
-    assert portion_size(3, slots=0) == 1
+    assert sizes == sorted(sizes, reverse=True) and portion_size(3, slots=0) == 1

@@ -379,8 +379,7 @@ def test_integer_inputs_are_rounded_and_clipped(
     preprocess = Preprocess(scale=scale, mean=(mean, mean, mean))
     (sample,) = open_data(path, [InputSpec("x", (1, 3, 16, 16), dtype)], preprocess)
     expected = np.rint(decode_image(path).astype(np.float32) * scale - mean).clip(low, high)
-    assert sample["x"].dtype == dtype
-    assert (sample["x"][0] == expected.transpose(2, 0, 1)).all()
+    assert sample["x"].dtype == dtype and (sample["x"][0] == expected.transpose(2, 0, 1)).all()
 
 
 @pytest.mark.parametrize(
@@ -445,8 +444,7 @@ def test_names_may_hold_any_bytes(tmp_path: Path, path: Path) -> None:
     except OSError:
         pytest.skip("this file system takes UTF-8 names only")
     data = open_data(tmp_path, [SPEC])
-    assert [data.source.name(0), len(list(data))] == ["\\xff\\xfe.png", 1]
-    assert data.fingerprint
+    assert [data.source.name(0), len(list(data))] == ["\\xff\\xfe.png", 1] and data.fingerprint
 
 
 def test_broken_images_are_skipped_and_counted_once(tmp_path: Path) -> None:

@@ -142,8 +142,7 @@ def test_crop_of_an_extreme_shape_is_bounded() -> None:
 
 def test_names_of_the_command_line_are_the_presets() -> None:
     assert tuple(PRESETS) == PREPROCESS_NAMES
-    assert set(ALIASES.values()) <= set(PRESETS)
-    assert calibration.PRESETS is PRESETS
+    assert set(ALIASES.values()) <= set(PRESETS) and calibration.PRESETS is PRESETS
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *ALIASES])

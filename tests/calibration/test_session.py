@@ -71,8 +71,7 @@ def test_session_does_not_keep_the_message() -> None:
     source = conv_net().SerializeToString()
     before = sys.getrefcount(source)
     opened = sessions.open_session(source, 1)
-    assert sys.getrefcount(source) == before
-    assert opened.run(None, FEED)[0].shape == (1, 4, 16, 16)
+    assert sys.getrefcount(source) == before and opened.run(None, FEED)[0].shape == (1, 4, 16, 16)
 
 
 def test_external_weights_go_into_the_model_for_older_onnxruntime(

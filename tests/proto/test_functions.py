@@ -206,8 +206,7 @@ def test_predict_names_convolutions_and_layers_of_functions() -> None:
     first, second = prediction.convolutions
     assert (first.name, second.name) == ("layer0/Conv", "layer1/Conv")
     assert first.layer.endswith("Conv + Relu")
-    assert second.layer and second.layer != first.layer
-    assert prediction.summary()["int8"] == 2
+    assert second.layer and second.layer != first.layer and prediction.summary()["int8"] == 2
     assert not [f for f in prediction.findings if f.code == "FUNC-LOCAL"]
 
 
@@ -221,8 +220,7 @@ def test_parsers_before_9_refuse_functions(target: str, is_refused: bool) -> Non
 
 def test_fix_writes_the_model_without_functions() -> None:
     fixed = qdqtool.fix(quantized_blocks(), "8.6")
-    assert [a.code for a in fixed.applied] == ["FUNC-LOCAL"]
-    assert not fixed.proto.functions
+    assert [a.code for a in fixed.applied] == ["FUNC-LOCAL"] and not fixed.proto.functions
     assert "FUNC-LOCAL" not in [f.code for f in fixed.after.findings]
 
 

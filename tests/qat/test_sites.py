@@ -342,8 +342,7 @@ def test_compiled_attention_computes_the_same(recwarn: pytest.WarningsRecorder) 
         torch.testing.assert_close(output, model(TOKENS))
         output.square().mean().backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    assert len(gradients[0]) == 8
-    assert not [w for w in recwarn if "lru_cache" in str(w.message)]
+    assert len(gradients[0]) == 8 and not [w for w in recwarn if "lru_cache" in str(w.message)]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
@@ -435,8 +434,7 @@ def test_disabled_quantizers_compute_float(ready: tuple[nn.Module, Tensor]) -> N
     assert torch.equal(nets.evaluate(model, MANY), quantized)
     assert len(qat.disable(model, r"^2\.")) == 2
     assert not torch.equal(nets.evaluate(model, MANY), quantized)
-    assert qat.enable(model) == []
-    assert torch.equal(nets.evaluate(model, MANY), quantized)
+    assert qat.enable(model) == [] and torch.equal(nets.evaluate(model, MANY), quantized)
 
 
 def test_disable_without_match_is_refused(ready: tuple[nn.Module, Tensor]) -> None:

@@ -309,8 +309,7 @@ def test_pickled_trainer_is_found_in_new_process(
     loaded = pickle.loads(pickled)
     assert [t.__name__ for t in loaded] == [t.__name__ for t in quantized]
     base = sys.modules[training.__name__].QuantizedTrainerMixin
-    assert all(issubclass(t, base) for t in loaded)
-    assert not set(loaded) & set(quantized)
+    assert all(issubclass(t, base) for t in loaded) and not set(loaded) & set(quantized)
 
 
 def test_trainer_of_user_gets_quantizers(training: Any) -> None:

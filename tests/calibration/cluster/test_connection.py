@@ -68,8 +68,7 @@ def test_unreachable_scheduler_is_one_error_and_no_log(
         connect(where),
     ):
         raise AssertionError
-    assert logging.getLogger("distributed").level == level
-    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("distributed").level == level and capfd.readouterr() == ("", "")
 
 
 def test_command_line_names_the_cluster_options(
@@ -100,8 +99,7 @@ def test_local_workers_leave_no_folder_and_refuse_other_users(
         assert client.submit(int, "7").result() == 7
         (folder,) = tmp_path.iterdir()
         assert folder.name.startswith("qdqtool-")
-        assert client.run(os.getenv, PROCESSES) == {worker: "1"}
-        assert PROCESSES not in os.environ
+        assert client.run(os.getenv, PROCESSES) == {worker: "1"} and PROCESSES not in os.environ
         for address in (client.scheduler.address, worker, facts["workers"][worker]["nanny"]):
             assert address.startswith("tls://127.0.0.1:")
             for scheme, security in (("tls", Security.temporary()), ("tcp", None)):
