@@ -195,13 +195,16 @@ def command(
     def render_text(width: int) -> TextPage:
         page = render_tuning(tuning, width, everything=everything)
         page.add_gap()
-        written = "the float model unchanged to " if tuning.unchanged else ""
-        page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if state is not None:
             page.fill(
                 f"Measurements saved in {state} and {state}.ranges: a rerun with another --keep "
                 "measures only new candidates. Delete the files when done."
             )
+        written = path
+        if not tuning.chosen.cost.int8:
+            kind = "unchanged" if tuning.unchanged else f"in {tuning.float_type.upper()}"
+            written = f"the float model {kind} to {path}: no layer is quantized"
+        page.fill(f"Wrote {written} ({seconds:.1f} s)", style=Style.BOLD)
         if not tuning.unchanged:
             repeated = options.repeat_options("target", *options.time_parameters())
             page.add_command("Next:", f"qdqtool predict {shlex.quote(path)}{repeated}")

@@ -47,6 +47,12 @@ def test_tune_goal_out_of_reach_exits_with_1_and_writes_the_best(folder: Path, c
     assert Path("m_qdq.onnx").exists() and not list(folder.glob("*.tuning"))
 
 
+def test_tune_that_writes_the_float_model_ends_with_this_statement(folder: Path, cli: Cli) -> None:
+    text = cli(*TUNE, "--budget-ms", "1000", "--gpu", "T4")
+    *_, last = " ".join(text.split()).split("Delete the files when done. ")
+    assert last.startswith("Wrote the float model unchanged to m_qdq.onnx: no layer is quantized (")
+
+
 def test_tune_interrupted_tells_how_to_go_on(
     folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
