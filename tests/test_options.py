@@ -24,7 +24,7 @@ from qdqtool.extraction.options import (
 from qdqtool.fixing.runner import FixOptions
 from qdqtool.formats.output import as_options
 from qdqtool.insertion import options as of_insertion
-from qdqtool.insertion.losses import SAMPLES, SMALL_ERROR
+from qdqtool.insertion.losses import SAMPLES
 from qdqtool.insertion.options import (
     CacheOptions,
     ClusterOptions,
@@ -34,6 +34,7 @@ from qdqtool.insertion.options import (
     PlacementOptions,
     RangeOptions,
 )
+from qdqtool.insertion.output_errors import SMALL_ERROR
 from qdqtool.prediction import check_activations
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.timing.on_gpu import predict_on_gpu

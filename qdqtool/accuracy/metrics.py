@@ -35,7 +35,7 @@ from qdqtool.accuracy.detections import (
 from qdqtool.accuracy.objectness import find_objectness_output, resembles_detector
 from qdqtool.accuracy.output_shapes import find_output_shapes
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.losses import ReferenceOutputs, find_last_convolution_outputs
+from qdqtool.insertion.output_errors import ReferenceOutputs, find_last_convolution_outputs
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head

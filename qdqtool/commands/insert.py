@@ -283,7 +283,7 @@ def _estimate_times(
 
 
 def _add_loss_times(result: Insertion, time: TimeEstimate, target: Target) -> None:
-    from qdqtool.insertion.losses import add_times
+    from qdqtool.insertion.exclusion_costs import add_times
     from qdqtool.ir.graph import Model
     from qdqtool.timing.alternatives import estimate_variant
 

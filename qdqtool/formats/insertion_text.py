@@ -20,14 +20,9 @@ from qdqtool.formats.output import (
     wrap_command,
 )
 from qdqtool.formats.verdicts import RAW_ERROR_REMARK, name_float_type, verdict
-from qdqtool.insertion.losses import (
-    MIN_GAIN,
-    SMALL_ERROR,
-    ActivationLosses,
-    TensorLoss,
-    round_error,
-)
+from qdqtool.insertion.losses import MIN_GAIN, ActivationLosses, TensorLoss
 from qdqtool.insertion.number_formats import find_number_format
+from qdqtool.insertion.output_errors import SMALL_ERROR, round_error
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.placement import SkippedNode

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.insertion.losses import SMALL_ERROR, round_error
 from qdqtool.insertion.number_formats import FP8, INT8, MIN_GAIN, NumberFormat, is_worthwhile
+from qdqtool.insertion.output_errors import SMALL_ERROR, round_error
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.util.json_text import Json
 from qdqtool.util.text import format_count, format_ms

@@ -6,48 +6,42 @@ network runs with one of them float and all others quantized. The activations wi
 are measured again on other samples, because the largest of eight gains on two samples is mostly
 chance.
 
-The error of an output is the root mean square of its difference to the output with float
-activations, divided by the standard deviation of the latter. The error includes only the positions
-of objects, or all positions if the positions of objects are unknown. The reported error is the mean
-over the outputs. The outputs are those of the last convolutions, before any decoding.
+:mod:`qdqtool.insertion.output_errors` defines the error. The reference outputs are those with float
+activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
-import onnx
-from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
 from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.options import ImageOptions
-from qdqtool.insertion.placement import find_class_outputs
+from qdqtool.insertion.output_errors import (
+    SMALL_ERROR,
+    ComparedOutputs,
+    ReferenceOutputs,
+    find_compared_outputs,
+    round_error,
+)
 from qdqtool.insertion.rewrite import QuantizedTensor
-from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, run_samples
-from qdqtool.ir.editor import Editor
-from qdqtool.ir.graph import EDITED, Model, Node
-from qdqtool.ir.qdq import is_dq
-from qdqtool.patterns.heads import find_head
-from qdqtool.proto.slim import strip_large_weights
-from qdqtool.proto.subgraphs import copy_node
+from qdqtool.insertion.sample_runs import DEFAULT_IMAGES
+from qdqtool.insertion.switchable_network import Feeds, SwitchableNetwork
+from qdqtool.ir.graph import Model
 from qdqtool.runtime.run_cost import peak_activation_bytes, with_input_shapes
-from qdqtool.runtime.sessions import core_count, describe_failure, open_proto
-from qdqtool.trt.result import Prediction
+from qdqtool.runtime.sessions import core_count
 from qdqtool.util.json_text import Json
 from qdqtool.util.text import build_name_pattern, round_significant
 from qdqtool.util.threads import SharedTasks, run_threads
 
 if TYPE_CHECKING:
-    from calibration import Dataset, FocusMap, TensorStatistics
+    from calibration import Dataset, TensorStatistics
     from calibration.arrays import CalibrationSource
 
-Feeds = dict[str, npt.NDArray[Any]]
 CANDIDATES = 8
 SAMPLES = 8  # number of samples for the error with all activations quantized
 TRIAL_SAMPLES = 2  # number of these samples on which each candidate is tried
@@ -56,9 +50,6 @@ MIN_GAIN = 0.1  # minimum gain to be confirmed, as a fraction of the error
 _MIN_CONFIRMING = 4  # minimum number of samples to confirm a gain
 _MAX_CONFIRMED = 2  # maximum number of activations whose gain is confirmed
 _MIN_DEVIATIONS = 2.0  # minimum of a confirmed gain, in standard errors
-# An output error below this fraction of the outputs' standard deviation hardly changes the
-# detections (docs/accuracy.md).
-SMALL_ERROR = 0.1
 
 
 @dataclass(frozen=True)
@@ -175,11 +166,6 @@ class ActivationLosses:
             "uncovered": list(self.uncovered),
             "tensors": [t.as_json() for t in self.tensors],
         }
-
-
-def round_error(error: float) -> float:
-    """Round an output error as in the text, to 0.1 %. Limits apply to the rounded error."""
-    return round(error, 3)
 
 
 def rank_activations(
@@ -442,365 +428,3 @@ class _ErrorMeasurement:
             focus = self._focus.find(outputs) if self._focus else None
             self.references[number] = ReferenceOutputs(outputs, focus)
         return self.references[number]
-
-
-class SwitchableNetwork:
-    """A Q/DQ model in which each activation can be left float, without a new session.
-
-    The model gets a boolean input for each activation, which switches its Q/DQ pair. Weights are
-    always quantized. Several threads may run the network.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        activations: Sequence[QuantizedTensor],
-        outputs: Sequence[str],
-        threads: int,
-    ) -> None:
-        """Open the session.
-
-        Args:
-            model: The Q/DQ model; it is not changed.
-            activations: Activations that get a switch.
-            outputs: Tensors that a run returns.
-            threads: Number of threads that onnxruntime uses for one operator.
-
-        Raises:
-            ModelError: onnxruntime does not accept the model.
-        """
-        from calibration.session import TensorFetcher, partial_model
-
-        self._switches, network = _add_switches(model, activations)
-        switches = [
-            helper.make_tensor_value_info(name, TensorProto.BOOL, [])
-            for name in self._switches.values()
-        ]
-        part = partial_model(network, list(dict.fromkeys(outputs)), switches)
-        self._fetcher = TensorFetcher(_open_session(part, model, threads))
-
-    def run(self, sample: Feeds, floats: Collection[str] = ()) -> Feeds:
-        """Run the network with the named activations float, and return its outputs.
-
-        Raises:
-            ModelError: onnxruntime fails.
-        """
-        switches = {name: np.asarray(t not in floats) for t, name in self._switches.items()}
-        return self._fetcher.run({**sample, **switches})
-
-
-def _add_switches(
-    model: Model, activations: Sequence[QuantizedTensor]
-) -> tuple[dict[str, str], Model]:
-    """Return the switch inputs by tensor, and a copy of the model with these inputs.
-
-    The copy has no large weights.
-    """
-    editor = Editor(Model(strip_large_weights(model.proto)))
-    tensors = {activation.node: activation.tensor for activation in activations}
-    quantizers = {n.output: n for n in editor.model.nodes if n.name in tensors}
-    switches: dict[str, str] = {}
-    for node in editor.model.nodes:
-        quantizer = quantizers.get(node.input(0)) if is_dq(node) else None
-        if quantizer is not None:
-            name = switches.setdefault(tensors[quantizer.name], f"{quantizer.name}/switch")
-            editor.rewrite(node, "If", [name], _build_branches(quantizer, node))
-    return switches, editor.finish()
-
-
-def _build_branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
-    """Return the branches of an If that replaces a DQ: the Q/DQ pair, and the Q's float input.
-
-    An If computes only one branch; a Where would always compute both.
-    """
-    integers, quantized = f"{dequantizer.output}/code", f"{dequantizer.output}/quantized"
-    pair = [
-        copy_node(quantizer.proto, quantizer.inputs, [integers]),
-        copy_node(dequantizer.proto, [integers, *dequantizer.inputs[1:]], [quantized]),
-    ]
-    source = helper.make_node("Identity", [quantizer.input(0)], [f"{dequantizer.output}/float"])
-    return {"then_branch": _build_branch(pair), "else_branch": _build_branch([source])}
-
-
-def _build_branch(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
-    output = onnx.ValueInfoProto(name=nodes[-1].output[0])
-    return helper.make_graph(nodes, "switched", [], [output])
-
-
-def _open_session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
-    try:
-        return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
-    except Exception as error:  # onnxruntime's exceptions share no narrower base class
-        raise ModelError(
-            f"onnxruntime cannot run the quantized model: {describe_failure(error)}",
-            code="onnxruntime-failed",
-        ) from error
-
-
-class ReferenceOutputs:
-    """Outputs of a run with float activations, reduced to the values to compare.
-
-    Attributes:
-        focus: Positions to compare; None for all.
-    """
-
-    def __init__(self, outputs: Mapping[str, npt.NDArray[Any]], focus: FocusMap | None) -> None:
-        self.focus = focus
-        self._values = {name: self._select_values(array) for name, array in outputs.items()}
-        self._variances = {
-            name: float(values.var()) if values.size else 0.0
-            for name, values in self._values.items()
-        }
-
-    def _select_values(self, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        selected = [] if self.focus is None else self.focus.values(array)
-        return np.concatenate([a.reshape(-1) for a in selected or [array]]).astype(np.float64)
-
-    @property
-    def has_variance(self) -> bool:
-        """Whether any output varies. If none does, the relative error is undefined."""
-        return any(variance > 0.0 for variance in self._variances.values())
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the values, in bytes."""
-        return sum(values.nbytes for values in self._values.values())
-
-    def error(self, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
-        """Return the error of `outputs` as the module's docstring defines it.
-
-        It is 0 if no output of the reference varies.
-        """
-        errors = []
-        for name, values in self._values.items():
-            variance = self._variances[name]
-            if variance > 0.0:
-                difference = self._select_values(outputs[name])
-                difference -= values
-                errors.append(np.sqrt(np.square(difference, out=difference).mean() / variance))
-        return float(np.mean(errors)) if errors else 0.0
-
-
-def find_last_convolution_outputs(model: Model) -> list[str]:
-    """Return the outputs of the last convolutions, or else the network's outputs."""
-    last = find_head(model).last_convolutions
-    ends = [n.output for n in model.ordered if n.index in last and n.op == "Conv"]
-    return list(dict.fromkeys(ends)) or list(model.outputs)
-
-
-def remove_pair(model: Model, activation: QuantizedTensor) -> Model:
-    """Return a copy of a Q/DQ model in which one activation is float."""
-    copy = model.copy()
-    quantizer = copy.node(activation.node)
-    editor = Editor(copy)
-    editor.remove_pairs(quantizer, [n for n in copy.consumers(quantizer.output) if is_dq(n)])
-    return editor.finish()
-
-
-def _exclude_consumers(
-    model: Model,
-    activation: QuantizedTensor,
-    activations: Iterable[QuantizedTensor],
-    names: Collection[str],
-) -> Model:
-    """Return the model without an activation's pair and without other pairs of its consumers.
-
-    If an Add consumes the activation, its other input becomes float too, as with `exclude`.
-    """
-    copy = remove_pair(model, activation)
-    editor, excluded = Editor(copy), set(names)
-    quantizers = {other.node for other in activations}
-    for q in [n for n in copy.nodes if n.name in quantizers]:
-        dqs = [n for n in copy.consumers(q.output) if is_dq(n)]
-        consumers = [{c.name for c in copy.consumers(dq.output)} for dq in dqs]
-        ends = [dq for dq, own in zip(dqs, consumers, strict=True) if own and own <= excluded]
-        if ends:
-            editor.remove_pairs(q, ends)
-    return editor.finish()
-
-
-def predict_count_changes(
-    losses: ActivationLosses,
-    model: Model,
-    activations: Sequence[QuantizedTensor],
-    before: Prediction,
-    predict: Callable[[Model], Prediction],
-) -> ActivationLosses:
-    """Predict the change in convolutions and conversions if an activation's consumers are excluded.
-
-    The numbers are added to the losses of the activations, except those whose Q the model no longer
-    has. `before` is the prediction of the finished Q/DQ model. `predict` predicts models in which
-    these consumers are float.
-    """
-    variants = _float_variants(losses.tensors, model, activations)
-    summary = before.summary()
-    tensors = []
-    for loss in losses.tensors:
-        if loss.tensor in variants:
-            after = predict(variants[loss.tensor]()).summary()
-            added = None
-            if summary["conversions"] is not None and after["conversions"] is not None:
-                added = after["conversions"] - summary["conversions"]
-            convolutions = summary["int8"] - after["int8"]
-            loss = replace(loss, convolutions=convolutions, conversions=added)
-        tensors.append(loss)
-    return replace(losses, tensors=tensors)
-
-
-def add_times(
-    losses: ActivationLosses,
-    model: Model,
-    activations: Sequence[QuantizedTensor],
-    total_ms: float,
-    estimate_ms: Callable[[Model], float],
-) -> ActivationLosses:
-    """Estimate how much slower the engine is if an activation's consumers are excluded.
-
-    The milliseconds are added to the losses whose gain is confirmed. `total_ms` is the time of the
-    finished Q/DQ model. `estimate_ms` estimates models in which these consumers are
-    float.
-    """
-    confirmed = [loss for loss in losses.tensors if loss.confirmed]
-    times = {
-        tensor: estimate_ms(make_variant()) - total_ms
-        for tensor, make_variant in _float_variants(confirmed, model, activations).items()
-    }
-    return replace(losses, tensors=[replace(t, ms=times.get(t.tensor)) for t in losses.tensors])
-
-
-def _float_variants(
-    losses: Sequence[TensorLoss], model: Model, activations: Sequence[QuantizedTensor]
-) -> dict[str, Callable[[], Model]]:
-    """Return functions that make a model in which an activation's consumers are float, by tensor.
-
-    The result lacks activations whose Q the model no longer has.
-    """
-    nodes = {n.name for n in model.nodes}
-    slim = Model(strip_large_weights(model.proto), "", EDITED, types=model, constants=model)
-    by_tensor = {a.tensor: a for a in activations}
-    return {
-        loss.tensor: partial(
-            _exclude_consumers, slim, by_tensor[loss.tensor], activations, loss.readers
-        )
-        for loss in losses
-        if by_tensor[loss.tensor].node in nodes
-    }
-
-
-@dataclass(frozen=True)
-class Fp16Agreement:
-    """Difference between the outputs of a Q/DQ model and those of its float model.
-
-    Attributes:
-        error: Mean over samples and outputs of the root mean squared difference, as a fraction of
-            the float output's standard deviation; NaN if an output is not finite.
-        samples: Number of calibration samples.
-        at_objects: Whether the compared outputs are those of the last convolutions at the positions
-            of objects, as in the output error of a detector.
-    """
-
-    error: float
-    samples: int
-    at_objects: bool = False
-
-    def as_json(self) -> Json:
-        """Return the JSON fields."""
-        return {
-            "error": round(self.error, 5) if np.isfinite(self.error) else None,
-            "samples": self.samples,
-            "at_objects": self.at_objects,
-        }
-
-
-@dataclass(frozen=True)
-class ComparedOutputs:
-    """Tensors whose values an output error compares.
-
-    Attributes:
-        tensors: Outputs of the last convolutions, or else the network's outputs.
-        scores: Those of the tensors that show where objects are; empty if unknown.
-    """
-
-    tensors: tuple[str, ...]
-    scores: tuple[str, ...]
-
-    @property
-    def at_objects(self) -> bool:
-        """Whether only the positions of objects are compared."""
-        return bool(self.scores)
-
-
-def find_compared_outputs(float_model: Model, model: Model) -> ComparedOutputs:
-    """Return the outputs of a Q/DQ model to compare with those of the float model.
-
-    These are the outputs of the last convolutions, before any decoding. If the float model has no
-    tensors of these names, they are the outputs of the network.
-    """
-    tensors = []
-    for tensor in find_last_convolution_outputs(model):
-        # An FP16 model converts these outputs to FP32 tensors, which have the original names.
-        casts = [node.output for node in model.consumers(tensor) if node.op == "Cast"]
-        tensors += [t for t in (tensor, *casts) if t in float_model.producers][:1]
-    tensors = tensors or list(model.outputs)
-    scores = find_class_outputs(float_model)
-    return ComparedOutputs(tuple(tensors), scores if set(scores) <= set(tensors) else ())
-
-
-def compare_outputs(
-    float_model: Model, model: Model, data: CalibrationSource, *, samples: int, images: ImageOptions
-) -> Fp16Agreement | None:
-    """Compare the outputs of a Q/DQ model with those of its float model.
-
-    The compared tensors are those of :func:`find_compared_outputs`. If the positions of objects are
-    known, only these positions are compared.
-
-    Returns:
-        The difference; None if no sample can be read, or if the data is an iterator.
-
-    Raises:
-        ModelError: onnxruntime cannot run one of the models.
-    """
-    compared = find_compared_outputs(float_model, model)
-    errors = measure_sample_errors(
-        float_model, [model], data, compared, samples=samples, images=images
-    )
-    if not len(errors):
-        return None
-    return Fp16Agreement(float(errors.mean()), len(errors), compared.at_objects)
-
-
-def _measure_error(reference: ReferenceOutputs, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
-    """Return the error of outputs; NaN if one of them is not finite."""
-    is_finite = all(np.isfinite(array).all() for array in outputs.values())
-    return reference.error(outputs) if is_finite else float("nan")
-
-
-def measure_sample_errors(
-    float_model: Model,
-    models: Sequence[Model],
-    data: CalibrationSource,
-    compared: ComparedOutputs,
-    *,
-    samples: int,
-    images: ImageOptions = DEFAULT_IMAGES,
-) -> npt.NDArray[np.float64]:
-    """Return the output errors of Q/DQ models on samples, of shape [samples, models].
-
-    An error is NaN if an output is not finite. The array has no rows if no sample can be read, or
-    if the data is an iterator.
-
-    Raises:
-        ModelError: onnxruntime cannot run one of the models.
-    """
-    from calibration import Focus
-
-    if isinstance(data, Iterator):
-        return np.empty((0, len(models)))
-    focus = Focus(compared.scores) if compared.at_objects else None
-    rows: list[list[float]] = []
-    for floats, *others in run_samples(
-        [float_model, *models], compared.tensors, data, images, samples
-    ):
-        reference = ReferenceOutputs(floats, focus.find(floats) if focus else None)
-        rows.append([_measure_error(reference, outputs) for outputs in others])
-    return np.array(rows, np.float64).reshape(-1, len(models))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool.insertion.format_choice import FormatChoice, FormatFit
-from qdqtool.insertion.losses import ActivationLosses, Fp16Agreement
+from qdqtool.insertion.losses import ActivationLosses
+from qdqtool.insertion.output_errors import Fp16Agreement
 from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import ScaleMigration

@@ -16,6 +16,7 @@ from qdqtool.findings.lint.activation_scales import check_outliers
 from qdqtool.findings.lint.floats import check_decomposed_norms
 from qdqtool.findings.report import FindingReport
 from qdqtool.insertion import fp16, rules
+from qdqtool.insertion.exclusion_costs import predict_count_changes
 from qdqtool.insertion.format_choice import FLOAT, FORMAT_SAMPLES, compare_precision
 from qdqtool.insertion.input_types import (
     check_input_type,
@@ -25,18 +26,19 @@ from qdqtool.insertion.input_types import (
 from qdqtool.insertion.losses import (
     TRIAL_SAMPLES,
     ActivationLosses,
-    Fp16Agreement,
     TensorLoss,
-    compare_outputs,
-    find_compared_outputs,
     measure_losses,
-    measure_sample_errors,
-    predict_count_changes,
     rank_activations,
 )
 from qdqtool.insertion.network import prepare_network
 from qdqtool.insertion.number_formats import FP8, INT8, find_number_format
 from qdqtool.insertion.options import CacheOptions, InsertOptions
+from qdqtool.insertion.output_errors import (
+    Fp16Agreement,
+    compare_outputs,
+    find_compared_outputs,
+    measure_sample_errors,
+)
 from qdqtool.insertion.placement import Placement, compute_placement
 from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics, read_table_scales

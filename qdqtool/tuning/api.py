@@ -26,7 +26,7 @@ from qdqtool.accuracy.metrics import (
     note_unmeasured,
 )
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion import losses
+from qdqtool.insertion import output_errors
 from qdqtool.insertion.fp16 import describe_fp16_conversion, find_wide_tensors
 from qdqtool.insertion.network import prepare_network
 from qdqtool.insertion.number_formats import FORMATS, FP8, find_number_format
@@ -675,8 +675,8 @@ class _TuningRun:
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = self._take_fp16_samples()
         try:
-            compared = losses.find_compared_outputs(self.model, fp32_model)
-            errors = losses.measure_sample_errors(
+            compared = output_errors.find_compared_outputs(self.model, fp32_model)
+            errors = output_errors.measure_sample_errors(
                 self.model, [fp32_model, model], data, compared, samples=FP16_SAMPLES
             )
         except ModelError as error:

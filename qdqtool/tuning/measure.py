@@ -35,7 +35,7 @@ from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.accuracy import metrics
 from qdqtool.accuracy.metrics import Evidence, Metric
-from qdqtool.insertion.losses import ReferenceOutputs
+from qdqtool.insertion.output_errors import ReferenceOutputs
 from qdqtool.insertion.rewrite import name_rounded_weights, round_weights
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import QUANTIZABLE
@@ -66,7 +66,7 @@ class Measurement:
 
     Attributes:
         error: Error of the compared tensors, see
-            :class:`qdqtool.insertion.losses.ReferenceOutputs`.
+            :class:`qdqtool.insertion.output_errors.ReferenceOutputs`.
         evidence: Intermediate result of the metric for this sample; None if the metric was not
             measured.
     """

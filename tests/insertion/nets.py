@@ -9,6 +9,8 @@ import onnxruntime
 
 from qdqtool import ConvOutcome, Insertion, Precision, Prediction
 from qdqtool.demo.network import YoloBuilder, add_head
+from qdqtool.insertion.exclusion_costs import remove_pair
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import ModelInfo
 
@@ -272,3 +274,14 @@ def prediction(int8: int, int8_to_int8: int, conversions: int | None) -> Predict
         for i, output in enumerate(outputs)
     ]
     return Prediction(ModelInfo("", "", 17, 0), "trt8.5", convolutions, conversions=conversions)
+
+
+def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
+    return float(np.sqrt(((actual - expected) ** 2).mean() / expected.var()))
+
+
+def remove_pairs(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
+    for entry in entries:
+        model = remove_pair(Model(model), entry).proto
+    check(model)
+    return model

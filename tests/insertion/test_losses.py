@@ -1,7 +1,7 @@
 import re
 import shlex
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,23 @@ import onnx
 import pytest
 
 import qdqtool
-from calibration import Focus, FocusMap, TensorStatistics
-from qdqtool.errors import ModelError
+from calibration import Focus, TensorStatistics
 from qdqtool.formats.insertion_text import render
+from qdqtool.insertion.exclusion_costs import add_times
 from qdqtool.insertion.format_choice import FormatChoice
 from qdqtool.insertion.losses import (
-    SMALL_ERROR,
     ActivationLosses,
-    ReferenceOutputs,
-    SwitchableNetwork,
     TensorLoss,
-    add_times,
-    find_last_convolution_outputs,
     measure_losses,
-    predict_count_changes,
     rank_activations,
-    remove_pair,
+)
+from qdqtool.insertion.output_errors import (
+    SMALL_ERROR,
+    ReferenceOutputs,
 )
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import QuantizedTensor
+from qdqtool.insertion.switchable_network import SwitchableNetwork
 from qdqtool.ir.graph import Model
 from qdqtool.timing.alternatives import estimate_variant
 from qdqtool.timing.on_gpu import predict_on_gpu
@@ -38,7 +36,6 @@ from qdqtool.trt.targets import target_named
 from qdqtool.util.text import format_ms
 from tests.findings.graphs import GRAPHS
 from tests.insertion.nets import (
-    Array,
     Net,
     chain,
     check,
@@ -46,23 +43,13 @@ from tests.insertion.nets import (
     detector,
     images,
     one_layer,
-    prediction,
+    relative_error,
+    remove_pairs,
     require_prediction,
     run,
     set_value,
 )
 from tests.notes import note_codes
-
-
-def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
-    return float(np.sqrt(((actual - expected) ** 2).mean() / expected.var()))
-
-
-def remove_pairs(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
-    for entry in entries:
-        model = remove_pair(Model(model), entry).proto
-    check(model)
-    return model
 
 
 def mean_error(
@@ -352,46 +339,6 @@ def test_candidates_with_values_below_normal_float32() -> None:
     assert [e.tensor for e in ranked] == ["b", "a"]
 
 
-ZERO = np.zeros((1, 2, 2, 2), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [(ZERO, ZERO), (ZERO, ZERO + 1.0), (ZERO[:0], ZERO[:0])]
-)
-def test_compared_error_of_constant_output_is_zero(before: np.ndarray, after: np.ndarray) -> None:
-    assert ReferenceOutputs({"a": before}, None).error({"a": after}) == 0.0
-
-
-def test_compared_error_counts_focused_positions() -> None:
-    rng = np.random.default_rng(0)
-    before, after = rng.normal(size=(2, 2, 3, 4, 4)).astype(np.float32)
-    masks = rng.random((2, 4, 4)) < 0.4
-    focus, at = FocusMap(list(masks)), np.broadcast_to(masks[:, None], before.shape)
-    compared = ReferenceOutputs({"map": before}, focus)
-    expected = relative_error(before[at].astype(np.float64), after[at].astype(np.float64))
-    assert compared.error({"map": after}) == pytest.approx(expected, rel=1e-9)
-    assert compared.nbytes == 8 * at.sum()
-    row = rng.normal(size=(2, 5)).astype(np.float32)  # no map: every value counts
-    assert ReferenceOutputs({"row": row}, focus).error({"row": 3.0 - row}) == pytest.approx(
-        relative_error(row, 3.0 - row), rel=1e-6
-    )
-    assert ReferenceOutputs({"map": before, "row": row}, None).error(
-        {"map": after, "row": row}
-    ) == pytest.approx(relative_error(before, after) / 2)
-
-
-def test_compared_tensors_of_yolov8_are_box_and_class_outputs() -> None:
-    assert len(find_last_convolution_outputs(Model(detector()))) == 6  # two of each of three levels
-
-
-def test_compared_tensors_of_classifier_are_outputs(net: Net) -> None:
-    flat = net.op("Flatten", "flat", net.op("Relu", "r", net.conv("c", "x")))
-    scores = net.op("Gemm", "fc", flat, net.const("w", np.ones((1024, 4))))
-    assert find_last_convolution_outputs(net.output(net.op("Softmax", "s", scores)).index()) == [
-        "s.out"
-    ]
-
-
 def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
     weight = net.const("w", net.rng.standard_normal((2, 16, 3, 3)) * 0.2)
     heat = net.op(
@@ -419,30 +366,6 @@ def add_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
     copy = copy_model(model)
     copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(tensor))
     return copy
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        ((5, 1), (4, 3), (1, 2)),
-        ((5, 4), (5, 3), (0, -1)),
-        ((5, None), (3, 3), (2, None)),
-        ((5, 1), (3, None), (2, None)),
-    ],
-)
-def test_with_predictions_counts_difference(
-    before: tuple[int, int | None],
-    after: tuple[int, int | None],
-    expected: tuple[int, int | None],
-) -> None:
-    """An activation without a pair, as that of an integer input, has no difference."""
-    result = qdqtool.insert(chain(), images(1), predict=False, method="max")
-    kept, removed = result.activations[:2]
-    losses = ActivationLosses(0.1, [TensorLoss(t.tensor, (), 0.5) for t in (kept, removed)], 1, 2)
-    old, new = (prediction(int8, int8, conversions) for int8, conversions in (before, after))
-    model = remove_pair(Model(result.model), removed)
-    priced = predict_count_changes(losses, model, result.activations, old, lambda _: new)
-    assert [(t.convolutions, t.conversions) for t in priced.tensors] == [expected, (None, None)]
 
 
 YOLOV8_DATA = images(2, 3, 64, "images", seed=0)
@@ -560,64 +483,3 @@ def test_insert_warns_if_outputs_are_not_finite() -> None:
 
 
 # Networks with switches --------------------------------------------------------------------------
-
-
-def test_error_of_onnxruntime_is_one_line(capfd: pytest.CaptureFixture[str], net: Net) -> None:
-    net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
-    mismatched = net.output(net.conv("c", "x", 4, 4)).open_model()
-    network = SwitchableNetwork(Model(mismatched), [], ["c.out"], 1)
-    with pytest.raises(ModelError) as caught:
-        network.run({"x": np.zeros((1, 3, 8, 8), np.float32)})
-    assert str(caught.value).isprintable()
-    assert capfd.readouterr() == ("", "")  # onnxruntime prints nothing itself
-
-
-def insert_detector() -> tuple[Insertion, list[dict[str, Array]]]:
-    data = images(2, 3, 64, "images")
-    options = {"method": "max", "residual": "both", "losses": 0, "predict": False}
-    return qdqtool.insert(detector(), data, **options), data
-
-
-def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
-    net, data = Net(), images(2)
-    first = net.op("Relu", "r0", net.conv("c0", "x"))
-    pieces = net.op(
-        "SplitToSequence", "pieces", first, net.const("eights", [8, 8], np.int64), axis=1
-    )
-    second = net.op("Relu", "r1", net.conv("c1", first))
-    third = net.op("Relu", "r2", net.conv("c2", net.op("Add", "sum", second, first)))
-    again = net.op("ConcatFromSequence", "again", pieces, axis=1)
-    last = net.conv("c3", net.op("Concat", "both", third, again, axis=1), 32)
-    return qdqtool.insert(
-        net.output(net.op("Sigmoid", "early", second), last).open_model(), data, predict=False
-    ), data
-
-
-def near(actual: Array, expected: Array) -> bool:
-    """Compare means, since a value between two integer steps may be rounded either way."""
-    return bool(np.abs(actual - expected).mean() <= 1e-3 * max(float(expected.std()), 1e-6))
-
-
-def all_near(outputs: dict[str, Array], expected: list[Array]) -> bool:
-    return all(near(o, e) for o, e in zip(outputs.values(), expected, strict=True))
-
-
-@pytest.mark.parametrize("make", [insert_branches, insert_detector])
-def test_outputs_equal_those_of_models_without_pairs(
-    make: Callable[[], tuple[Insertion, list[dict[str, Array]]]],
-) -> None:
-    result, (_, sample) = make()
-    network = SwitchableNetwork(
-        Model(result.model), result.activations, [v.name for v in result.model.graph.output], 1
-    )
-    quantized = run(result.model, sample)
-    assert all_near(network.run(sample), quantized)
-    outputs = network.run(sample, [entry.tensor for entry in result.activations])
-    assert all_near(outputs, run(remove_pairs(result.model, *result.activations), sample))
-    differs = 0
-    entries = result.activations[:: len(result.activations) // 8 or 1]
-    for entry in entries:
-        outputs = network.run(sample, [entry.tensor])
-        assert all_near(outputs, run(remove_pairs(result.model, entry), sample)), entry.tensor
-        differs += not all_near(outputs, quantized)
-    assert differs > len(entries) // 3, "leaving one out makes a difference"

@@ -6,7 +6,7 @@ import onnx
 from calibration.arrays import open_data
 from calibration.session import input_specs
 from qdqtool.accuracy.metrics import choose_metric
-from qdqtool.insertion.losses import find_last_convolution_outputs
+from qdqtool.insertion.output_errors import find_last_convolution_outputs
 from qdqtool.insertion.placement import PlacementRules
 from qdqtool.insertion.prepare import prepare_float_model
 from qdqtool.insertion.ranges import collect_statistics
