@@ -8,8 +8,7 @@ from tests.errors import has
 
 def test_make_image_depends_on_its_index_alone() -> None:
     first, again, other = (np.asarray(make_image(48, i)) for i in (1, 1, 2))
-    assert first.shape == (48, 48, 3)
-    assert (first == again).all() and (first != other).any()
+    assert first.shape == (48, 48, 3) and (first == again).all() and (first != other).any()
 
 
 def test_write_images_into_missing_folder() -> None:

@@ -364,8 +364,7 @@ def test_cast_after_dq_decides_the_float_type(weights: str, int8: bool) -> None:
     w = g.op("DequantizeLinear", [w, scale, zero], "wq.DQ")
     w = g.op("Cast", w, "weights", to=10) if weights == "cast" else w
     prediction, findings = outcome(g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1])), "trt11")
-    assert prediction.convolution("c").is_int8 is int8
-    assert ("FLOAT-MIXED" in findings) is not int8
+    assert prediction.convolution("c").is_int8 is int8 and ("FLOAT-MIXED" in findings) is not int8
 
 
 @pytest.mark.parametrize("weights", [np.float16, np.float32])

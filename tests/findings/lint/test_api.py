@@ -96,8 +96,7 @@ def test_fault_of_a_quantizer_is_reported(
     changes: dict[str, Any], code: str, severity: Severity
 ) -> None:
     fault = finding(simple(**changes), code)
-    assert fault.severity == severity and "c1.in" in fault.node
-    assert code not in codes_of(simple())
+    assert fault.severity == severity and "c1.in" in fault.node and code not in codes_of(simple())
 
 
 def test_missing_zero_point_is_reported_before_trt10() -> None:

@@ -124,8 +124,7 @@ def test_fix_invents_no_scale_of_an_activation(scale: float) -> None:
     before = simple(scale=scale)
     fixed = qdqtool.fix(before)
     kept = {t.name: t.raw_data for t in fixed.proto.graph.initializer}
-    assert all(kept[t.name] == t.raw_data for t in before.graph.initializer)
-    assert not fixed.ok
+    assert all(kept[t.name] == t.raw_data for t in before.graph.initializer) and not fixed.ok
 
 
 @pytest.mark.parametrize("value", [NAN, 0.0, INF, -0.01])
