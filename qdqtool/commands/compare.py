@@ -243,9 +243,10 @@ def _print_failures(results: list[Comparison], fail_on: tuple[str, ...]) -> int:
 
 
 def _describe_missing_times(result: Comparison) -> str:
-    rejected = [side for side, s in (("A", result.a), ("B", result.b)) if s.rejected]
+    sides = (("A", result.a), ("B", result.b))
+    rejected = [f"{side.rejection} {name}" for name, side in sides if side.rejected]
     if rejected:
-        return f"TensorRT rejects {' and '.join(rejected)}, so there are no times to compare"
+        return f"TensorRT {' and '.join(rejected)}, so there are no times to compare"
     if result.times_as_long is None:
         return (
             "times of A or B are missing; give --gpu for two models, or profiles for two builds "

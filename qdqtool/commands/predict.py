@@ -152,7 +152,8 @@ def command(
             _check_activations(path, prediction, calib, images)
         unmet = _list_unmet_patterns(prediction, patterns) + _list_unmet_findings(prediction, codes)
         if require_gain is not None and prediction.time is None:
-            unmet.append(f"--require-gain {require_gain:g} is not met: TensorRT rejects the model")
+            reason = f"TensorRT {prediction.rejection} the model"
+            unmet.append(f"--require-gain {require_gain:g} is not met: {reason}")
         else:
             unmet += [line for time in times for line in _describe_unmet_gain(time, require_gain)]
         return annotations.ModelReview(path, chosen_target.name, prediction, unmet, times)

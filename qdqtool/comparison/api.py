@@ -440,6 +440,7 @@ class _ChangeExplainer:
         rejection: FindingCode = "",
     ) -> None:
         self._fallback, self._verbs, self._rejection = fallback, verbs, rejection
+        self._rejection_verb = prediction.rejection
         # A finding explains a lost INT8 only if the convolution is float in the prediction too, and
         # a lost INT8 output only if the convolution is not INT8 to INT8 in the prediction either.
         self._int8 = {c.name for c in prediction.convolutions if c.is_quantized}
@@ -493,7 +494,7 @@ class _ChangeExplainer:
                 node.lost = LossReason.FINDING
         elif node.lost == LossReason.UNKNOWN and self._rejection:
             node.lost, node.finding = LossReason.FINDING, self._rejection
-            message = f"TensorRT rejects the model ({self._rejection})"
+            message = f"TensorRT {self._rejection_verb} the model ({self._rejection})"
         node.why = describe_changes(node, message, self._verbs)
         return node
 

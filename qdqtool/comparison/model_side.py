@@ -216,7 +216,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.add_ranges(prediction)
     summary.compute_capabilities = prediction.compute_capabilities
     summary.obstacle = describe_obstacles(prediction.findings, view)
-    summary.rejected = prediction.rejected
+    summary.rejection = prediction.rejection
     time = prediction.time
     summary.float_types = prediction.float_types()
     is_open = summary.float_types == {Precision.FLOAT}

@@ -291,7 +291,8 @@ class SideSummary:
             unknown.
         gaps: Missing parts of a truncated build.
         obstacle: Form of quantization in the model that TensorRT rejects, or empty.
-        rejected: Whether TensorRT builds no engine from the model; such a side has no times.
+        rejection: As :attr:`qdqtool.trt.result.Prediction.rejection`; empty for a build. A rejected
+            model has no times.
         subgraphs: Numbers of layers and quantizers in subgraphs of the model, which are not
             compared; see :attr:`qdqtool.ir.input_shapes.ModelInfo.subgraphs`.
     """
@@ -316,7 +317,7 @@ class SideSummary:
     plain: int = 0
     gaps: list[Gap] = field(default_factory=list)
     obstacle: str = ""
-    rejected: bool = False
+    rejection: str = ""
     compute_capabilities: list[str] = field(default_factory=list)
     fp8: int | None = None
     fp8_to_fp8: int | None = None
@@ -325,6 +326,11 @@ class SideSummary:
     float_type: Precision | None = None
     float_types: frozenset[Precision] = frozenset()
     gain: SpeedGain | None = None
+
+    @property
+    def rejected(self) -> bool:
+        """Whether TensorRT builds no engine from the model."""
+        return bool(self.rejection)
 
     @property
     def conversion_bounds(self) -> tuple[int | None, int | None]:

@@ -129,12 +129,12 @@ def _describe_obstacles_and_gaps(comparison: Comparison) -> list[str]:
     sides = (("A", comparison.a), ("B", comparison.b))
     cut = [f"{name} is incomplete ({', '.join(s.missing)})" for name, s in sides if s.missing]
     obstacles = [f"{name} has {side.obstacle}" for name, side in sides if side.obstacle]
-    rejected = [name for name, side in sides if side.rejected and not side.obstacle]
-    return [
-        *cut,
-        *obstacles,
-        *(f"TensorRT rejects {name} (see qdqtool predict)" for name in rejected),
+    rejected = [
+        f"TensorRT {side.rejection} {name} (see qdqtool predict)"
+        for name, side in sides
+        if side.rejected and not side.obstacle
     ]
+    return [*cut, *obstacles, *rejected]
 
 
 def _describe_format(comparison: Comparison) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.view import View
-from qdqtool.reasons.finding import Finding, FindingCode, Reason
+from qdqtool.reasons.finding import Finding, FindingCode, Reason, name_rejection
 from qdqtool.reasons.weights import BiasQuantized
 from qdqtool.trt.result import Prediction
 from qdqtool.util.text import format_count
@@ -39,7 +39,7 @@ def onnxruntime_recipe(model: str, output: str, exclude: Sequence[str] = ()) -> 
     )
 
 
-def describe_obstacles(findings: Iterable[Finding], view: View) -> str:
+def describe_obstacles(findings: Sequence[Finding], view: View) -> str:
     """Describe the rejected quantization formats of a model; empty if none.
 
     Args:
@@ -54,10 +54,10 @@ def describe_obstacles(findings: Iterable[Finding], view: View) -> str:
         return ""
     forms = ", ".join(_describe_rejected_form(code, group, view) for code, group in reasons.items())
     if set(reasons) == {"ZP-UINT8"}:
-        return f"{forms}: TensorRT rejects the model, or clips every value above 127 steps"
+        return f"{forms}: TensorRT builds the model, but clips every value above 127 steps"
     return (
-        f"{forms}: TensorRT rejects the model, because it reads INT8 only from Q/DQ nodes with "
-        "zero point 0"
+        f"{forms}: TensorRT {name_rejection(findings)} the model, because it reads INT8 only "
+        "from Q/DQ nodes with zero point 0"
     )
 
 

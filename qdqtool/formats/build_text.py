@@ -252,7 +252,7 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
     if nested:
         parts.append(f"not compared: {nested}")
     if side.rejected:
-        parts.append("rejected by TensorRT")
+        parts.append(f"TensorRT {side.rejection} it")
     parts += _describe_time(side)
     target = f", predicted for {side.target_title}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")

@@ -158,7 +158,7 @@ def _find_gaining_codes(fixed: Fixed) -> set[str]:
 def _add_time(page: TextPage, fixed: Fixed, time: TimeEstimate) -> None:
     """Add the time before and after the fixes, with a warning if the fixed model is slower."""
     if not time.is_supported:
-        page.add_row("Time", f"none on {time.gpu.name}: TensorRT builds no engine")
+        page.add_row("Time", f"none on {time.gpu.name}: TensorRT {fixed.after.rejection} the model")
         return
     before_ms = fixed.time_before_ms if _is_changed(fixed) else None
     before, after = format_ms(before_ms or time.total_ms), format_ms(time.total_ms)

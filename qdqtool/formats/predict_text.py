@@ -164,7 +164,9 @@ def _add_verdict(
         if prediction.rejected:
             if times:
                 names = ", ".join(time.gpu.name for time in times)
-                page.fill(f"No times for {names}: TensorRT builds no engine.", 4, "  ")
+                page.fill(
+                    f"No times for {names}: TensorRT {prediction.rejection} the model.", 4, "  "
+                )
             return
     if times and verdicts.is_analyzed(prediction):
         add_speed_verdict(page, times)

@@ -385,13 +385,8 @@ def describe_rejection(prediction: Prediction) -> str:
     If the rules of all errors are assumed, the sentence says "probably".
     """
     errors = [f for f in prediction.errors() if not f.is_built]
-    errors.sort(key=_is_assumed)
-    probably = "probably " if all(map(_is_assumed, errors)) else ""
-    return _describe_errors(errors, f"TensorRT will {probably}reject this model")
-
-
-def _is_assumed(finding: Finding) -> bool:
-    return finding.evidence == Evidence.ASSUMED
+    errors.sort(key=lambda finding: finding.evidence == Evidence.ASSUMED)
+    return _describe_errors(errors, f"TensorRT {prediction.rejection} this model")
 
 
 def build_verdict(prediction: Prediction) -> Verdict | None:

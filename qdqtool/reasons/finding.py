@@ -296,3 +296,15 @@ def list_as_json(findings: Sequence[Finding]) -> list[Json]:
     _, on_request = split_fixable(findings)
     ids = {id(f) for f in on_request}
     return [f.as_json() | {"on_request": id(f) in ids} for f in findings]
+
+
+def name_rejection(findings: Iterable[Finding]) -> str:
+    """Return ``will reject``, ``will probably reject``, or empty if TensorRT builds the model.
+
+    The text has "probably" if the rules of all errors that prevent the build are assumed.
+    """
+    errors = [f for f in findings if f.severity == Severity.ERROR and not f.is_built]
+    if not errors:
+        return ""
+    is_assumed = all(finding.evidence == Evidence.ASSUMED for finding in errors)
+    return "will probably reject" if is_assumed else "will reject"

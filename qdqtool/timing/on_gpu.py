@@ -119,7 +119,7 @@ def _set_time(prediction: Prediction, time: TimeEstimate) -> None:
     if time.is_supported and prediction.rejected:
         for finding in prediction.findings:
             finding.saves_ms = None
-        text = f"no times for {time.gpu.name}: TensorRT builds no engine"
+        text = f"no times for {time.gpu.name}: TensorRT {prediction.rejection} the model"
         prediction.notes.append(Note(text, code="no-times", gpu=time.gpu.name))
     else:
         mark_included_savings(prediction.findings)

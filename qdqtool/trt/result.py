@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.errors import shorten_text
 from qdqtool.evidence import Evidence
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
-from qdqtool.reasons.finding import Finding, Reason, Severity, list_as_json
+from qdqtool.reasons.finding import Finding, Reason, Severity, list_as_json, name_rejection
 from qdqtool.trt.targets import Target, strongly_typed, target_named
 from qdqtool.trt.trace import Event
 from qdqtool.util.files import InputFiles, SavableResult
@@ -504,7 +504,12 @@ class Prediction(SavableResult):
     @property
     def rejected(self) -> bool:
         """Whether TensorRT builds no engine because of an error in `findings`."""
-        return not all(finding.is_built for finding in self.errors())
+        return bool(self.rejection)
+
+    @property
+    def rejection(self) -> str:
+        """``will reject``, ``will probably reject``, or empty if TensorRT builds an engine."""
+        return name_rejection(self.errors())
 
     def convolution(self, name: str) -> ConvOutcome:
         """Return the outcome of a convolution by its name.

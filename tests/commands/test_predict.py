@@ -91,8 +91,10 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, mode
     text = cli("predict", model, "--gpu", "T4")
     assert "will reject" in text.splitlines()[2] and "ZP-NONZERO" in text
     assert "trtexec" not in text and not re.search(r"\d ms", text)
-    others = cli("predict", model, "--all") + cli("predict", model, "--format", "markdown")
-    assert not re.search("at run time|in INT8|Every convolution| CONVERSION ", others)
+    assert not re.search(
+        "at run time|in INT8|Every convolution| CONVERSION ",
+        cli("predict", model, "--all") + cli("predict", model, "--format", "markdown"),
+    )
     assert "qdqtool fix m.onnx -o m_fixed.onnx" in text and "2. In the shell, for opset 13" in text
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
     prediction = cli.json("predict", model, "--gpu", "T4")
@@ -104,7 +106,7 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, mode
         "no times for L4",
     ]
     cli("predict", model, "--gpu", "T4", "--require-gain", "0.1", code=1)
-    assert "rejects" in cli.err
+    assert "will reject" in cli.err
 
 
 def test_predict_bfloat16_model_builds_with_bf16(cli: Cli, model: str) -> None:

@@ -6,12 +6,12 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.comparison.text import summarize_comparison
 from qdqtool.findings.lint.api import run
 from qdqtool.findings.report import FindingReport
 from qdqtool.formats.verdicts import describe_rejection
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
-from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import record_tuned_head
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
@@ -307,10 +307,12 @@ def test_quantized_bias_is_reported(target: str, probably: str) -> None:
     # No build of TensorRT 10 and no document shows the rejection.
     prediction = predict(quantized_bias(), target)
     (fault,) = (f for f in prediction.findings if f.code == "BIAS-DQ")
-    assert (fault.node, fault.convolutions) == ("bdq", ["c"])
-    assert cause(fault).precision == Precision.INT32
+    assert (fault.node, fault.convolutions, cause(fault).precision) == ("bdq", ["c"], "INT32")
     assert f"TensorRT {probably}says" in fault.message
     assert describe_rejection(prediction).startswith(f"TensorRT will {probably}reject this model")
+    assert f"TensorRT will {probably}reject A (" in summarize_comparison(
+        qdqtool.compare(quantized_bias(), quantized_bias(), target=target)
+    )
 
 
 # Heads and shapes -------------------------------------------------------------------------------------------------
