@@ -422,7 +422,7 @@ class ModelContents:
     proof: str  # evidence for these rules
     headline: str
     tone: str  # color of the headline: good, unclear or bad
-    rejected: bool  # whether TensorRT rejects the model; times are hidden then
+    rejection: str  # "will reject" or "will probably reject" hides times; empty if TensorRT builds
     verdict: str
     counts: dict[str, int | None]
     conversion_count: int | str | None  # a range if it is open; None if the target has none
@@ -441,6 +441,11 @@ class ModelContents:
     weights: list[WeightRanges] = field(default_factory=list)
     time: EngineTime | None = None
     compute_capabilities: list[str] = field(default_factory=list)
+
+    @property
+    def rejected(self) -> bool:
+        """Whether TensorRT builds no engine from the model."""
+        return bool(self.rejection)
 
 
 @dataclass(slots=True)

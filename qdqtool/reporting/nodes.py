@@ -115,7 +115,7 @@ class ModelCollector:
             proof=prediction.target_evidence,
             headline=headline.text,
             tone=headline.style.name.lower(),
-            rejected=prediction.rejected,
+            rejection=prediction.rejection,
             verdict=verdict(prediction, half=half),
             counts=prediction.summary(),
             conversion_count=None if prediction.conversions is None else count,
