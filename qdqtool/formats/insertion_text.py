@@ -25,6 +25,7 @@ from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.insertion.output_errors import SMALL_ERROR, round_error
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
+from qdqtool.reasons.heads import QuantizedHead
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.trt.targets import Target
 from qdqtool.util.text import format_count, format_list, format_ms
@@ -265,6 +266,12 @@ def _has_error_of_format(insertion: Insertion) -> bool:
     return insertion.choice is not None and insertion.choice.precision in insertion.choice.errors
 
 
+def _has_quantized_dfl(insertion: Insertion) -> bool:
+    findings = [] if insertion.prediction is None else insertion.prediction.findings
+    reasons = (cause.reason for finding in findings for cause in finding.causes)
+    return any(isinstance(r, QuantizedHead) and r.branch == "dfl" for r in reasons)
+
+
 def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLosses) -> None:
     error, samples = losses.error, losses.samples
     choice = insertion.choice
@@ -288,6 +295,8 @@ def _add_output_error(page: TextPage, insertion: Insertion, losses: ActivationLo
         uncovered = (
             f" Not included: {format_count(len(losses.uncovered), 'output')} ({', '.join(shown)})."
         )
+    if losses.at_objects and _has_quantized_dfl(insertion):
+        uncovered += " Not included: the DFL, which follows the measured outputs."
     page.add_row(
         "Output error",
         f"of the {part}: {error:.1%} of the outputs' standard deviation on "

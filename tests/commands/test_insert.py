@@ -273,13 +273,15 @@ def test_insert_auto_prints_the_output_error_of_its_choice(folder: Path, cli: Cl
     assert f" of the whole model: {choice['errors'][choice['precision']]:.1%} " in cli(*arguments)
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize(("precision", "head"), [("int8", "none"), ("int8", "box"), ("fp8", "box")])
 def test_insert_names_the_part_that_causes_the_output_error(
-    folder: Path, cli: Cli, precision: str
+    folder: Path, cli: Cli, precision: str, head: str
 ) -> None:
-    text = cli("insert", "m.onnx", "--calib", "images", "--precision", precision, "-o", "q.onnx")
+    options = ("--precision", precision, "--head", head)
+    text = cli("insert", "m.onnx", "--calib", "images", "-o", "q.onnx", *options)
     assert f"of the {precision.upper()} activations (weights in FP32), before decoding" in text
-    assert "measured by 'qdqtool compare --calib'" in " ".join(text.split())
+    dfl = " Not included: the DFL" if head == "none" else "\n"
+    assert f"measured by 'qdqtool compare --calib'.{dfl}" in re.sub("\n {10,}", " ", text)
     assert max(map(len, text.splitlines())) <= 80
 
 
