@@ -179,7 +179,12 @@ def format_issue(
         f"* Model: {_format_code(model)} ({extraction.nodes[0]} of {extraction.nodes[1]} nodes)",
     ]
     if extraction.private is not None:
-        lines += ["* Names, weights and scales were replaced; the prediction is the same."]
+        same = "Names, weights and scales were replaced. This does not change the prediction"
+        cut = (
+            " of the part. At its first and last nodes, types can differ from those in the whole "
+            "model, because the nodes before and after them were cut off"
+        )
+        lines += [f"* {same}{cut if extraction.nodes[0] < extraction.nodes[1] else ''}."]
     lines += [f"* {note}" for note in extraction.notes]
     lines += ["", "## Command", "", "```", _escape_fence(command), "```", "", "## Predicted", ""]
     if extraction.checked:

@@ -77,6 +77,7 @@ def test_extract_private_report_has_nothing_of_the_original(folder: Path, cli: C
     assert SECRET not in report and SECRET not in json.dumps(answer)
     assert SECRET.encode() not in (folder / "p.onnx").read_bytes()
     assert "| precision INT8 | precision FP16 |" in report
+    assert "At its first and last nodes, types can differ from those in the whole model" in report
 
 
 def test_extract_size_above_2_gb(folder: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
