@@ -174,6 +174,7 @@ def _add_time(page: TextPage, fixed: Fixed, time: TimeEstimate) -> None:
 
 def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
     counts = fixed.after.findings_by_code()
+    notes = Counter(f.code for f in fixed.after.findings if f.severity == Severity.INFO)
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
     refused = {(change.code, change.node) for change in fixed.refused}
@@ -184,7 +185,10 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
         page.add_heading("Left")
     for code in codes:
         reasons = _describe_reasons(fixed, code, untried)
-        page.fill(f"{code} ({counts[code]}){': ' if reasons else ''}{reasons}", 4, "  ")
+        count = str(counts[code])
+        if 0 < notes[code] < counts[code]:
+            count += f", including {format_count(notes[code], 'note')}"
+        page.fill(f"{code} ({count}){': ' if reasons else ''}{reasons}", 4, "  ")
     for note in losses:
         text = as_options(note)
         page.fill(f"{text[0].upper()}{text[1:]}.", 2, "  ", SEVERITY_STYLES[Severity.WARNING])
@@ -289,6 +293,11 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         text += (
             " All boxes count, also those without an object: 50% for the scores of a detector can "
             "be an agreement of 0.84 (compare)."
+        )
+    if any(change.code == "HEAD-QUANT" for change in fixed.applied):
+        text += (
+            " HEAD-QUANT hardly changes these errors, but can raise the agreement: from 0.79 to "
+            "0.97 for a YOLOv8n, whose error fell by 0.04 points."
         )
     page.add_row("Output error", text)
     for error in fixed.errors:

@@ -384,8 +384,11 @@ def _add_finding_title(
 
 
 def _add_places(page: TextPage, same: list[Finding], float_type: Precision | None) -> None:
-    """Add the message and the fix of the first place, or of all places if everything is shown."""
-    places = same if page.everything else same[:1]
+    """Add the message and the fix of the first place, or of all places if everything is shown.
+
+    The first place is one that ``fix`` repairs, if there is any.
+    """
+    places = sorted(same, key=lambda f: not f.automatic)[: None if page.everything else 1]
     messages = [name_floats(f.message, f.code, float_type) for f in places]
     messages = drop_repeated_sentences(messages)
     fixes = drop_repeated_sentences([name_floats(f.fix, f.code, float_type) for f in places])
@@ -506,14 +509,18 @@ def _add_fix_commands(
     page: TextPage, prediction: Prediction, path: str, options: str, fixed_time: str
 ) -> None:
     default, on_request = _list_fixable(prediction)
+    has_warnings = any(f.severity == Severity.WARNING for f in default)
+    lacks_images = "--calib" not in options
+    if lacks_images and (has_warnings or on_request):  # fix measures errors only with images
+        options += " --calib images/"
     fixed = path
     if default:
         fixed = fixed_model_path(path)
         caution = ""
-        if any(f.severity == Severity.WARNING for f in default) and "--calib" not in options:
+        if has_warnings and lacks_images:
             caution = (
-                "; fix may refuse changes that cost accuracy on random inputs (with --calib "
-                "images/, on your images)"
+                "; fix may refuse changes that cost accuracy on your images (on random inputs "
+                "without --calib)"
             )
         only = _select_codes(prediction.findings, default)
         result = f" ({fixed_time})" if fixed_time else ""

@@ -147,7 +147,8 @@ def test_predict_names_the_requested_version(
         ),
         (
             residual("float"),
-            "can be fixed without new data; fix may refuse changes that cost accuracy on random",
+            "fix may refuse changes that cost accuracy on your images (on random inputs without "
+            "--calib): qdqtool fix m.onnx -o m_fixed.onnx --target 8.5 --calib images/",
         ),
     ],
     ids=["note", "warning"],
