@@ -10,7 +10,7 @@ from typing import Any
 
 from calibration.options import YOLO_PREPROCESS, ImageFunction, Preprocess
 from qdqtool.errors import DataError
-from qdqtool.ir.qdq import PREPROCESS
+from qdqtool.ir.metadata import PREPROCESS
 from qdqtool.util.notes import Note
 from qdqtool.util.text import brief_repr
 

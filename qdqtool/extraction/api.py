@@ -27,8 +27,8 @@ from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.extraction.trimming import PartTrimmer, TrimBudget, grow_part
 from qdqtool.findings.identity import finding_key
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.metadata import mark_part
 from qdqtool.ir.modelfile import ModelSource, load, load_full
-from qdqtool.ir.parts import mark_part
 from qdqtool.prediction import predict, predict_part
 from qdqtool.reasons.finding import Finding
 from qdqtool.trt.result import ConvOutcome, Prediction

@@ -32,7 +32,7 @@ from qdqtool.extraction.invariants import Invariants
 from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
-from qdqtool.ir.parts import is_marked_part, mark_part
+from qdqtool.ir.metadata import is_marked_part, mark_part, read_tuned_head, record_tuned_head
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.external_data import all_tensors, read_location, to_array
@@ -574,8 +574,8 @@ def _copy_marks(part: Model, private: onnx.ModelProto, names: PrivateNames) -> N
     """Copy the metadata that change findings, with the new names."""
     if is_marked_part(part):
         mark_part(private)
-    tuned = qdq.read_tuned_head(part)
-    qdq.record_tuned_head(private, (names.names[name] for name in tuned & names.names.keys()))
+    tuned = read_tuned_head(part)
+    record_tuned_head(private, (names.names[name] for name in tuned & names.names.keys()))
 
 
 def _list_outcomes(prediction: Prediction) -> list[tuple[object, ...]]:

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import onnx
-
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.metadata import COMMON_SCALES, set_metadata
 from qdqtool.reasons.text import (
     count_lost_bits,
     differ_by_over_two_bits,
@@ -22,7 +21,6 @@ from qdqtool.util.notes import Note
 
 TOO_COARSE = "scale-too-coarse"
 """Code of the note on a common scale that would cost too much precision."""
-_METADATA_KEY = "qdqtool.common-scales"
 _SCALES_SHOWN = 12
 _NAMES_SHOWN = 4  # maximum number of quantizers that a description names
 
@@ -98,7 +96,7 @@ class ScaleHistory:
         """
         history = cls()
         scales = {node.name: _read_scale(model, node) for node in model.nodes if qdq.is_q(node)}
-        for name, entry in _parse_entries(model.metadata.get(_METADATA_KEY, "")).items():
+        for name, entry in _parse_entries(model.metadata.get(COMMON_SCALES, "")).items():
             match entry:
                 case [int() | float() as first, int() | float() as last] if 0 < first <= last:
                     if math.isclose(scales.get(name) or 0.0, last, rel_tol=1e-6):
@@ -109,8 +107,7 @@ class ScaleHistory:
         """Write the history to the metadata of a model, in place."""
         names = {node.name for node in model.nodes}
         entries = {n: [s, self._last[n]] for n, s in self._first.items() if n in names}
-        metadata = {**model.metadata, _METADATA_KEY: json_text(entries)}
-        onnx.helper.set_model_props(model.proto, metadata)
+        set_metadata(model.proto, COMMON_SCALES, json_text(entries))
 
     def add_earlier(self, common: CommonScale) -> CommonScale:
         """Return a common scale that replaces the first scales of its quantizers."""

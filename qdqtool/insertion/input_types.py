@@ -24,7 +24,8 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.qdq import PIXEL_FACTOR, QUANTIZABLE
+from qdqtool.ir.metadata import PIXEL_FACTOR, set_metadata
+from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 
@@ -208,20 +209,12 @@ def _convert_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Prepro
     editor.set_type([name], TensorProto.UINT8)
     text = f"input '{name}' is uint8: feed pixels from 0 to 255"
     if quantizers:
-        _record_pixel_factor(model, preprocess.scale)
+        set_metadata(model.proto, PIXEL_FACTOR, repr(float(preprocess.scale)))
     if is_scale_only:
         text += f" (the first scale includes {preprocess.scale:.6g})"
         return Note(text, code="feed-uint8-scaled", name=name, scale=preprocess.scale)
     text += " (the model applies scale, mean and std)"
     return Note(text, code="feed-uint8", name=name)
-
-
-def _record_pixel_factor(model: Model, factor: float) -> None:
-    entries = model.proto.metadata_props
-    kept = [entry for entry in entries if entry.key != PIXEL_FACTOR]
-    del entries[:]
-    entries.extend(kept)
-    entries.add(key=PIXEL_FACTOR, value=repr(float(factor)))
 
 
 def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:

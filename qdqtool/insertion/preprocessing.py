@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
-from qdqtool.ir.qdq import PREPROCESS
+from qdqtool.ir.metadata import PREPROCESS, set_metadata
 from qdqtool.util.json_text import Json
 
 if TYPE_CHECKING:
@@ -31,7 +31,4 @@ def resolve_images(model: Model, images: ImageOptions) -> tuple[ImageOptions, st
 
 def record_preprocess(proto: onnx.ModelProto, used: Json) -> None:
     """Write the preprocessing into a model's metadata, so that later runs use it."""
-    kept = [entry for entry in proto.metadata_props if entry.key != PREPROCESS]
-    del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
-    proto.metadata_props.add(key=PREPROCESS, value=json.dumps(used))
+    set_metadata(proto, PREPROCESS, json.dumps(used))

@@ -31,8 +31,9 @@ from qdqtool.insertion.placement import Placement
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, measure_channel_maxima
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.metadata import SMOOTHED, set_metadata
 from qdqtool.ir.operators import LayerKind, operator_of, rearranges, reduction_axes
-from qdqtool.ir.qdq import QUANTIZABLE, SMOOTHED
+from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.ir.sizes import is_linear
 from qdqtool.patterns.layernorm import skip_identities
 from qdqtool.proto.subgraphs import DOMAINS
@@ -90,7 +91,7 @@ def smooth_activations(
     """Move channel scales of activations into weights, in place.
 
     The names of the smoothed tensors are written to the model's metadata, where ``predict`` reads
-    them (:func:`qdqtool.ir.qdq.read_smoothed_tensors`). The caller must compute the placement
+    them (:func:`qdqtool.ir.metadata.read_smoothed_tensors`). The caller must compute the placement
     again, because the model is edited.
 
     Args:
@@ -145,7 +146,7 @@ def smooth_activations(
             alpha=alpha,
         )
     names = itertools.chain.from_iterable(migration.tensors for migration in migrations)
-    model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
+    set_metadata(model.proto, SMOOTHED, "\n".join(names))
     return migrations, _describe_migrations(migrations, alpha, reasons)
 
 

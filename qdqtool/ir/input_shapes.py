@@ -11,15 +11,14 @@ import onnx
 
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
-from qdqtool.ir.parts import is_marked_part
+from qdqtool.ir.metadata import INPUT_SIZE, is_marked_part, set_metadata
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import find_bfloat16, precision_of
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.json_text import Json
 
 _DEFAULT_SIZE = (640, 640)
-_SIZE = "qdqtool.size"  # metadata key: height and width that the user gave to `insert` or `tune`
-_SIZE_KEYS = (_SIZE, "imgsz")  # Ultralytics writes the second key.
+_SIZE_KEYS = (INPUT_SIZE, "imgsz")  # Ultralytics writes the second key.
 _IMAGE_SIZE = r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})"
 _MAX_SIDE = 1 << 16
 
@@ -104,11 +103,7 @@ def store_image_size(model: Model, size: tuple[int, int] | None) -> None:
     """Write height and width into the metadata if they are dynamic in an input."""
     if size is None or not has_dynamic_size(model):
         return
-    entries = model.proto.metadata_props
-    for index in reversed(range(len(entries))):
-        if entries[index].key == _SIZE:
-            del entries[index]
-    entries.add(key=_SIZE, value=str(list(size)))
+    set_metadata(model.proto, INPUT_SIZE, str(list(size)))
 
 
 def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:

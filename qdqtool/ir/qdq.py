@@ -34,12 +34,6 @@ FLOATS = frozenset(
 QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # types that can be quantized
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
-# Metadata key for the tensors whose outliers were moved into weights, one tensor per line
-SMOOTHED = "qdqtool.smoothed"
-# Metadata key for the nodes at the end of a head that `tune` quantized, one name per line
-TUNED_HEAD = "qdqtool.tuned-head"
-PIXEL_FACTOR = "qdqtool.pixel-factor"  # metadata key: preprocessing factor in a uint8 input's scale
-PREPROCESS = "qdqtool.preprocess"  # metadata key: preprocessing of the calibration images
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 INTEGER_OPERATORS = (
     "QLinearConv",
@@ -68,22 +62,6 @@ _STORED_TYPES = (
     onnx.TensorProto.INT4,
     onnx.TensorProto.FLOAT8E4M3FN,
 )
-
-
-def read_smoothed_tensors(model: Model) -> frozenset[str]:
-    """Return the tensors whose outliers SmoothQuant moved to weights, from the metadata."""
-    return frozenset(model.metadata.get(SMOOTHED, "").splitlines())
-
-
-def read_tuned_head(model: Model) -> frozenset[str]:
-    """Return the nodes of a head that ``tune`` quantized, from the metadata."""
-    return frozenset(model.metadata.get(TUNED_HEAD, "").splitlines())
-
-
-def record_tuned_head(proto: onnx.ModelProto, nodes: Iterable[str]) -> None:
-    """Write the nodes of a head that ``tune`` quantized to the metadata, if there are any."""
-    if names := "\n".join(sorted(nodes)):
-        proto.metadata_props.add(key=TUNED_HEAD, value=names)
 
 
 def precision_of(elem_type: int) -> Precision:

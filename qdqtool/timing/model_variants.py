@@ -22,8 +22,9 @@ from qdqtool.ir.input_shapes import (
     set_input_shapes,
     side_axes,
 )
+from qdqtool.ir.metadata import PIXEL_FACTOR
 from qdqtool.ir.operators import is_no_op_cast
-from qdqtool.ir.qdq import FLOATS, PIXEL_FACTOR, is_dq, is_qdq
+from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.external_data import has_data

@@ -54,9 +54,9 @@ from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth_activations
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import store_image_size
+from qdqtool.ir.metadata import record_tuned_head
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.precision import Precision
-from qdqtool.ir.qdq import record_tuned_head
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.reasons.placement import create_nothing_to_quantize_error
 from qdqtool.timing import gpus

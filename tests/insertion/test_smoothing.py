@@ -12,7 +12,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.smoothing import ScaleMigration, smooth_activations
 from qdqtool.ir.graph import Model
-from qdqtool.ir.qdq import read_smoothed_tensors
+from qdqtool.ir.metadata import read_smoothed_tensors
 from tests.builders.models import needs_compiler
 from tests.errors import has
 from tests.insertion.nets import (

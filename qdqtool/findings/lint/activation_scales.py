@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.metadata import SMOOTHED, read_smoothed_tensors
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.precision import Precision
-from qdqtool.ir.qdq import SMOOTHED, QuantParams, is_qdq, read_smoothed_tensors
+from qdqtool.ir.qdq import QuantParams, is_qdq
 from qdqtool.ir.sizes import last_axis_sources
 from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.patterns.layernorm import last_axis_gains, skip_identities

@@ -8,8 +8,8 @@ from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds, find_concat_parts
 from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.metadata import is_marked_part, read_tuned_head
 from qdqtool.ir.operators import LayerKind, operator_of, rearranges
-from qdqtool.ir.parts import is_marked_part
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.heads import Head, find_attentions, find_coordinates, find_head
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
@@ -98,7 +98,7 @@ _MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from the head's Concat to a
 
 def run(view: View, report: FindingReport) -> None:
     """Add findings on quantized convolutions and results of a detector's head."""
-    tuned = qdq.read_tuned_head(view.model)
+    tuned = read_tuned_head(view.model)
 
     def add(conv: Node, branch: str) -> None:
         if conv.index in view.fully_quantized_nodes:

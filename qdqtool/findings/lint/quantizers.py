@@ -10,6 +10,7 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.constants import find_computed_parameters
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.metadata import PIXEL_FACTOR
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.patterns.view import AXIS_OPSET, View
@@ -105,7 +106,7 @@ def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
 def _read_pixel_factor(model: Model) -> float:
     """Return the preprocessing factor that `insert` recorded; 1/255 without a record."""
     try:
-        return float(model.metadata[qdq.PIXEL_FACTOR])
+        return float(model.metadata[PIXEL_FACTOR])
     except (KeyError, ValueError):
         return _PIXEL_FACTOR
 

@@ -11,8 +11,8 @@ from qdqtool.findings.lint.api import run
 from qdqtool.findings.report import FindingReport
 from qdqtool.formats.verdicts import describe_rejection
 from qdqtool.ir.graph import Model
+from qdqtool.ir.metadata import record_tuned_head
 from qdqtool.ir.modelfile import load
-from qdqtool.ir.qdq import record_tuned_head
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons import MODEL_CHECK
