@@ -61,8 +61,7 @@ FOLDER = "/".join(["folder"] * 30)
 )
 def test_long_message_is_shortened(reason: str, path: str) -> None:
     error = QdqtoolError(reason, path)
-    assert len(str(error)) < 500 and error.path == path
-    assert str(error)[0] == (path or "n")[0]
+    assert len(str(error)) < 500 and error.path == path and str(error)[0] == (path or "n")[0]
     assert str(error).endswith("www is wrong") or reason[0] == "r"
 
 

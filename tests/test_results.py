@@ -51,8 +51,7 @@ def test_members_of_results_have_short_texts(insertion: qdqtool.Insertion) -> No
 
 def test_insert_has_the_warnings_of_the_command(insertion: qdqtool.Insertion) -> None:
     (warning,) = (w for w in insertion.warnings if w.code == "few-images")
-    assert warning.values["images"] == len(IMAGES)
-    assert warning in insertion.as_json()["warnings"]
+    assert warning.values["images"] == len(IMAGES) and warning in insertion.as_json()["warnings"]
 
 
 # Times of predict ---------------------------------------------------------------------------------

@@ -228,8 +228,7 @@ CUSTOM = Preprocess(scale=0.5)
     ("choice", "preprocess"), [(CUSTOM, CUSTOM), ("yolo", YOLO_PREPROCESS), (to_input, to_input)]
 )
 def test_choice_of_the_user_comes_first(choice: Any, preprocess: Any) -> None:
-    metadata = {**ULTRALYTICS, "task": "classify"}
-    assert choose_preprocess(metadata, choice).preprocess is preprocess
+    assert choose_preprocess({**ULTRALYTICS, "task": "classify"}, choice).preprocess is preprocess
 
 
 @pytest.mark.parametrize("name", ["imagenet", "detr", "rtdetr", "yolo"])

@@ -562,8 +562,7 @@ def test_fp8_export_keeps_large_tensors_in_fp32(tmp_path: Path) -> None:
             self.first, self.last = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 1)
 
         def forward(self, x: torch.Tensor) -> Any:
-            large = self.first(x) * 1000.0 * 1000.0
-            return self.last(large * 0.001 * 0.001)
+            return self.last(self.first(x) * 1000.0 * 1000.0 * 0.001 * 0.001)
 
     sample = torch.rand(1, 32, 8, 8)
     qat.export(ready(Large(), sample), tmp_path / "fp8.onnx", sample, precision="fp8")

@@ -243,8 +243,7 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
 
 
 def test_page_counts_no_int8_in_a_rejected_model() -> None:
-    html = qdqtool.report(chain("INT8", "INT8"), gpu="GTX 1080").html
-    tile = html.split('<div class="tile">')[1]
+    tile = qdqtool.report(chain("INT8", "INT8"), gpu="GTX 1080").html.split('<div class="tile">')[1]
     assert "INT8</h2>" in tile and '<p class="big word">none</p>' in tile
     assert "Without the errors: 2 of 2</p>" in tile and "with INT8 output" not in tile
     assert ">Output, if built<" in html and not re.search('id="layers"|"remarks"', html)

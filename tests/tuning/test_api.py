@@ -203,8 +203,7 @@ def test_change_of_cost_of_a_layer_that_is_float_by_default_is_that_of_float(tun
 @pytest.mark.parametrize("sites", [[], ["c6"]])
 def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[str]) -> None:
     chosen = replace(tuned.chosen, sites=sites, changed={"head": "int8"})
-    prediction = qdqtool.predict(branchy())
-    tuned = replace(tuned, chosen=chosen, bought=[], prediction=prediction)
+    tuned = replace(tuned, chosen=chosen, bought=[], prediction=qdqtool.predict(branchy()))
     lines = render_tuning(tuned, 500).lines
     others = "and 6 for other reasons (such as --head, or no gain in INT8): c0, c1, c2, c3, c4, c5"
     expected = [text for site in sites for text in (f"Kept in FP16: {site}", f"  {others}")]

@@ -250,8 +250,7 @@ def test_verify_notes_begin_with_the_version() -> None:
     ids=["ambiguous GPU", "GPU", "no time", "profile"],
 )
 def test_explain_missing_estimate(build: Build, expected: list[tuple[str, float]]) -> None:
-    notes = explain_missing_estimate(build)
-    assert [(note.code, note.values["ms"]) for note in notes] == expected
+    assert [(n.code, n.values["ms"]) for n in explain_missing_estimate(build)] == expected
 
 
 @pytest.mark.parametrize(
