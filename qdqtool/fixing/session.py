@@ -561,8 +561,10 @@ class FixSession:
             place = self._attempt_places.get((finding.code, finding.node))
             if finding.code in codes and place not in refused:
                 why_not = _explain_untried(finding)
-                if place in applied:
-                    why_not = "the fix was applied at this place, but the finding remains"
+                if place is not None and place in applied:
+                    # One finding may be about several layers, each with its own fix.
+                    node = "this place" if place[1] == finding.node else place[1]
+                    why_not = f"the fix was applied at {node}, but the finding remains"
                 self.refused.append(FixAttempt(finding.code, finding.node, finding.fix, why_not))
 
     def _find_added_relus(self) -> list[Node]:

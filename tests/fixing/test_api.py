@@ -211,8 +211,8 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
     assert {c.code for c in fixed.applied} <= {"ZP-NONZERO", "ZP-UINT8"} and fixed.applied
     assert not {"ZP-NONZERO", "ZP-UINT8"} & codes(fixed.after)
     x = image(1, 16, 8, 8)
-    source = np.maximum(-x, 0) if reach == 255 else -x  # a range from 0 clips as a Relu
-    expected = quantize(source, 0.05 * reach / 127, 0, -128, 127)
+    # A range from 0 clips as a Relu.
+    expected = quantize(np.maximum(-x, 0) if reach == 255 else -x, 0.05 * reach / 127, 0, -128, 127)
     assert np.allclose(run(fixed.proto, x=x)[1], expected, atol=1e-6)
 
 
@@ -538,8 +538,7 @@ def test_quantizers_without_values_are_left_alone(g, zero, target):
     given = [g.const("s", np.float32(0.1)), g.const("z", zero)] if zero is not None else [""]
     q = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), *given], "q")
     proto = g.model(g.conv(g.op("DequantizeLinear", [q, *given], "dq"), "c", scale=None))
-    assert qdqtool.predict(proto, target).convolutions
-    assert qdqtool.fix(proto, target).applied == []
+    assert qdqtool.predict(proto, target).convolutions and qdqtool.fix(proto, target).applied == []
 
 
 @pytest.mark.parametrize(("count", "axis"), [(16, 0), (8, 1), (5, 0), (8, 9), (8, -5), (0, 0)])

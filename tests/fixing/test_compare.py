@@ -106,8 +106,7 @@ def test_overflowing_float_network_is_not_compared(where):
     proto = residual("float")
     if where == "everywhere":
         fixed = fix(proto, "trt8.5", inputs={"x": np.full((1, 16, 16, 16), 3e38, np.float32)})
-        assert not fixed.applied
-        assert fixed.refused[0].why_not.values["cause"] == "output-not-finite"
+        assert not fixed.applied and fixed.refused[0].why_not.values["cause"] == "output-not-finite"
         return
     last = proto.graph.output[0].name
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3e38), "huge"))
@@ -238,8 +237,7 @@ def test_factor_limits_all_changes_of_a_step_together() -> None:
     judge = OutputJudge(models[0], [{"x": x}], 1.0, [])
     assert judge.accept_if_close(models[0], models[1], criteria, fewer_errors=False) is None
     refusal = judge.accept_if_close(models[1], models[2], criteria, fewer_errors=False)
-    assert refusal.code == "distance-grows"
-    assert all(f"{error:.2%}" in refusal for error in errors)
+    assert refusal.code == "distance-grows" and all(f"{error:.2%}" in refusal for error in errors)
     assert "the limit is for all changes of this kind together" in refusal
     judge.start_step()
     assert judge.accept_if_close(models[1], models[2], criteria, fewer_errors=False) is None
