@@ -31,7 +31,6 @@ from qdqtool.verification.layer_mapping import (
     count_named_convolutions,
     find_name_conflicts,
     is_multiplication_layer,
-    trt_name,
 )
 
 
@@ -108,7 +107,7 @@ def map_nodes(view: View, prediction: Prediction, build: Build) -> tuple[dict[in
         if parsed.likeness < MIN_LIKENESS:
             raise _different_network_error(view, build)
         names = {n.index: f"({n.index})" for n in model.nodes}
-        names |= {index: trt_name(partner) for index, partner in parsed.pairs.items()}
+        names |= {index: partner.parser_name for index, partner in parsed.pairs.items()}
         mapper = NodeMapper(model, build.layers, names)
     if build.is_rtx:
         nodes = _map_rtx_nodes(model, build, names)

@@ -278,7 +278,7 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
         scales: Scales of the network's tensors.
         int8: Names of the nodes with weights that are quantized.
     """
-    names = Counter(_parser_layer_name(node) for node in model.nodes)
+    names = Counter(node.parser_name for node in model.nodes)
     missing, varying = set(scales.missing), set(list_float_tensors(model))
     precisions = LayerPrecisions()
     floats: set[str] = set()  # outputs of layers in FP16
@@ -291,7 +291,7 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
         writes_float = precision == "fp16" or not missing.isdisjoint(node.outputs)
         if precision is None:
             continue
-        name = _parser_layer_name(node)
+        name = node.parser_name
         if names[name] != 1:
             precisions.unnamed.append(node.name)
             continue
@@ -299,10 +299,6 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
         if writes_float:
             precisions.outputs[name] = "fp16"
     return precisions
-
-
-def _parser_layer_name(node: Node) -> str:
-    return node.proto.name or f"node_of_{node.output}"
 
 
 def _choose_precision(

@@ -96,6 +96,11 @@ class Node:
         return f"<{self.op} {self.name}>"
 
     @property
+    def parser_name(self) -> str:
+        """Name that TensorRT's ONNX parser gives to the node's layer."""
+        return self.proto.name or f"node_of_{self.output}"
+
+    @property
     def consumed_tensors(self) -> list[str]:
         """Names of the main graph's tensors that the node and its subgraphs read."""
         return [tensor for tensor in (*self.inputs, *self.captured) if tensor]

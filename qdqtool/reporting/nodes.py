@@ -61,7 +61,6 @@ from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.trt.trace import Event
 from qdqtool.verification.api import verify_model
-from qdqtool.verification.layer_mapping import trt_name
 from qdqtool.verification.result import Verification
 from qdqtool.verification.times import float_layer_precision, is_timed_as_cuda_graph
 
@@ -487,7 +486,7 @@ class ModelCollector:
 
         A line that names a Q, a DQ or weights is added to their consumers.
         """
-        by_trt_name = {trt_name(n): n.name for n in self.subject.model.nodes}
+        by_trt_name = {n.parser_name: n.name for n in self.subject.model.nodes}
         consumers = self._find_weight_consumers()
         for event in self.subject.prediction.trace:
             if event.kind == trace.RUNNING:

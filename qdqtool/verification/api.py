@@ -53,7 +53,6 @@ from qdqtool.verification.layer_mapping import (
     NodeMapper,
     count_named_convolutions,
     find_name_conflicts,
-    trt_name,
 )
 from qdqtool.verification.log_comparison import (
     MAX_MISMATCHES,
@@ -258,7 +257,7 @@ def reject_implicit_int8(build: Build, model: Model | None = None) -> None:
     names = {event.subject for event in build.trace}
     for layer in build.layers:
         names.update(layer.parse_name().bases)
-    if model is None or not any(trt_name(q) in names for q in quantizers(model)):
+    if model is None or not any(q.parser_name in names for q in quantizers(model)):
         raise BuildLogError(
             f"{IMPLICIT_INT8}. To verify a prediction, build a model with Q/DQ ('qdqtool insert')",
             build.display_name,

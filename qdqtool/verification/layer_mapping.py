@@ -34,11 +34,6 @@ _AUXILIARY_NAMES = (
 )
 
 
-def trt_name(node: Node) -> str:
-    """Return the name that TensorRT's ONNX parser gives to a node's layer."""
-    return node.proto.name or f"node_of_{node.output}"
-
-
 def plain_name(name: str) -> str:
     """Return a name in Myelin's spelling, with underscores in place of dots and other signs."""
     return _NOT_PLAIN.sub("_", name)
@@ -75,7 +70,7 @@ class NodeMapper:
     def __init__(
         self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None
     ) -> None:
-        self._names = names or {n.index: trt_name(n) for n in model.nodes}
+        self._names = names or {n.index: n.parser_name for n in model.nodes}
         self._by_name = {self._names[n.index]: n for n in model.nodes}
         self._by_plain_name = {plain_name(name): n for name, n in self._by_name.items()}
         self.layers = [layer for layer in layers if not is_auxiliary(layer)]
@@ -180,8 +175,8 @@ def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:
     Every Gemm and MatMul counts as a convolution. If the model has none of these nodes, all nodes
     count.
     """
-    names = [trt_name(n) for n in model.nodes if n.op in WEIGHTED]
-    names = names or [trt_name(n) for n in model.nodes]
+    names = [n.parser_name for n in model.nodes if n.op in WEIGHTED]
+    names = names or [n.parser_name for n in model.nodes]
     printed = collect_printed_names(build)
     plain: set[str] = set()
     if any("_myl" in layer.name for layer in build.layers):
@@ -211,7 +206,7 @@ def _find_parse_conflicts(
     """Yield the conflicts with the parse section. Shapes of weights are given by node index."""
     parsed = {n.name: n for n in build.parse.nodes if n.name}
     for node in view.nodes_with_weights:
-        printed = parsed.get(trt_name(node))
+        printed = parsed.get(node.parser_name)
         if printed is not None:
             conflict = _compare_parsed_node(node, printed, shapes.get(node.index, ()))
             if conflict is not None:

@@ -28,7 +28,6 @@ from qdqtool.verification.layer_mapping import (
     count_named_convolutions,
     find_name_conflicts,
     is_auxiliary,
-    trt_name,
 )
 from qdqtool.verification.local_build import BuiltModel, is_status_as_predicted, pair_convolutions
 from qdqtool.verification.log_comparison import count_agreement, longest_common_subsequence
@@ -255,7 +254,7 @@ def test_count_named_convolutions(build: Build, common: int) -> None:
 def test_count_named_convolutions_of_a_model_without_convolutions(g: Graph) -> None:
     model = Model(g.model(g.op("Neg", g.relu(g.input(1, 4), "r"), "n")))
     assert count_named_convolutions(model, Build(layers=[layer("r", "PointWiseV2")])) == (1, 2)
-    assert [trt_name(n) for n in model.nodes] == ["r", "n"]
+    assert [n.parser_name for n in model.nodes] == ["r", "n"]
 
 
 @pytest.mark.parametrize(("name", "common"), [("", 1), ("another", 0)])
