@@ -159,20 +159,21 @@ def find_needless_sites(
         step: Step of the sites.
     """
 
-    def find_cost(numbers: Collection[int]) -> Note | None:
-        """Return what the sites of these indices make worse; None if the others are not better."""
+    def predict_without(numbers: Collection[int]) -> Prediction:
         others = [site for i, site in enumerate(sites) if i not in numbers]
         candidate, _ = apply_sites(model, others)
-        without = predict(candidate, target)
+        return predict(candidate, target)
+
+    def find_cost(numbers: Collection[int]) -> Note | None:
+        """Return what the sites of these indices make worse; None if the others are not better."""
+        without = predict_without(numbers)
         if gains.find_objection(prediction, without, step) is not None:
             return None
         return gains.find_objection(without, prediction, step) or gains.NO_GAIN
 
     def gains_nothing(numbers: Collection[int]) -> bool:
         """Return whether the prediction is not better with the sites of these indices."""
-        others = [site for i, site in enumerate(sites) if i not in numbers]
-        candidate, _ = apply_sites(model, others)
-        return gains.find_objection(predict(candidate, target), prediction, step) is not None
+        return gains.find_objection(predict_without(numbers), prediction, step) is not None
 
     attempts = {
         i for i, site in enumerate(sites) if site.code not in PROMISED_CODES and i not in suspects
