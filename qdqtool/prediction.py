@@ -11,6 +11,7 @@ from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.ir.qdq import find_float_tensor, uses_fp8
+from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.outcome import apply_assumptions, simulate, simulate_without_alternatives
 from qdqtool.trt.result import ConvOutcome, Prediction
@@ -136,7 +137,6 @@ def check_activations(
     from qdqtool.findings.preprocess_notes import describe_preprocess
     from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
-    from qdqtool.patterns.view import View
     from qdqtool.reasons.scales import OutlierScales
 
     model = load_full(model)
@@ -235,7 +235,6 @@ def _find_findings(
     from qdqtool.findings.lint.operators import report_fake_quantizers
     from qdqtool.findings.lint.quantizers import check_parameters
     from qdqtool.findings.report import FindingReport
-    from qdqtool.patterns.view import View
 
     view = View(fold_constants(model))
     report = FindingReport(target, way)
