@@ -178,10 +178,7 @@ class ExtractionJob:
         return list(anchors.values()) or list(self.model.ordered[:1])
 
     def _find_node_or_producer(self, name: str) -> Node | None:
-        try:
-            return self.model.node(name)
-        except KeyError:
-            return self.model.producer(name)
+        return self.model.find_node(name) or self.model.producer(name)
 
     def _find_node(self, name: str) -> Node:
         node = self._find_node_or_producer(name)

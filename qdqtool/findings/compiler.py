@@ -100,10 +100,7 @@ def _find_quantizer(view: View, name: str) -> Node | None:
 
     If it is a DQ after a Q, the Q is returned. None without such a quantizer.
     """
-    try:
-        node: Node | None = view.model.node(name)
-    except KeyError:
-        node = next(filter(qdq.is_qdq, view.model.consumers(name)), None)
+    node = view.model.find_node(name) or next(filter(qdq.is_qdq, view.model.consumers(name)), None)
     if node is None or not qdq.is_qdq(node):
         return None
     q = view.model.producer(node.input(0)) if qdq.is_dq(node) else None

@@ -411,6 +411,10 @@ class Model:
         """
         return self._nodes_by_name[name]
 
+    def find_node(self, name: str) -> Node | None:
+        """Return the node of a name, or None if no node has that name."""
+        return self._nodes_by_name.get(name)
+
     @functools.cached_property
     def _nodes_by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}

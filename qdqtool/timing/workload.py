@@ -111,7 +111,6 @@ class _WorkloadBuilder:
         self.has_myelin = gpu is not None and gpu.has_fused_conversions
         self.target = target_named(prediction.target)
         self.regions = find_region_nodes(model) if self.target.regions else frozenset()
-        self.nodes = {node.name: node for node in model.nodes}
         self.precisions = {c.name: c.precision for c in prediction.convolutions}
         self.consumers: dict[str, list[EngineLayer]] = defaultdict(list)
         for layer in prediction.layers:
@@ -432,7 +431,7 @@ class _WorkloadBuilder:
 
     def _layer_nodes(self, layer: EngineLayer) -> list[Node]:
         """Return the nodes of a layer, except Q and DQ."""
-        nodes = (self.nodes.get(name) for name in layer.nodes)
+        nodes = map(self.model.find_node, layer.nodes)
         return [node for node in nodes if node is not None and not is_qdq(node)]
 
     # Layers -----------------------------------------------------------------------------------

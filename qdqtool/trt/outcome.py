@@ -393,7 +393,7 @@ class Outcome:
         indices: dict[str, int] = {}
         ops: list[str] = []
         for name in dict.fromkeys(region.nodes):
-            node = self._find_node(name)
+            node = self._model.find_node(name)
             if is_qdq(node):
                 quantizers.append(name)
                 continue
@@ -488,7 +488,7 @@ class Outcome:
         )
 
     def _fused_nodes(self, layer: Layer, node: Node) -> list[str]:
-        return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
+        return [n for n in layer.nodes if n != node.name and not is_qdq(self._model.find_node(n))]
 
     def _find_evidence(self, layer: Layer) -> Evidence:
         cases = [*layer.cases]
@@ -504,12 +504,6 @@ class Outcome:
         if node.op != "MatMul" or has_constant:
             return node.op == "Einsum"
         return not any(is_dq(self._model.producer(tensor)) for tensor in node.inputs)
-
-    def _find_node(self, name: str) -> Node | None:
-        try:
-            return self._model.node(name)
-        except KeyError:
-            return None
 
 
 def _is_quantizing(copy: Layer) -> bool:
