@@ -105,8 +105,8 @@ def _find_float_step(values: npt.NDArray[Any]) -> float:
 
 def _read_step(view: View, dq: Node) -> float:
     """Return the scale of a DQ; NaN if it is unknown or not a single value."""
-    scale = view.params(dq).scale
-    return float(scale[0]) if scale is not None and scale.size == 1 else math.nan
+    scale = view.params(dq).single_scale
+    return math.nan if scale is None else scale
 
 
 def _find_feature_maps(model: Model) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from qdqtool.ir import qdq
-from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.graph import Model
 from qdqtool.ir.metadata import COMMON_SCALES, set_metadata
 from qdqtool.reasons.text import (
     count_lost_bits,
@@ -95,7 +95,11 @@ class ScaleHistory:
         Entries are ignored if they have another form, or if the quantizer has another scale now.
         """
         history = cls()
-        scales = {node.name: _read_scale(model, node) for node in model.nodes if qdq.is_q(node)}
+        scales = {
+            node.name: qdq.read_params(model, node).single_scale
+            for node in model.nodes
+            if qdq.is_q(node)
+        }
         for name, entry in _parse_entries(model.metadata.get(COMMON_SCALES, "")).items():
             match entry:
                 case [int() | float() as first, int() | float() as last] if 0 < first <= last:
@@ -136,8 +140,3 @@ def _parse_entries(text: str) -> Json:
     except (ValueError, RecursionError):
         return {}
     return entries if isinstance(entries, dict) else {}
-
-
-def _read_scale(model: Model, q: Node) -> float | None:
-    scale = qdq.read_params(model, q).scale
-    return float(scale[0]) if scale is not None and scale.size == 1 else None

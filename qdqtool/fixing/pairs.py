@@ -33,7 +33,6 @@ from qdqtool.ir.operators import (
     operator_of,
 )
 from qdqtool.ir.precision import Precision
-from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, is_sum_of_computed
 from qdqtool.reasons.finding import Reason
@@ -193,12 +192,12 @@ def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] |
         The scale. None if the bounds are unknown or not smaller than the range of the Q, if the Q
         is not symmetric, or if it has several scales.
     """
-    params, bounds = view.params(q), find_bounds(view.model).get(tensor)
-    if bounds is None or params.scale is None or params.scale.size != 1 or _is_asymmetric(view, q):
+    single_scale, bounds = view.params(q).single_scale, find_bounds(view.model).get(tensor)
+    if bounds is None or single_scale is None or _is_asymmetric(view, q):
         return None
     reach = max(abs(bounds.low), abs(bounds.high))
     scale = view.model.constant(q.input(1))
-    if scale is None or not 0 < reach < float(params.scale[0]) * LEVELS:
+    if scale is None or not 0 < reach < single_scale * LEVELS:
         return None
     return np.asarray(reach / LEVELS, scale.dtype)
 
@@ -472,7 +471,7 @@ def _find_moving_producers(model: Model, tensors: Iterable[str]) -> set[str]:
 
 
 def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> FixSite | None:
-    scales = [s for q in quantizers if (s := _scalar_scale(view.params(q))) is not None]
+    scales = [s for q in quantizers if (s := view.params(q).single_scale) is not None]
     if len(scales) != len(quantizers) or len(set(scales)) < 2:
         return None
     replaced = [
@@ -505,10 +504,6 @@ def _find_asymmetric_quantizer(view: View, quantizers: list[Node]) -> str:
         code="not-symmetric-int8",
         quantizer=other.name,
     )
-
-
-def _scalar_scale(params: QuantParams) -> float | None:
-    return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
 
 
 def _is_asymmetric(view: View, q: Node) -> bool:

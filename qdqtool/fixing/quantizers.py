@@ -87,8 +87,8 @@ def find_rounded_constants(view: View) -> list[tuple[float, str]]:
         params = view.params(dq)
         if not qdq.is_dq(dq) or dq.index in weights or params.precision not in BYTES:
             continue
-        if params.scale is not None and params.scale.size == 1:
-            step = float(params.scale[0])
+        step = params.single_scale
+        if step is not None:
             tensor = _find_rounded_constant(view, dq, step, params.zero_point)
             if tensor:
                 constants.append((step, tensor))

@@ -299,9 +299,9 @@ def _input_maximum(view: View, name: str) -> float:
     """
     for node in view.model.consumers(name):
         if qdq.is_q(node):
-            params = view.params(node)
-            if params.scale is not None and params.scale.size == 1 and 0 < params.scale[0] < 1e4:
-                return float(params.scale[0] * 127)
+            scale = view.params(node).single_scale
+            if scale is not None and 0 < scale < 1e4:
+                return scale * 127
     return 1.0
 
 

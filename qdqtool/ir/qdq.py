@@ -163,6 +163,12 @@ class QuantParams:
         return None if self.scales is None else self.scales.values
 
     @property
+    def single_scale(self) -> float | None:
+        """The scale of a quantizer with a single scale; None if unknown or for several scales."""
+        summary = self.summary
+        return summary if isinstance(summary, float) else None
+
+    @property
     def zero_point(self) -> npt.NDArray[Any] | None:
         """The values of ``zero_points``."""
         return None if self.zero_points is None else self.zero_points.values

@@ -349,10 +349,9 @@ def _match_pairs(
 
 def _check_parameters(model: Model, node: Node, call: QuantizerCall) -> None:
     params = qdq.read_params(model, node)
-    is_scalar = params.scale is not None and params.scale.size == 1
-    scale = float(params.scale[0]) if params.scale is not None and is_scalar else float("nan")
-    if not np.isclose(scale, call.scale, rtol=1e-5, atol=0):
-        actual = f"scale {scale:.6g}" if is_scalar else "no constant scale"
+    scale = params.single_scale
+    if scale is None or not np.isclose(scale, call.scale, rtol=1e-5, atol=0):
+        actual = "no constant scale" if scale is None else f"scale {scale:.6g}"
         raise ModelError(
             f"'{node.name}' has {actual} in the file, but quantizer '{call.name}' of the network "
             f"has {call.scale:.6g}",

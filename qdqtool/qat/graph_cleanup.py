@@ -121,11 +121,11 @@ def merge_pairs(model: Model) -> Model:
     shared_dqs: dict[str, Node] = {}
     for q in model.ordered:
         dq = _single_dq(model, q)
-        scale = qdq.read_params(model, q).scale if dq is not None else None
-        if dq is None or scale is None or scale.size != 1 or editor.is_captured(dq.output):
+        scale = qdq.read_params(model, q).single_scale if dq is not None else None
+        if dq is None or scale is None or editor.is_captured(dq.output):
             continue
         precision = str(qdq.read_params(model, q).precision)
-        first = first_qs.setdefault((q.input(0), float(scale[0]), precision), q)
+        first = first_qs.setdefault((q.input(0), scale, precision), q)
         if first is not q:
             editor.set_input(dq, 0, first.output)
             editor.remove(q)

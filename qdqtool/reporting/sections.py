@@ -323,7 +323,8 @@ def read_histograms(
     histograms = []
     for tensor in track_progress(calibrated, "Ranges of each method"):
         q = quantizers[tensor]
-        amax = _stated_range(view, q)
+        scale = view.params(q).single_scale
+        amax = None if scale is None else scale * LEVELS
         histogram = _collect_histogram(statistics[tensor], amax)
         histogram.tensor, histogram.quantizer = display_name(tensor), display_name(q.name)
         histogram.node = collector.find_first_node([q.name])
@@ -339,11 +340,6 @@ def read_histograms(
             "tensor in the scale group"
         )
     return histograms, sentence
-
-
-def _stated_range(view: View, q: Node) -> float | None:
-    scale = view.params(q).scale
-    return float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
 
 
 def _add_statistics(histogram: data.ValueHistogram, statistics: TensorStatistics) -> None:

@@ -138,7 +138,7 @@ def _check_results(view: View, report: FindingReport) -> None:
 
 
 def _build_fault(view: View, q: Node, concat: Node | None, unit: float | None) -> ResultAfterHead:
-    fault = ResultAfterHead(MODEL_CHECK, q.name, scale=_read_single_scale(view, q), pixels=unit)
+    fault = ResultAfterHead(MODEL_CHECK, q.name, scale=view.params(q).single_scale, pixels=unit)
     if concat is None:
         return fault
     bounds, parts = find_bounds(view.model), find_concat_parts(view.model, q.input(0))
@@ -147,17 +147,11 @@ def _build_fault(view: View, q: Node, concat: Node | None, unit: float | None) -
     if not scores or len(scores) == len(parts):
         fault.raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
         return fault
-    of_scores = (
-        _read_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c)
-    )
+    quantizers = filter(qdq.is_q, view.model.consumers(scores[0]))
+    of_scores = (view.params(c).single_scale for c in quantizers)
     fault.scores = scores[0]
     fault.own = next((value for value in of_scores if value is not None), None)
     return fault
-
-
-def _read_single_scale(view: View, q: Node) -> float | None:
-    scale = view.params(q).scale
-    return float(scale[0]) if scale is not None and scale.size == 1 else None
 
 
 def _find_head_concat(view: View, q: Node) -> Node | None:
