@@ -205,11 +205,10 @@ def update_recorded_scales(
     Returns:
         The groups with their new scales, and a note if scales were raised.
     """
-    nodes = {n.name: n for n in model.nodes}
     raised: list[tuple[float, str]] = []
     by_tensor = {s.group.quantized[0]: s for s in groups}
     for quantized_tensor in quantized:
-        node = nodes.get(quantized_tensor.node)
+        node = model.find_node(quantized_tensor.node)
         if node is None:
             continue  # the model has an int8 input in place of this Q
         # For a uint8 input, the scale of the Q includes the factor of the preprocessing. The scale

@@ -124,7 +124,6 @@ class ModelCollector:
         )
         self.positions: dict[int, int] = {}
         self._case_positions: dict[str, int] = {}
-        self._by_name = {n.name: n for n in subject.model.nodes}
         self.conversion_names = frozenset(
             self._original_name(n) for n in prediction.conversion_nodes
         )
@@ -244,7 +243,7 @@ class ModelCollector:
 
     def _original_name(self, name: str) -> str:
         """Return the name of an ONNX node, given its own name or the name of TensorRT's copy."""
-        return name if name in self._by_name else base_name(name)
+        return base_name(name) if self.subject.model.find_node(name) is None else name
 
     def _is_conversion(self, quantizer: OnnxNode) -> bool:
         """Return whether a quantizer, or a DQ after it, is a conversion at run time."""
@@ -260,7 +259,7 @@ class ModelCollector:
         """
         positions: dict[int, None] = {}
         for name in names:
-            node = self._by_name.get(self._original_name(name))
+            node = self.subject.model.find_node(self._original_name(name))
             if node is None:
                 continue
             if node.index in self.positions:
@@ -330,7 +329,7 @@ class ModelCollector:
                 entry.title += f" ({self.model.nodes[self._find_main_node(entry.nodes)].op})"
 
     def _find_layer_nodes(self, layer: EngineLayer) -> list[int]:
-        nodes = (self._by_name.get(name) for name in layer.nodes)
+        nodes = map(self.subject.model.find_node, layer.nodes)
         return [
             self.positions[n.index] for n in nodes if n is not None and n.index in self.positions
         ]
