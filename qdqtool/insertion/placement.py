@@ -224,14 +224,8 @@ def compute_placement(model: Model, rules: PlacementRules) -> Placement:
         )
     placer.place_adds_and_pools()
     placer.note_unused_options()
-    order = {node.index: position for position, node in enumerate(model.ordered)}
     for inputs in placement.inputs.values():
-        inputs.sort(
-            key=lambda consumer: (
-                order[consumer.node.index],
-                consumer.position,
-            )
-        )
+        inputs.sort(key=lambda c: (model.positions[c.node.index], c.position))
     return placement
 
 

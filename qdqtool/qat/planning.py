@@ -449,10 +449,9 @@ def _find_nodes_without_site(
 def _add_activations(
     plan: Plan, traced: NetworkTrace, model: Model, placement: Placement, groups: dict[str, int]
 ) -> None:
-    order = {node.index: i for i, node in enumerate(model.ordered)}
     inputs = sorted(
         ((t, consumer) for t, consumers in placement.inputs.items() for consumer in consumers),
-        key=lambda pair: (order[pair[1].node.index], pair[1].position),
+        key=lambda pair: (model.positions[pair[1].node.index], pair[1].position),
     )
     quantizers: dict[QuantizerSite, ActivationQuantizer] = {}
     for tensor, consumer in inputs:

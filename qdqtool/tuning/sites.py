@@ -83,10 +83,9 @@ class _SiteCollector:
         self._consumers = {}
         for tensor, inputs in placement.inputs.items():
             self._consumers[tensor] = {i.node.name for i in inputs}
-        self._order = {n.index: i for i, n in enumerate(model.ordered)}
 
     def sort_indices(self, indices: Iterable[int]) -> list[int]:
-        return sorted(set(indices), key=self._order.__getitem__)
+        return sorted(set(indices), key=self._model.positions.__getitem__)
 
     def add_site(self, name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
         names = tuple(self._model.nodes[i].name for i in self.sort_indices(indices))
