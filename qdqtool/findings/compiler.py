@@ -103,5 +103,4 @@ def _find_quantizer(view: View, name: str) -> Node | None:
     node = view.model.find_node(name) or next(filter(qdq.is_qdq, view.model.consumers(name)), None)
     if node is None or not qdq.is_qdq(node):
         return None
-    q = view.model.producer(node.input(0)) if qdq.is_dq(node) else None
-    return q if q is not None and qdq.is_q(q) else node
+    return qdq.find_first_quantizer(view.model, node)

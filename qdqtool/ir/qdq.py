@@ -440,6 +440,12 @@ def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
     return dq, q if is_q(q) else None
 
 
+def find_first_quantizer(model: Model, quantizer: Node) -> Node:
+    """Return the Q before a DQ; the quantizer itself if it is a Q, or if no Q is before it."""
+    producer = model.producer(quantizer.input(0)) if is_dq(quantizer) else None
+    return producer if producer is not None and is_q(producer) else quantizer
+
+
 def find_float_tensor(model: Model, tensor: str) -> str:
     """Return the tensor upstream of all Q/DQ pairs directly before a tensor, or the tensor."""
     pair = find_pair(model, tensor)

@@ -31,7 +31,7 @@ from qdqtool.ir.graph import Model, Node as OnnxNode
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.precision import BYTES, Precision
-from qdqtool.ir.qdq import is_dq, is_q, is_qdq
+from qdqtool.ir.qdq import find_first_quantizer, is_dq, is_q, is_qdq
 from qdqtool.patterns.view import View
 from qdqtool.prediction import add_findings, choose_typing, predict
 from qdqtool.reasons.finding import split_fixable
@@ -218,10 +218,7 @@ class ModelCollector:
             is_weights = _input_role(node, position) == "weights"
             return view.weights(node).first_quantizer if is_weights else None
         dq = model.producer(tensor)
-        if dq is None or not is_dq(dq):
-            return None
-        q = model.producer(dq.input(0))
-        return q if q is not None and is_q(q) else dq
+        return find_first_quantizer(model, dq) if dq is not None and is_dq(dq) else None
 
     def _collect_scale(self, where: str, quantizer: OnnxNode) -> data.NodeScale:
         params = self.subject.view.params(quantizer)

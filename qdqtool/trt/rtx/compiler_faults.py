@@ -366,15 +366,12 @@ def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason 
 
 def _check_computed_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason]:
     if qdq.is_dq(node):
-        is_weight = _find_q(states, node).input(0) in states.constants.with_quantizers
+        is_weight = (
+            qdq.find_first_quantizer(states.model, node).input(0)
+            in states.constants.with_quantizers
+        )
         fault = FaultKind.WEIGHTS_SCALE if is_weight else FaultKind.SCALE
         yield _create_fault(name, fault, node.input(1))
-
-
-def _find_q(states: GraphStates, node: Node) -> Node:
-    """Return the Q before a DQ, or else the quantizer itself."""
-    producer = states.model.producer(node.input(0)) if qdq.is_dq(node) else None
-    return producer if producer is not None and qdq.is_q(producer) else node
 
 
 def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
@@ -396,7 +393,10 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
     if precision == Precision.FP8:
         yield fault_checks.check_fp8_zero_point(COMPILER, name, zeros)
     else:
-        unsigned, tensor = precision == Precision.UINT8, _find_q(states, node).input(0)
+        unsigned, tensor = (
+            precision == Precision.UINT8,
+            qdq.find_first_quantizer(states.model, node).input(0),
+        )
         yield fault_checks.check_zero_points(COMPILER, name, name, zeros, unsigned, tensor)
 
 
