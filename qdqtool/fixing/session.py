@@ -397,9 +397,7 @@ class FixSession:
 
         If the result is empty, the caller tries the sites in halves.
         """
-        if self.judge.failure is not None:
-            return dict.fromkeys(range(len(sites)), reason)
-        if len(_list_places(sites)) == 1:
+        if self.judge.failure is not None or len(_list_places(sites)) == 1:
             return dict.fromkeys(range(len(sites)), reason)
         return culprits if len(sites) > _FEW_SITES or reason.code == SLOWER else {}
 

@@ -339,9 +339,7 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
         return None
     scale, bias = _read_constant(model, norm.scale), _read_constant(model, norm.bias)
     sizes = _layer_norm_sizes(model, norm, scale)
-    if sizes is None:
-        return None
-    if not _is_broadcastable(norm.scale, scale, sizes):
+    if sizes is None or not _is_broadcastable(norm.scale, scale, sizes):
         return None
     if not _is_broadcastable(norm.bias, bias, sizes):
         return None

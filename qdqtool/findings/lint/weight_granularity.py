@@ -144,9 +144,7 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
     if scale is None or zero is None or scale.size != 1:
         return None
     values = read_int8_weights(view, node)
-    if values is None:
-        return None
-    if values.ndim < 2 or values.shape[axis] < 2:
+    if values is None or values.ndim < 2 or values.shape[axis] < 2:
         return None
     stored = view.weights(node).q is None
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
