@@ -13,8 +13,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnx.external_data_helper import uses_external_data
-
 from calibration.arrays import CalibrationSource, open_data
 from calibration.cache import CalibrationProgress, Statistics, load_progress, save_progress
 from calibration.counting import SampleCounter, ThreadPass, make_counting_semaphore
@@ -36,7 +34,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.sizes import find_linear_inputs
-from qdqtool.proto.external_data import read_location
+from qdqtool.proto.external_data import is_external, read_location
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
 from qdqtool.util.notes import Note
@@ -442,7 +440,7 @@ def _model_key(model: Model, focus: Focus | None) -> str:
     key = model.sha256
     if folder:
         initializers = model.proto.graph.initializer
-        files = {read_location(t) for t in initializers if uses_external_data(t)}
+        files = {read_location(t) for t in initializers if is_external(t)}
         key += "".join(file_digest(Path(folder) / file).hex() for file in sorted(files))
     if focus:
         key += f" {focus.threshold:g} {focus.share:g} {' '.join(focus.scores)}"

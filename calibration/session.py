@@ -11,7 +11,6 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
 from qdqtool.errors import DataError, ModelError
@@ -19,7 +18,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import image_shapes, metadata_size
 from qdqtool.ir.qdq import uses_fp8
 from qdqtool.proto import external_data as external
-from qdqtool.proto.external_data import all_tensors, read_location
+from qdqtool.proto.external_data import external_tensors, is_external, read_location
 from qdqtool.proto.slim import strip_data
 from qdqtool.proto.subgraphs import extract_submodel
 from qdqtool.runtime import sessions
@@ -203,9 +202,7 @@ def external_folder(model: Model) -> str:
             external weights and no path.
     """
     folder = ""
-    for tensor in all_tensors(model.proto.graph):
-        if not external_data_helper.uses_external_data(tensor):
-            continue
+    for tensor in external_tensors(model.proto.graph):
         location = read_location(tensor)
         if not model.base_dir:
             raise ModelError(
@@ -347,7 +344,7 @@ def _session_error(path: str, error: BaseException) -> ModelError:
 
 def _embed_weights(model: Model, partial: onnx.ModelProto) -> None:
     for tensor in partial.graph.initializer:
-        if external_data_helper.uses_external_data(tensor):
+        if is_external(tensor):
             tensor.CopyFrom(model.external_tensor(tensor) or tensor)
 
 
