@@ -143,11 +143,11 @@ def _normalize_domain(name: str) -> str:
 
 
 def _function_key(function: onnx.FunctionProto) -> _Key:
-    return _normalize_domain(function.domain), function.name, getattr(function, "overload", "")
+    return _normalize_domain(function.domain), function.name, function.overload
 
 
 def _callee_key(node: onnx.NodeProto) -> _Key:
-    return _normalize_domain(node.domain), node.op_type, getattr(node, "overload", "")
+    return _normalize_domain(node.domain), node.op_type, node.overload
 
 
 # Inlining --------------------------------------------------------------------------------------
