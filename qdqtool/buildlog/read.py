@@ -137,10 +137,8 @@ def _read_bytes(stream: BinaryIO, size: int) -> bytes:
     """
     read: Callable[[int], bytes | None] = stream.read
     try:
-        data = read(size)
-        while data is None:
+        while (data := read(size)) is None:
             select.select([stream], [], [])
-            data = read(size)
         return data
     except (ValueError, TypeError, gzip.BadGzipFile, EOFError) as error:
         raise BuildLogError(
