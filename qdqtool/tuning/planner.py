@@ -278,13 +278,18 @@ class Planner:
             plan: Plan of a configuration.
             weights: Form of the weights, as for :func:`qdqtool.insertion.rewrite.insert_pairs`.
         """
-        if plan.recipe.pairs:
-            model, quantized = plan.recipe.build(self.model, weights)
+        return self._build_recipe(plan.recipe, self.model, weights)
+
+    def _build_recipe(
+        self, recipe: Recipe, model: Model, weights: str
+    ) -> tuple[Model, list[QuantizedTensor]]:
+        if recipe.pairs:
+            built, quantized = recipe.build(model, weights)
         else:
-            model, quantized = self.model.copy(), []
+            built, quantized = model.copy(), []
         if self.fp16:
-            fp16.convert_to_fp16(model, self.fp32_tensors)
-        return model, quantized
+            fp16.convert_to_fp16(built, self.fp32_tensors)
+        return built, quantized
 
     def cost(self, configuration: Configuration) -> PlacementCost:
         """Return the predicted cost of a configuration; the cost is cached.
@@ -303,12 +308,7 @@ class Planner:
 
     def predict_cost(self, recipe: Recipe) -> PlacementCost:
         """Predict the cost of a recipe, without a cache."""
-        if recipe.pairs:
-            model, _ = recipe.build(self.light_model, "sketch")
-        else:
-            model = self.light_model.copy()
-        if self.fp16:
-            fp16.convert_to_fp16(model, self.fp32_tensors)
+        model, _ = self._build_recipe(recipe, self.light_model, "sketch")
         predicted = prediction.predict(model, self.target, advice=False)
         if self.gpu is None:
             return PlacementCost.from_prediction(predicted, None)
