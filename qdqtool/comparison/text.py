@@ -15,7 +15,7 @@ from qdqtool.comparison.result import (
     NodeSide,
     QuantizerScales,
 )
-from qdqtool.ir.precision import Precision
+from qdqtool.ir.precision import Precision, name_type
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_count_were, format_layer_counts, format_speed
 
@@ -389,12 +389,12 @@ def _describe_change(
     if kind == ChangeKind.SCALE:
         return _describe_scales("scale", *(node.scales or (a.scale, b.scale)), node.factor)
     if kind == ChangeKind.LOST_INT8_OUTPUT:
-        text = f"{verbs[0]} {_name_format(a)}, {verbs[1]} {_name_type(b.output)}"
+        text = f"{verbs[0]} {_name_format(a)}, {verbs[1]} {name_type(b.output)}"
         return _append_reason(text, finding, f"{b.name} writes float")
     if kind == ChangeKind.GAINED_INT8_OUTPUT:
-        return f"{verbs[0]} {_name_type(a.output)}, {verbs[1]} {_name_format(b)}"
+        return f"{verbs[0]} {name_type(a.output)}, {verbs[1]} {_name_format(b)}"
     if kind == ChangeKind.RESIDUAL:
-        return f"reads the residual as {_name_type(b.residual)} instead of {_name_type(a.residual)}"
+        return f"reads the residual as {name_type(b.residual)} instead of {name_type(a.residual)}"
     return _describe_fusions(a, b)
 
 
@@ -409,10 +409,6 @@ def _describe_fusions(a: NodeSide, b: NodeSide) -> str:
     if not (a.fused and b.fused):
         return f"fused with {', '.join(a.fused or b.fused)} only in {'A' if a.fused else 'B'}"
     return f"fused with {', '.join(a.fused)} in A, with {', '.join(b.fused)} in B"
-
-
-def _name_type(precision: Precision | None) -> str:
-    return "float" if precision == Precision.FLOAT else str(precision)
 
 
 def _describe_scales(

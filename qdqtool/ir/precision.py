@@ -58,3 +58,8 @@ _FLOATS = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16)
 BYTES = (Precision.INT8, Precision.UINT8)
 EIGHT_BITS = (*BYTES, Precision.FP8)
 INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
+
+
+def name_type(precision: Precision | None) -> str:
+    """Return the name of a type in texts: ``float`` for FLOAT, whose width is unknown."""
+    return "float" if precision == Precision.FLOAT else str(precision)

@@ -18,7 +18,7 @@ from qdqtool.buildlog.agreement import (
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.ir.precision import Precision
+from qdqtool.ir.precision import Precision, name_type
 from qdqtool.ir.qdq import is_qdq
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.trt.result import ConvOutcome, Prediction
@@ -351,7 +351,7 @@ def _find_difference(
         types += [(Difference.RESIDUAL, *pair) for pair in residuals]
     for difference, predicted, actual in types:
         if actual is not None and not predicted.agrees(actual):
-            return difference, (_precision_name(predicted), _precision_name(actual))
+            return difference, (name_type(predicted), name_type(actual))
     if missing_inputs:
         return Difference.LACKS_RESIDUAL if missing_inputs > 0 else Difference.HAS_RESIDUAL, ()
     if built.fused is None or not built.layer or " || " in built.layer:
@@ -371,10 +371,6 @@ def _find_fusion_difference(
             if name in named and name not in others:
                 return difference, (name,)
     return None
-
-
-def _precision_name(precision: Precision) -> str:
-    return "float" if precision == Precision.FLOAT else str(precision)
 
 
 def _list_deciding_passes(prediction: Prediction) -> dict[str, str]:
