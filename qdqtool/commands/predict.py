@@ -159,7 +159,7 @@ def command(
         return annotations.ModelReview(path, chosen_target.name, prediction, unmet, times)
 
     results = _review_models(paths, review, chosen_target)
-    predictions = _list_predictions(results)
+    predictions = [result.prediction for result in results if result.prediction is not None]
     if len(predictions) == len(results):
         _require_pattern_matches(patterns, predictions)
     _note_unused_assumptions(assume, predictions)
@@ -442,10 +442,6 @@ def _list_unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]
                 f"matching convolutions {verb} neither INT8 nor FP8 ({format_list(missed, 3)})"
             )
     return lines
-
-
-def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
-    return [result.prediction for result in results if result.prediction is not None]
 
 
 def _note_unused_assumptions(assume: dict[str, str] | None, predictions: list[Prediction]) -> None:
