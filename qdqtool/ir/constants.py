@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import LayerKind, operator_of
+from qdqtool.ir.operators import rearranges
 from qdqtool.ir.qdq import FLOATS, is_qdq
 from qdqtool.proto.inference_checks import has_sane_attributes
 from qdqtool.proto.slim import strip_large_weights
@@ -275,7 +275,6 @@ def _infer_output_elements(model: onnx.ModelProto) -> int | None:
 # Folding --------------------------------------------------------------------------------------
 
 MAX_FOLDED_ELEMENTS = 1 << 20  # maximum number of elements of a folded constant with data
-_MOVING_KINDS = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
 def fold_constants(model: Model) -> Model:
@@ -371,7 +370,7 @@ def _computes_constant(model: Model, node: Node, computed: Mapping[str, bool]) -
     inputs = list(filter(None, node.inputs))
     if not inputs or not all(t in computed or model.is_constant(t) for t in inputs):
         return None
-    if operator_of(node).kind in _MOVING_KINDS:
+    if rearranges(node):
         return any(computed.get(tensor, False) for tensor in inputs)
     return True
 
