@@ -9,7 +9,7 @@ from qdqtool.ir.bounds import find_bounds, find_concat_parts
 from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.metadata import is_marked_part, read_tuned_head
-from qdqtool.ir.operators import LayerKind, operator_of, rearranges
+from qdqtool.ir.operators import operator_of, rearranges
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.heads import Head, find_attentions, find_coordinates, find_head
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
@@ -161,11 +161,7 @@ def _find_head_concat(view: View, q: Node) -> Node | None:
     """
     node = view.model.producer(q.input(0))
     for _ in range(_MAX_NODES_TO_CONCAT):
-        moves = node is not None and operator_of(node).kind in (
-            LayerKind.SHUFFLE,
-            LayerKind.IDENTITY,
-        )
-        if node is None or not (moves or node.op == "Sigmoid" or qdq.is_qdq(node)):
+        if node is None or not (rearranges(node) or node.op == "Sigmoid" or qdq.is_qdq(node)):
             break
         node = view.model.producer(node.input(0))
     return node if node is not None and node.op == "Concat" else None
