@@ -71,7 +71,6 @@ CLASSES: dict[Function, tuple[type, ...]] = {
 NOT_PARAMETERS = {
     (qdqtool.tune, "input_type"),
     (qdqtool.verify, "power"),
-    (qdqtool.report, "power"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,7 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     "Estimate the times of two models on a GPU (see qdqtool gpus). Repeat for several GPUs.",
     multiple=True,
 )
+@options.power_option
 @options.all_option("List every node and layer.")
 @click.option(
     "--fail-on",
@@ -109,6 +110,7 @@ def command(
     images: options.ImageArguments,
     target: str | None,
     gpu: tuple[str, ...],
+    power: str | None,
     everything: bool,
     fail_on: tuple[str, ...],
     page: str | None,
@@ -155,6 +157,7 @@ def command(
             parameter="calib",
         )
     first, *others = dict.fromkeys(gpu or (None,))
+    _require_single_gpu(power, others)
     sides: list[Any] = [[a, *more_a], [b, *more_b]]
     if others and all(models):
         sides = [load(path) for path in (a, b)]  # once for all GPUs
@@ -164,6 +167,7 @@ def command(
         progress=True,
         target=target,
         gpu=first,
+        power=power,
         max_images=max_images,
         **images.as_keywords(),
     )
@@ -177,7 +181,7 @@ def command(
         from qdqtool.reporting.page import require_packages
 
         require_packages()
-        report(b, before=a, target=target, gpu=first, size=images.size).save(page)
+        report(b, before=a, target=target, gpu=first, power=power, size=images.size).save(page)
 
     def render_text(width: int) -> TextPage:
         text = render_comparison(result, width, everything=everything)
@@ -189,6 +193,16 @@ def command(
 
     answer.write(lambda: result.as_json() | _list_times(results), render_text)
     return max(_print_failures(results, fail_on), _check_agreement(result, min_agreement))
+
+
+def _require_single_gpu(power: str | None, others: Sequence[str | None]) -> None:
+    """Raise an error if other GPUs are given with a power mode, which is that of one GPU."""
+    if power is not None and others:
+        raise UsageError(
+            "--power needs a single --gpu; run compare once for each GPU",
+            code="option-conflict",
+            parameter="gpu",
+        )
 
 
 def _list_times(results: list[Comparison]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     "Estimate the times on one GPU (see qdqtool gpus). Fixes that are to save time, but make the "
     "model slower there, are not kept unless --only names them."
 )
+@options.power_option
 @options.output_format_option
 def command(
     model: str,
@@ -70,6 +71,7 @@ def command(
     calib: str | None,
     images: options.ImageArguments,
     gpu: str | None,
+    power: str | None,
     answer: options.AnswerWriter,
 ) -> int:
     """Apply fixes that need no calibration to a Q/DQ MODEL, and write the result.
@@ -114,6 +116,7 @@ def command(
         data=calib,
         **images.as_keywords(),
         gpu=gpu,
+        power=power,
         progress=True,
     )
     fixed.save(output)

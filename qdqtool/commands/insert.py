@@ -89,6 +89,7 @@ _TUNE_PARAMETERS = (
     help="Type of the network's input. uint8: pixels; int8: the result of the first Q.",
 )
 @options.gpu_option("Estimate the times of the result and of FP16 on one GPU (see qdqtool gpus).")
+@options.power_option
 @click.option(
     "--no-predict",
     "predict",
@@ -111,6 +112,7 @@ def command(
     mixed_cpus: bool,
     write_table: str | None,
     gpu: str | None,
+    power: str | None,
     everything: bool,
     answer: options.AnswerWriter,
     **settings: Any,
@@ -128,7 +130,7 @@ def command(
     path = options.choose_output_path(model, output)
     chosen_target = options.choose_target(target, strongly_typed)
     if gpu is not None:  # an unknown GPU is rejected before the long work
-        chosen_target = _restrict_to_gpu(chosen_target, gpu)
+        chosen_target = _restrict_to_gpu(chosen_target, gpu, power)
     from qdqtool.util.files import reserve_output
 
     for output_path, option in (
@@ -156,15 +158,15 @@ def command(
         mixed_cpus=mixed_cpus,
         progress=True,
         gpu=gpu,
+        power=power,
         **settings,
     )
     result.save(path)
     cache = _write_table(result, write_table)
     lacks_dla = cache is not None and _warn_without_dla(result, gpu)
     built = restrict_to_fp8(chosen_target) if result.precision == "fp8" else chosen_target
-    time, formats = _estimate_times(
-        model, result, TimingOptions(gpu=gpu, size=images.size), chosen_target, built
-    )
+    timing = TimingOptions(gpu=gpu, power=power, size=images.size)
+    time, formats = _estimate_times(model, result, timing, chosen_target, built)
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:
@@ -200,11 +202,11 @@ def command(
     return 0
 
 
-def _restrict_to_gpu(target: Target, name: str) -> Target:
+def _restrict_to_gpu(target: Target, name: str, power: str | None) -> Target:
     from qdqtool.timing.gpus import choose_gpu
     from qdqtool.trt.gpu_support import require_gpu_support
 
-    gpu = choose_gpu(name)
+    gpu = choose_gpu(name, power=power)
     target = target.with_capability(gpu.cc, gpu.name)
     require_gpu_support(target, gpu.cc, gpu.name)
     return target
@@ -348,7 +350,9 @@ def _suggest_tune(model: str, calib: str | None, width: int) -> TextPage:
 
     page = TextPage(width)
     words = ["qdqtool", "tune", model, "--calib", calib or "images/"]
-    repeated = options.repeat_options("target", "gpu", *_TUNE_PARAMETERS, *options.IMAGE_PARAMETERS)
+    repeated = options.repeat_options(
+        "target", "gpu", "power", *_TUNE_PARAMETERS, *options.IMAGE_PARAMETERS
+    )
     page.add_command("Next:", f"{shlex.join(words)}{repeated}")
     page.fill("tune searches for layers that INT8 makes faster with enough accuracy.", 9, " " * 9)
     return page

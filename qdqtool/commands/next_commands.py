@@ -24,7 +24,7 @@ def compare_options(target: Target) -> str:
     """
     from qdqtool.formats.predict_text import target_option
 
-    repeated = options.repeat_options("gpu", *options.IMAGE_PARAMETERS)
+    repeated = options.repeat_options("gpu", "power", *options.IMAGE_PARAMETERS)
     return f" --calib {OTHER_IMAGES}{target_option(target.display_name)}{repeated}"
 
 

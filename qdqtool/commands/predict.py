@@ -346,7 +346,7 @@ def _render_text(
     page = TextPage(width)
     repeated = NextOptions(
         options.repeat_options("target", "strongly_typed"),
-        options.repeat_options("gpu") if len(results[0].times) == 1 else "",
+        options.repeat_options("gpu", "power") if len(results[0].times) == 1 else "",
         options.repeat_options("calib", *options.IMAGE_PARAMETERS)
         if options.repeat_options("calib")
         else "",

@@ -44,6 +44,7 @@ from qdqtool.util.files import reserve_output
 @options.build_target_option
 @options.gpu_option()
 @options.clock_option
+@options.power_option
 @options.size_option
 @options.assume_option
 @options.output_format_option

@@ -89,6 +89,7 @@ def compare(
     progress: bool = False,
     target: str | Target | None = None,
     gpu: str | None = None,
+    power: str | None = None,
     max_images: int = 512,
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
@@ -108,6 +109,7 @@ def compare(
         target: TensorRT version to predict for. Default: the version of the build, or ``trt10``
             without a build.
         gpu: GPU to estimate the times of two models for; see ``qdqtool gpus``.
+        power: Power mode of a Jetson, such as ``15W`` or ``MAXN``; see ``qdqtool gpus NAME``.
         max_images: Maximum number of images, spread evenly over the data.
         preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: the
             preprocessing that the models' metadata name, else ``yolo`` (letterbox, RGB, divided by
@@ -126,7 +128,7 @@ def compare(
         QdqtoolError: The target or the GPU is unknown, two models are of different networks, or
             ``data`` or ``gpu`` is given for a build.
     """
-    images = ImageOptions(preprocess, size)
+    images, timing = ImageOptions(preprocess, size), TimingOptions(gpu=gpu, power=power)
     with record_inputs() as inputs:
         first, second = _load_side(a, "a"), _load_side(b, "b")
         are_models = isinstance(first, Model) and isinstance(second, Model)
@@ -145,7 +147,7 @@ def compare(
             size = size or find_common_size(second, first)
             if has_dynamic_size(first):
                 images = replace(images, size=size)
-        comparison = _compare_by_kind(first, second, target, TimingOptions(gpu=gpu, size=size))
+        comparison = _compare_by_kind(first, second, target, replace(timing, size=size))
         if isinstance(first, Model) and isinstance(second, Model) and data is not None:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
@@ -284,7 +286,7 @@ def _compare_models(
 ) -> Comparison:
     gpu_notes: Sequence[Note] = ()
     if timing.gpu is not None:
-        device = choose_gpu(timing.gpu)
+        device = choose_gpu(timing.gpu, power=timing.power)
         require_gpu_support(target, device.cc, device.name)
         gpu_notes = device.notes
     titles = choose_distinct_names([first.path or "first model"], [second.path or "second model"])

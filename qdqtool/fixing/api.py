@@ -229,6 +229,7 @@ def fix(
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
     gpu: str | None = None,
+    power: str | None = None,
     progress: bool = False,
 ) -> Fixed:
     """Apply automatic fixes to a Q/DQ model, without calibration.
@@ -256,6 +257,7 @@ def fix(
             the model's metadata.
         gpu: GPU for which times are estimated; see ``qdqtool gpus``. Unless `only` is given, a
             change that is to save time is not kept if it makes the model slower on this GPU.
+        power: Power mode of a Jetson, such as ``15W`` or ``MAXN``; see ``qdqtool gpus NAME``.
         progress: Whether to show on stderr how many changes were tried: a bar on a terminal, else
             one line per minute.
 
@@ -267,7 +269,8 @@ def fix(
     """
     version, options = target_named(target), FixOptions(only, inputs, effort)
     requested = _resolve_codes(options.only)
-    named_gpu = None if gpu is None else choose_gpu(gpu)
+    timing = TimingOptions(gpu=gpu, power=power)
+    named_gpu = None if gpu is None else choose_gpu(gpu, power=power)
     if named_gpu is not None:
         version = version.with_capability(named_gpu.cc, named_gpu.name)
     if data is not None and inputs is not None:
@@ -286,7 +289,7 @@ def fix(
         images, notes = read_samples(prepared.model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
-            speed = None if gpu is None else SpeedCheck.for_gpu(prepared.model, version, gpu)
+            speed = None if gpu is None else SpeedCheck.for_gpu(prepared.model, version, timing)
             session = FixSession(
                 prepared.model, version, samples, options.effort, requested, speed=speed
             )
@@ -298,7 +301,7 @@ def fix(
             is_unprepared = prepared.model is original
             before = session.before if is_unprepared else predict(original, version)
             review_promises(session.model, session.prediction)
-            time = None if gpu is None else _estimate_time(session.model, version, gpu)
+            time = None if gpu is None else _estimate_time(session.model, version, timing)
             if named_gpu is not None:
                 session.notes += named_gpu.notes
                 _add_gpu_findings(session.model, session.prediction, named_gpu)
@@ -325,8 +328,7 @@ def fix(
     )
 
 
-def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate | None:
-    options = TimingOptions(gpu=gpu)
+def _estimate_time(model: Model, target: Target, options: TimingOptions) -> TimeEstimate | None:
     prediction, time = predict_on_gpu(model, target, options, extend=add_fix_savings)
     return None if prediction.time is None else time
 

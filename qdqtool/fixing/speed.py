@@ -37,7 +37,7 @@ class SpeedCheck:
         self._known: list[tuple[Model, float | None]] = []  # the models compared last
 
     @classmethod
-    def for_gpu(cls, model: Model, target: Target, gpu: str) -> SpeedCheck | None:
+    def for_gpu(cls, model: Model, target: Target, options: TimingOptions) -> SpeedCheck | None:
         """Return a comparison with the estimate of a model.
 
         None for a GPU without INT8, or for which no engine of the model can be built.
@@ -48,7 +48,6 @@ class SpeedCheck:
             if time.gpu.has_int8:
                 checks.append(cls(time, resolved))
 
-        options = TimingOptions(gpu)
         _, time = predict_on_gpu(model, target, options, with_insert=False, extend=add_check)
         return checks[0] if checks and time is not None and time.is_supported else None
 

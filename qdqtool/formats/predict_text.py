@@ -50,7 +50,7 @@ class NextOptions(NamedTuple):
 
     Attributes:
         target: ``--target`` and ``--strongly-typed``.
-        gpu: ``--gpu``, if the user gave a single one.
+        gpu: ``--gpu`` and ``--power``, if the user gave a single GPU.
         images: ``--calib`` and the options about images.
         size: ``--size``, if the user gave it.
         precision: ``--precision`` for ``insert``, if INT8 is not the fastest type of a float model.

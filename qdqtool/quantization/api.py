@@ -76,6 +76,7 @@ def insert(
     losses: int | None = 0,
     predict: bool = True,
     gpu: str | None = None,
+    power: str | None = None,
 ) -> Insertion:
     """Insert calibrated Q/DQ pairs into a float model where TensorRT can use them.
 
@@ -159,6 +160,7 @@ def insert(
         predict: Whether to predict the engine of the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. With
             ``precision="fp8"``, a GPU without FP8 is an error.
+        power: Power mode of a Jetson, such as ``15W`` or ``MAXN``; see ``qdqtool gpus NAME``.
 
     Returns:
         The Q/DQ model, with scales (units of the tensor per integer step), and reasons why nodes
@@ -194,7 +196,7 @@ def insert(
     version = target_named(target)
     if gpu is not None and version.needs_hopper_for_fp8:
         version = version.with_capability(gpus.choose_gpu(gpu).cc)
-    request = InsertRequest(model, data, version, options, gpu)
+    request = InsertRequest(model, data, version, options, TimingOptions(gpu=gpu, power=power))
     with record_inputs() as inputs:
         trials = _start_trials(request)
         for trial in trials:
@@ -235,7 +237,7 @@ def _start_trials(request: InsertRequest) -> list[Inserter]:
         )
     formats = FORMATS if target.has_fp8 else (INT8.name,)
     int8, *fp8 = [Inserter(request.with_precision(name)) for name in formats]
-    int8.fp8_obstacle = _find_fp8_obstacle(target, request.gpu, fp8)
+    int8.fp8_obstacle = _find_fp8_obstacle(target, request.timing.gpu, fp8)
     if int8.fp8_obstacle:
         return [int8]
     if options.network.smooth is None:  # with SmoothQuant, each format has its own network
@@ -246,7 +248,7 @@ def _start_trials(request: InsertRequest) -> list[Inserter]:
 def _choose_trial(trials: Sequence[Inserter], request: InsertRequest) -> Inserter:
     """Return the INT8 model, the FP8 model or the float model, by errors and estimated times."""
     int8 = trials[0]
-    choice = _choose_format(trials, request.gpu)
+    choice = _choose_format(trials, request.timing)
     if int8.fp8_obstacle:
         choice = replace(choice, reason=f"{int8.fp8_obstacle}; {choice.reason}")
     if choice.is_float:
@@ -258,15 +260,15 @@ def _choose_trial(trials: Sequence[Inserter], request: InsertRequest) -> Inserte
     return chosen
 
 
-def _choose_format(trials: Sequence[Inserter], gpu: str | None) -> FormatChoice:
+def _choose_format(trials: Sequence[Inserter], timing: TimingOptions) -> FormatChoice:
     models = [trial.copy_final_model() for trial in trials]
     errors, at_objects = trials[0].measure_errors(models)
     targets = [trial.target for trial in trials]
     names = [trial.result.precision for trial in trials]
     times: dict[str, TimeEstimate] = {}
-    if gpu is not None:
+    if timing.gpu is not None:
         for name, model, target in zip(names, models, targets, strict=True):
-            _, time = predict_on_gpu(model.proto, target, TimingOptions(gpu=gpu))
+            _, time = predict_on_gpu(model.proto, target, timing)
             assert time is not None
             times[name] = time
     ms = {name: time.total_ms for name, time in times.items()}

@@ -62,6 +62,7 @@ from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.placement import create_nothing_to_quantize_error
 from qdqtool.reasons.scales import ScaleImplausible, ScaleOwner
+from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
 from qdqtool.util.json_text import Json
@@ -86,7 +87,7 @@ class InsertRequest:
     data: CalibrationSource | None
     target: Target
     options: InsertOptions
-    gpu: str | None
+    timing: TimingOptions
 
     def with_precision(self, precision: str) -> InsertRequest:
         """Return the request for another number format."""

@@ -101,6 +101,7 @@ def report(
     target: str | Target | None = None,
     gpu: str | None = None,
     clock: float | None = None,
+    power: str | None = None,
     assume: Mapping[str, str] | None = None,
     size: tuple[int, int] | None = None,
 ) -> Report:
@@ -118,6 +119,8 @@ def report(
             a build: ``trt10``.
         gpu: GPU to estimate times for; see ``qdqtool gpus``. Default: the GPU that the build names.
         clock: SM clock in MHz under load.
+        power: Power mode of a Jetson, such as ``15W`` or ``MAXN``, without a build; see ``qdqtool
+            gpus NAME``.
         assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
             or ``"apart"``.
         size: Height and width in pixels if they are dynamic in the models. Default: the size that
@@ -129,7 +132,7 @@ def report(
         QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page is
             too large.
     """
-    gpu_options = GpuOptions(gpu, clock)
+    gpu_options = GpuOptions(gpu, clock, power)
     inputs = ReportInputs(before, calib_cache, tuning, target, gpu_options, assume, size)
     with record_inputs() as read:
         require_packages()

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import Build
+from qdqtool.errors import QdqtoolError
 from qdqtool.findings.report import list_shown_findings, title_of
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
@@ -686,8 +687,17 @@ def choose_gpu(build: Build | None, options: GpuOptions) -> Gpu | None:
     """Return the GPU of the options, else the GPU of the build; None if neither is known.
 
     Raises:
-        QdqtoolError: The GPU of the options is unknown, or `clock` is set without a known GPU.
+        QdqtoolError: The GPU of the options is unknown, `clock` is set without a known GPU, or
+            `power` is set for a build.
     """
     if build is not None:
+        if options.power is not None:
+            raise QdqtoolError(
+                "`power` has no effect with a build; give `clock` if the log has no clock",
+                code="option-without-effect",
+                parameter="power",
+            )
         return find_build_gpu(build, options.gpu, options.clock)
-    return gpus.choose_gpu(options.gpu, options.clock) if options.gpu is not None else None
+    if options.gpu is None:
+        return None
+    return gpus.choose_gpu(options.gpu, options.clock, options.power)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdqtool.errors import QdqtoolError
+
 
 @dataclass(frozen=True)
 class GpuOptions:
@@ -21,6 +23,12 @@ class GpuOptions:
     power: str | None = None
 
     def __post_init__(self) -> None:
+        if self.power is not None and self.gpu is None:
+            raise QdqtoolError(
+                "`power` has no effect without a GPU; give `gpu` as well",
+                code="option-without-effect",
+                parameter="gpu",
+            )
         if self.clock is not None:
             object.__setattr__(self, "clock", float(self.clock))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qdqtool.util.text import format_ms
 from tests.commands.conftest import Cli, next_commands
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
@@ -124,6 +125,28 @@ def test_second_gpu(models: Path, cli: Cli, second: tuple[str, ...]) -> None:
     assert compared[1]["ms"] == cli.json(*compare, *second)["summary"]["ms"] != compared[0]["ms"]
     text = cli(*compare, *gpus)
     assert "\n  Tesla T4 " in text and next_commands(text)[1][-4:] == "--gpu L4 --gpu T4".split()
+
+
+def test_power_mode_counts_in_every_command(models: Path, cli: Cli) -> None:
+    np.save("images.npy", np.random.default_rng(0).random((2, 4, 16, 16), np.float32))
+    texts = [
+        cli(*line.split(), "--gpu=orin-nx", "--power=15W")
+        for line in (
+            "insert float.onnx --calib images.npy -o q.onnx",
+            "compare float.onnx q.onnx",
+            "fix q.onnx -o f.onnx",
+            "report q.onnx -o q.html",
+            "predict float.onnx",
+        )
+    ]
+    time = cli.json("predict", "q.onnx", "--gpu=orin-nx", "--power=15W")["time"]
+    assert time["clock_mhz"] == 612 and all(
+        format_ms(time["total_ms"], unit=False) in text
+        for text in (*texts[:3], Path("q.html").read_text("utf-8"))
+    )
+    assert all(
+        "15W" in words for text in texts for words in next_commands(text) if "--gpu" in words
+    )
 
 
 @pytest.mark.parametrize(

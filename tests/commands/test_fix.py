@@ -63,8 +63,7 @@ def test_fix_changes_the_places_that_predict_marks(
 ) -> None:
     marked = count_places(cli("predict", name), r"^\[\*\] (\d+) place")
     fixed = count_places(cli("fix", name, "-o", "f.onnx"), r"^Fixed (\d+) place")
-    assert marked == fixed == (1 if name == "m.onnx" else 0)
-    assert "[*]" not in cli("predict", "f.onnx")
+    assert marked == fixed == (name == "m.onnx") and "[*]" not in cli("predict", "f.onnx")
 
 
 def test_common_scales_are_counted_and_fixed_with_a_warning(folder: Path, cli: Cli) -> None:

@@ -235,11 +235,13 @@ def test_comparison_json() -> None:
     result = compare(network(), network(spoilt=[0]))
     data = json.loads(json.dumps(result.as_json()))
     expected = {"lost_int8": 1, "conversions": [result.a.conversions, result.b.conversions]}
-    assert data["schema"] == "qdqtool/comparison/1"
-    assert data["summary"] | expected == data["summary"]
+    assert data["schema"] == "qdqtool/comparison/1" and data["summary"].items() >= expected.items()
     node = next(n for n in data["nodes"] if n["name"] == "b0.a")
-    assert [node[side]["precision"] for side in "ab"] == ["INT8", "FLOAT"]
-    assert node["lost"] == "weights"
+    assert [node["a"]["precision"], node["b"]["precision"], node["lost"]] == [
+        "INT8",
+        "FLOAT",
+        "weights",
+    ]
     assert [node[s]["quantized"] for s in "ab"] == [
         {"data": True, "weights": w} for w in (True, False)
     ]
