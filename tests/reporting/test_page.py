@@ -243,7 +243,8 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
 
 
 def test_page_counts_no_int8_in_a_rejected_model() -> None:
-    tile = qdqtool.report(chain("INT8", "INT8"), gpu="GTX 1080").html.split('<div class="tile">')[1]
+    text = qdqtool.report(chain("INT8", "INT8"), gpu="GTX 1080").html
+    tile = text.split('<div class="tile">')[1]
     assert "INT8</h2>" in tile and '<p class="big word">none</p>' in tile
     assert "Without the errors: 2 of 2</p>" in tile and "with INT8 output" not in tile
-    assert ">Output, if built<" in html and not re.search('id="layers"|"remarks"', html)
+    assert ">Output, if built<" in text and not re.search('id="layers"|"remarks"', text)
