@@ -199,13 +199,11 @@ def _format_command(rename: Callable[[str], str]) -> str:
 def _render(result: Extraction, output: str, report: str | None, width: int) -> TextPage:
     from qdqtool.formats.output import Style, TextPage
     from qdqtool.proto.external_data import serialize
+    from qdqtool.util.limits import format_bytes
 
     page = TextPage(width)
     data = serialize(result.proto)
-    size = 0 if data is None else len(data)
-    size_text = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
-    if data is None:
-        size_text = "over 2 GB"
+    size_text = "over 2 GB" if data is None else format_bytes(len(data))
     page.fill(f"Wrote {output} ({size_text})", style=Style.BOLD)
     page.fill(f"{result.kept}.", 2, "  ")
     for note in result.notes:
