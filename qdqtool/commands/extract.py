@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,11 @@ def _render_report(result: Extraction, output: str, seen: dict[str, Any] | None)
         QdqtoolError: The report would contain an original name.
     """
     from qdqtool.extraction.result import format_issue
+    from qdqtool.formats.output import as_options
+    from qdqtool.util.notes import Note
 
+    # Only in the notes: elsewhere, a node's name in backticks may equal a parameter.
+    result = replace(result, notes=[Note(as_options(note)) for note in result.notes])
     hidden = result.private
     if hidden is None:
         return format_issue(result, _format_command(str), Path(output).name, seen)

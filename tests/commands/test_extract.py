@@ -68,6 +68,13 @@ def test_extract_report_has_the_fix_of_the_whole_model(folder: Path, cli: Cli, g
     assert whole in (folder / "r.md").read_text().replace("\\|", "|") and whole != part
 
 
+def test_extract_report_has_options_in_notes(folder: Path, cli: Cli) -> None:
+    arguments = ["--node", "b1.c1", "--hops", "0", "-o", "p.onnx", "--report", "r.md"]
+    output = cli("extract", "m.onnx", *arguments)
+    assert f"Wrote p.onnx ({(folder / 'p.onnx').stat().st_size / 1024:.3g} KB)" in output
+    assert "increase --hops, or leave --hops out" in (folder / "r.md").read_text()
+
+
 def test_extract_private_report_has_nothing_of_the_original(folder: Path, cli: Cli) -> None:
     onnx.save(secretive(), folder / f"{SECRET}.onnx")
     (folder / "v.json").write_text(verification(f"{SECRET}/b1.c1"))
