@@ -134,8 +134,8 @@ def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
     """Return a few known names that are similar to an unknown name, the most similar first.
 
     Names with the same number come first, then names of the same series: first those whose number
-    has the same digits in another order, or one digit more or fewer, then those with near numbers.
-    Names with a similar spelling come last.
+    has a typing error (see :func:`_is_mistyped`), then those with near numbers. Names with a
+    similar spelling come last.
 
     Args:
         normalized: The unknown name, normalized.
@@ -160,11 +160,18 @@ def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
 
 
 def _is_mistyped(number: int, other: int) -> bool:
-    """Return whether the digits are in another order, or one number has one additional digit."""
+    """Return whether one number differs from the other by a typing error.
+
+    The digits are in another order, one number has one additional digit, or one digit is wrong.
+    The first digit is the generation, so it has to be equal if one digit is wrong.
+    """
     short, long = sorted((str(number), str(other)), key=len)
     if len(long) == len(short) + 1:
         return short in {long[:k] + long[k + 1 :] for k in range(len(long))}
-    return sorted(short) == sorted(long)
+    if sorted(short) == sorted(long):
+        return True
+    wrong = [k for k, (a, b) in enumerate(zip(short, long, strict=False)) if a != b]
+    return len(short) == len(long) and len(wrong) == 1 and wrong[0] > 0
 
 
 def _split_model(name: str) -> tuple[str, int]:

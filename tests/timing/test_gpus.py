@@ -194,6 +194,7 @@ def test_find_gpu_rejects_unknown_names(text: str, code: str) -> None:
         ("RTX 3060 Super", "RTX 3060", "Super"),
         ("RTX 3600", "RTX 3060", "5060"),
         ("RTX 3900 Ti", "RTX 3090 Ti", "5090"),
+        ("RTX 3066", "RTX 3060", "5060"),
         ("RTX 30600", "RTX 3060", "5060"),
         ("RTX 360", "RTX 3060", "5060"),
         ("L44", "L4", "RTX"),
