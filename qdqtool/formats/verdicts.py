@@ -382,18 +382,19 @@ def _describe_evidence(prediction: Prediction, total: int) -> str:
 def describe_rejection(prediction: Prediction) -> str:
     """Return a sentence on why TensorRT rejects a model; empty if TensorRT builds the model.
 
-    If the rules of all errors are assumed, the sentence says "probably".
+    If the rules of all errors that prevent the build are assumed, the sentence says "probably". An
+    error that prevents the build comes first. Errors that only make results wrong come last.
     """
-    errors = [f for f in prediction.errors() if not f.is_built]
-    errors.sort(key=lambda finding: finding.evidence == Evidence.ASSUMED)
+    if not prediction.rejection:
+        return ""
+    errors = sorted(prediction.errors(), key=lambda f: (f.is_built, f.evidence == Evidence.ASSUMED))
     return _describe_errors(errors, f"TensorRT {prediction.rejection} this model")
 
 
 def build_verdict(prediction: Prediction) -> Verdict | None:
     """Return the verdict if TensorRT rejects the model or computes wrong results, else None."""
     text = describe_rejection(prediction) or _describe_errors(
-        [f for f in prediction.errors() if f.is_built],
-        "TensorRT builds this model, but its results will be wrong",
+        prediction.errors(), "TensorRT builds this model, but its results will be wrong"
     )
     return Verdict(f"{text}.", Style.BAD) if text else None
 

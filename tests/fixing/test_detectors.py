@@ -23,6 +23,7 @@ from qdqtool.fixing.outputs import (
     measure_noise,
 )
 from qdqtool.formats.fix_text import render
+from qdqtool.formats.verdicts import describe_rejection
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict
@@ -83,6 +84,7 @@ def test_relu_of_a_removed_quantizer_is_kept_if_it_clips(factor: str, relus: lis
     """A square is not negative, but a product with the stride is. The input gets no Relu."""
     fixed = fix(head(zero=-128, factor=factor))
     assert {"ZP-NONZERO", "HEAD-CONCAT"} <= set(codes(fixed))
+    assert describe_rejection(fixed.before).endswith("; further errors: HEAD-CONCAT")
     assert [n.op_type for n in fixed.proto.graph.node].count("Relu") == 1 + len(relus)
     assert [n.values["count"] for n in fixed.notes if n.code == "relus-added"] == relus
 
