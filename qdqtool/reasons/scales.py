@@ -654,11 +654,13 @@ class OutlierScales(Reason):
             samples = format_count(self.samples, "sample")
             # The scale clips larger values, so this is not always the largest value.
             largest = f"On {samples}, the largest value within the range of the scale"
+        steps = f"{127 / self.worst[0][2]:.2g}"
+        first = " of the first tensor" if self.bad > 1 else ""
         message = (
             f"{self.bad} of {self.total} activation scales "
-            f"{'covers' if self.bad == 1 else 'cover'} outliers, so other values have only one or "
-            f"two of 127 steps. {largest} is many times the typical value: "
-            f"{listed}{_format_omitted_count(self.bad, len(self.worst))}."
+            f"{'covers' if self.bad == 1 else 'cover'} outliers. {largest} is many times the "
+            f"typical value: {listed}{_format_omitted_count(self.bad, len(self.worst))}. So a "
+            f"typical value{first} is at most {steps} of the 127 steps."
         )
         if self.linear:
             return message

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,9 +250,13 @@ def test_outlier_fix_has_options_to_paste_and_only_smaller_ranges(g: Graph, larg
     ends = [g.conv(x, name, scale=None, weights="float") for name in ("c.0", "d")]
     prediction = qdqtool.predict(model := g.model(*ends))
     check_activations(model, prediction, data)
-    fix = next(as_options(f.fix) for f in prediction.findings if f.code == "ACT-OUTLIER")
+    finding = next(f for f in prediction.findings if f.code == "ACT-OUTLIER")
+    fix, values = as_options(finding.fix), np.abs([d["x"] for d in data])
+    steps = 127 * np.quantile(values, 2 / 3) / min(largest, values.max())
+    (printed,) = re.findall(r"value is at most (\S+) of the 127 steps", finding.message)
+    assert float(printed) == pytest.approx(steps, rel=0.05)
     assert r"(insert --exclude '^(c\.0|d)$')" in fix
-    is_smaller = np.quantile(np.abs([d["x"] for d in data]), 0.999) < largest
+    is_smaller = np.quantile(values, 0.999) < largest
     assert ("--method-for '^x$=percentile' --percentile 99.9" in fix) == is_smaller
 
 
