@@ -548,7 +548,9 @@ def add_fix_savings(
     if default and is_useful and not has_many_sites:
         with contextlib.suppress(QdqtoolError):
             require_weights(model)
-            savings.add_steps_in_order()
+            savings = savings.add_steps_in_order()
+    if not has_many_sites:
+        savings.add_accuracy_steps()
     if changes_types:
         time.fixed_ms = None
 
@@ -677,10 +679,13 @@ class _FixSavings:
         """Return by how many milliseconds a changed model is faster."""
         return self.total_ms - estimate_variant(self.time, candidate, self.target)
 
-    def add_steps_in_order(self) -> None:
+    def add_steps_in_order(self) -> _FixSavings:
         """Estimate the fixes that need no request together, and the others after them.
 
         Fixes that make the model slower are withdrawn, with a note.
+
+        Returns:
+            Savings for the model after the fixes that need no request.
 
         Raises:
             QdqtoolError: A fix cannot be applied, or a fixed model cannot be predicted.
@@ -698,11 +703,27 @@ class _FixSavings:
             if step.changes_types and session.is_tried_by_default(step):
                 session.try_model_step(step)
         total_ms = speed.measure_ms(session.model)
-        if total_ms is not None and session.applied:
-            view, after = View(session.model), session.prediction
-            self._replace_requested_savings(
-                replace(self, view=view, prediction=after, total_ms=total_ms)
-            )
+        if total_ms is None or not session.applied:
+            return self
+        view, after = View(session.model), session.prediction
+        later = replace(self, view=view, prediction=after, total_ms=total_ms)
+        self._replace_requested_savings(later)
+        return later
+
+    def add_accuracy_steps(self) -> None:
+        """Add the time that the fixes on request cost that are for accuracy.
+
+        A kind of fix is left out if it cannot be applied, or if the model cannot be predicted.
+        """
+        for step in STEPS:
+            requested = {f.code for f in split_fixable(self.prediction.findings)[1]}
+            if step.costs_speed and not requested.isdisjoint(step.codes):
+                with contextlib.suppress(QdqtoolError):
+                    sites = self._find_sites(step)
+                    if 0 < len(sites) <= _MAX_SITES:
+                        candidate, _ = apply_sites(self.view.model, sites)
+                        saved_ms = self._measure_gain(candidate)
+                        self.time.accuracy_fixes.append(_make_fix_time(sites, saved_ms))
 
     def _add_further_fixes(self, kept: Sequence[tuple[list[FixAttempt], float]]) -> None:
         """Add the time that kept fixes save after others, unless they save time alone."""

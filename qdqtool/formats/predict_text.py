@@ -19,6 +19,7 @@ from qdqtool.formats.time_text import (
     describe_clock,
     describe_fixed_time,
     describe_repeated_placement,
+    describe_request_cost,
     describe_saving,
     name_fix_gpu,
 )
@@ -480,8 +481,7 @@ def _add_remedies(
     if len(times) > 1 and (name := name_fix_gpu(times)):
         gpu = f" --gpu {shlex.quote(name)}"
     fix_options = f"{options.target}{gpu}{options.images or (gpu and options.size)}"
-    fixed_time = "" if prediction.rejected else describe_fixed_time(times)
-    _add_fix_commands(page, prediction, path, fix_options, fixed_time)
+    _add_fix_commands(page, prediction, path, fix_options, times)
     if verdicts.has_model_errors(prediction) or verdicts.needs_other_format(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx{insert}")
@@ -506,8 +506,13 @@ def _add_recipe(page: TextPage, prediction: Prediction, options: str) -> None:
 
 
 def _add_fix_commands(
-    page: TextPage, prediction: Prediction, path: str, options: str, fixed_time: str
+    page: TextPage,
+    prediction: Prediction,
+    path: str,
+    options: str,
+    times: Sequence[TimeEstimate],
 ) -> None:
+    engine_times = [] if prediction.rejected else times
     default, on_request = _list_fixable(prediction)
     has_warnings = any(f.severity == Severity.WARNING for f in default)
     lacks_images = "--calib" not in options
@@ -523,18 +528,19 @@ def _add_fix_commands(
                 "without --calib)"
             )
         only = _select_codes(prediction.findings, default)
+        fixed_time = describe_fixed_time(engine_times)
         result = f" ({fixed_time})" if fixed_time else ""
         page.fill(f"{_BY_FIX} {_count_fixable(default)}{result}{caution}:")
         page.add_command(
             "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{options}"
         )
     if on_request:
-        codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
+        requested = dict.fromkeys(f.code for f in on_request)
+        codes = " ".join(f"--only {code}" for code in requested)
         other = fixed_model_path(fixed)
-        page.fill(
-            f"{_ON_REQUEST} {format_count(len(on_request), 'place')} can be fixed on request, "
-            f"which may cost speed{' (after the command above)' if default else ''}:"
-        )
+        places = format_count(len(on_request), "place")
+        cost = describe_request_cost(requested, engine_times, after_others=bool(default))
+        page.fill(f"{_ON_REQUEST} {places} can be fixed on request, {cost}:")
         page.add_command(
             "",
             f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{options}",

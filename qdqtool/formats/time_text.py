@@ -356,6 +356,29 @@ def describe_fixed_time(times: Sequence[TimeEstimate]) -> str:
     return f"{format_ms(time.fixed_ms)} instead of {format_ms(time.total_ms)}, {basis}"
 
 
+def describe_request_cost(
+    codes: Collection[str], times: Sequence[TimeEstimate], *, after_others: bool = False
+) -> str:
+    """Describe what the fixes on request of these codes cost and gain, as a relative clause.
+
+    The cost is unknown without a GPU, or if fixes of other purposes are among them.
+
+    Args:
+        codes: Codes of the findings that the fixes remove.
+        times: Estimated time on each GPU.
+        after_others: Whether the fixes follow those that need no request.
+    """
+    time, basis = _find_basis(times)
+    conditions = ["after the command above"] if after_others else []
+    clause = "which may cost speed"
+    if time is not None and set(codes) == {c for fix in time.accuracy_fixes for c in fix.codes}:
+        cost_ms = -sum(fix.saves_ms for fix in time.accuracy_fixes)
+        cost = format_ms(cost_ms) if cost_ms > _MIN_SAVING * time.total_ms else "no time"
+        clause = f"which costs {cost} and can gain accuracy"
+        conditions = [basis, *conditions]
+    return clause + (f" ({', '.join(conditions)})" if conditions else "")
+
+
 def name_fix_gpu(times: Sequence[TimeEstimate]) -> str:
     """Return the GPU for which the savings of fixes are estimated; empty without such a GPU."""
     time, _ = _find_basis(times)

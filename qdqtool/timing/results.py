@@ -121,7 +121,7 @@ class FixTime:
     Attributes:
         codes: Codes of the findings that the fixes remove.
         nodes: Names of the nodes of these findings.
-        saves_ms: Milliseconds.
+        saves_ms: Milliseconds; negative for fixes that cost speed for accuracy.
     """
 
     codes: list[str]
@@ -196,6 +196,8 @@ class TimeEstimate:
         requested_batch: Batch size that the caller requested. None for the model's batch size.
         fixes: Savings of automatic fixes by kind, the largest first.
         further_fixes: Savings of automatic fixes that save time only after those in `fixes`.
+        accuracy_fixes: Costs of automatic fixes that are for accuracy and need a request, each
+            after the fixes that need no request.
         fixed_ms: Milliseconds after all fixes of ``fix`` without ``only``. None if no fix saves
             time, and for fixes that change FP32 to FP16.
         workload: Work of all layers and kernels. Layers are in the prediction's order, unless the
@@ -233,6 +235,7 @@ class TimeEstimate:
     requested_batch: int | None = None
     fixes: list[FixTime] = field(default_factory=list)
     further_fixes: list[FixTime] = field(default_factory=list)
+    accuracy_fixes: list[FixTime] = field(default_factory=list)
     fixed_ms: float | None = None
     workload: EngineWorkload | None = field(default=None, repr=False)
     layouts_ms: float = 0.0
@@ -341,7 +344,8 @@ class TimeEstimate:
         fields = self._to_json()
         if not self.is_supported:
             fields |= dict.fromkeys(_TIME_FIELDS)
-            fields |= {name: [] for name in ("fixes", "further_fixes", "slowest")}
+            lists = ("fixes", "further_fixes", "accuracy_fixes", "slowest")
+            fields |= {name: [] for name in lists}
             if self.obstacle == "GPU-NO-INT8" and self.float_time is not None:
                 fields["float"] = self.float_time.as_json()
         return fields | {"supported": self.is_supported}
@@ -362,6 +366,7 @@ class TimeEstimate:
             "fastest": None if self.fastest is None else str(self.fastest),
             "fixes": [fix.as_json() for fix in self.fixes],
             "further_fixes": [fix.as_json() for fix in self.further_fixes],
+            "accuracy_fixes": [fix.as_json() for fix in self.accuracy_fixes],
             "fixed_ms": None if self.fixed_ms is None else round_significant(self.fixed_ms),
             "slowest": [kernel.as_json() for kernel in self.kernels[:10]],
             "batch": self.batch,

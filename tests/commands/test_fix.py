@@ -77,7 +77,7 @@ def test_common_scales_are_counted_and_fixed_with_a_warning(folder: Path, cli: C
 
 
 def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: Cli) -> None:
-    text = cli("predict", "d.onnx")
+    text = cli("predict", "d.onnx", "--gpu", "L4")
     assert re.search(r"^warning HEAD-QUANT \[\+\]", text, re.MULTILINE)
     command = next(words for words in next_commands(text) if "HEAD-QUANT" in words)
     requested = [f for f in cli.json("predict", "d.onnx")["findings"] if f["on_request"]]
@@ -85,6 +85,13 @@ def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: C
     fix = cli(*command)
     assert len(requested) == count_places(fix, r"^Fixed (\d+) place")
     assert "HEAD-QUANT hardly changes these errors" in " ".join(fix.split())
+    before, after = (
+        cli.json("predict", name, "--gpu", "L4")["time"]
+        for name in ("d.onnx", command[command.index("-o") + 1])
+    )
+    cost_ms = after["total_ms"] - before["total_ms"]
+    assert [-t["saves_ms"] for t in before["accuracy_fixes"]] == pytest.approx([cost_ms], rel=0.02)
+    assert f"costs {format_ms(cost_ms)} and can gain accuracy (estimated)" in " ".join(text.split())
 
 
 def test_predict_proposes_fp16_only_if_it_saves_time(folder: Path, cli: Cli, g: Graph) -> None:
