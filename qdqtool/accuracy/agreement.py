@@ -20,11 +20,13 @@ from calibration.dataset import Dataset, InputSpec, Sample
 from calibration.options import Preprocess
 from calibration.presets import choose_preprocess
 from calibration.session import TensorFetcher, choose_size, input_specs, open_session
+from qdqtool.accuracy.detections import DetectionCounts
 from qdqtool.accuracy.metrics import (
     Evidence,
     Metric,
     OutputAgreementMetric,
     choose_agreement_metrics,
+    count_matches,
     count_references,
     estimate_interval,
     note_unmeasured,
@@ -78,6 +80,7 @@ class AgreementMeasure:
         low: Lower end of the 95 % confidence interval; None without a value.
         high: Upper end of the 95 % confidence interval; None without a value.
         count: Number of reference detections for a detection metric, else number of images.
+        detections: Detections at score 0.25 and IoU 0.5; None for other metrics.
     """
 
     metric: str
@@ -85,6 +88,7 @@ class AgreementMeasure:
     low: float | None
     high: float | None
     count: int
+    detections: DetectionCounts | None = None
 
     @property
     def title(self) -> str:
@@ -105,6 +109,8 @@ class AgreementMeasure:
             "sentence": f"{self.title}: {self.definition}",
             **rounded,
             "count": self.count,
+            "found": None if self.detections is None else self.detections.found,
+            "extra": None if self.detections is None else self.detections.extra,
         }
 
 
@@ -220,7 +226,7 @@ def _summarize_metric(metric: Metric, evidence: Sequence[Evidence]) -> Agreement
     if math.isnan(value):
         return AgreementMeasure(metric.name, None, None, None, count)
     low, high = estimate_interval(metric, evidence)
-    return AgreementMeasure(metric.name, value, low, high, count)
+    return AgreementMeasure(metric.name, value, low, high, count, count_matches(metric, evidence))
 
 
 # Tensors ------------------------------------------------------------------------------

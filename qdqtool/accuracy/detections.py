@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,30 @@ class DetectionMatches:
             np.asarray(fields["classes"], np.int64),
             np.asarray(fields["truth"], np.int64),
         )
+
+
+class DetectionCounts(NamedTuple):
+    """Numbers of detections at one score and an IoU of 0.5.
+
+    Attributes:
+        reference: Detections of the reference.
+        found: Detections that match one of the reference.
+        extra: Detections that match none.
+    """
+
+    reference: int
+    found: int
+    extra: int
+
+
+def count_detections(matches: Sequence[DetectionMatches], min_score: float) -> DetectionCounts:
+    """Count the detections of all images whose score is at least `min_score`.
+
+    A detection of a lower score takes no match from these, because matching follows the scores.
+    """
+    hits = [m.hits[m.scores >= min_score, 0] for m in matches]
+    found = sum(int(row.sum()) for row in hits)
+    return DetectionCounts(sum(len(m.truth) for m in matches), found, sum(map(len, hits)) - found)
 
 
 def compute_iou(a: Floats, b: Floats) -> Floats:

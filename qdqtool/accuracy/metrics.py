@@ -24,9 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.accuracy.detections import (
+    DetectionCounts,
     DetectionMatches,
     Detections,
     compute_average_precision,
+    count_detections,
     decode_detections,
     draw_boxes,
     match_detections,
@@ -147,6 +149,10 @@ class Metric:
         return math.fsum(evidence) / len(evidence) if evidence else math.nan
 
 
+def _read_matches(evidence: Sequence[Evidence]) -> list[DetectionMatches]:
+    return [DetectionMatches.from_json(row) for rows in evidence for row in rows]
+
+
 @dataclass(frozen=True)
 class DetectionAgreementMetric(Metric):
     """Average precision of the detections, with the float network's detections as the truth.
@@ -201,8 +207,7 @@ class DetectionAgreementMetric(Metric):
 
     def value(self, evidence: Sequence[Evidence]) -> float:
         """Return the average precision over the detections of all samples."""
-        matches = [DetectionMatches.from_json(row) for rows in evidence for row in rows]
-        return float(compute_average_precision(matches, pooled=True).mean())
+        return float(compute_average_precision(_read_matches(evidence), pooled=True).mean())
 
 
 @dataclass(frozen=True)
@@ -701,3 +706,10 @@ def count_references(metric: Metric, evidence: Sequence[Evidence]) -> int:
     if isinstance(metric, MaskAgreementMetric):
         return sum(map(len, evidence))
     return len(evidence)
+
+
+def count_matches(metric: Metric, evidence: Sequence[Evidence]) -> DetectionCounts | None:
+    """Count the detections of both networks of score 0.25 and more; None for other metrics."""
+    if not isinstance(metric, DetectionAgreementMetric):
+        return None
+    return count_detections(_read_matches(evidence), _REFERENCE_SCORE)

@@ -236,6 +236,13 @@ def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
             counted = f" with {format_count(measure.count, _COUNTED[measure.metric])}"
         page.fill(f"{measure.title} of B with A: {value} on {images}{counted}", 2)
         page.fill(measure.definition, 2, "  ")
+        if measure.detections is not None:
+            total, found, extra = measure.detections
+            page.fill(
+                f"At score 0.25 and IoU 0.5: B finds {found} of A's "
+                f"{format_count(total, 'detection')}, and {extra} more",
+                2,
+            )
 
 
 def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:

@@ -150,16 +150,32 @@ def test_agreement_of_unrecognized_detector_has_a_note(net: Net, has_metadata: b
     assert "raw-outputs-compared" in [note.code for note in result.notes]
 
 
-def test_agreement_of_lost_detection() -> None:
-    lost = ROWS.copy()
-    lost[0, 2, 4] = 0.0
+@pytest.mark.parametrize(
+    ("changes", "value", "found", "extra"),
+    [
+        # Two of three objects are found before any false detection: 67 of 101 recalls have
+        # precision 1.
+        ({(2, 4): 0.0}, 67 / 101, 2, 0),
+        # The box from x = 76 to 90 covers 14 of 30 columns of A's box, the third score is too low,
+        # and A's fourth score is too low. Of three recalls, the first has precision 1, and the
+        # second has 2 / 4, at 34 and 33 of 101 recalls.
+        ({(1, 0): 76, (2, 4): 0.2, (3, 4): 0.3}, (34 + 33 / 2) / 101, 1, 2),
+    ],
+    ids=["lost", "lost-moved-and-new"],
+)
+def test_agreement_counts_detections_at_score_025_and_iou_05(
+    changes: dict[tuple[int, int], float], value: float, found: int, extra: int
+) -> None:
+    rows = ROWS.copy()
+    for (row, column), number in changes.items():
+        rows[0, row, column] = number
     model = sorting_detector(result="detections = Mul (values, mask)")
-    mask = onnx.numpy_helper.from_array((lost / np.maximum(ROWS, 1e-9)).astype(np.float32), "mask")
+    mask = onnx.numpy_helper.from_array((rows / np.maximum(ROWS, 1e-9)).astype(np.float32), "mask")
     model.graph.initializer.append(mask)
-    # Two of three objects are found before any false detection: 67 of 101 recalls have precision 1.
-    assert agreement(sorting_detector(), model, [{"rows": ROWS}]).measure.value == pytest.approx(
-        67 / 101
-    )
+    result = agreement(sorting_detector(), model, [{"rows": ROWS}] * 2)
+    assert result.measure.value == pytest.approx(value)
+    counts = {name: result.as_json()[name] for name in ("count", "found", "extra")}
+    assert counts == {"count": 6, "found": 2 * found, "extra": 2 * extra}
 
 
 @pytest.mark.parametrize("has_dfl", [False, True])
