@@ -420,7 +420,9 @@ def _add_conversions(page: TextPage, prediction: Prediction, float_type: Precisi
     if all(f.code == "INPUT-CONVERSION" for f in conversions):
         return
     conversions.sort(key=lambda f: -(f.values or 0))
-    page.add_heading(f"Q/DQ layers that remain ({len(conversions)}), the largest first")
+    codes = ", ".join(dict.fromkeys(finding.code for finding in conversions))
+    title = f"Q/DQ layers that remain ({len(conversions)}), the largest first"
+    page.add_heading(f"{codes}  {title}")
     for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):
         amount = f" ({_format_amount(finding.values)})" if finding.values else ""
         message = name_floats(finding.message, finding.code, float_type)
@@ -441,8 +443,7 @@ def _add_next_steps(
     page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
 ) -> None:
     groups = _group_listed_findings(prediction)
-    shown = list_shown_findings(prediction)
-    notes = dict.fromkeys(f.code for f in shown if f.severity == Severity.INFO)
+    notes = [same[0].code for same in groups if same[0].severity == Severity.INFO]
     counts = _count_findings(groups)
     page.add_gap()
     page.fill(
