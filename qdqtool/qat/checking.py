@@ -328,7 +328,7 @@ def _match_pairs(
             )
         _check_parameters(model, q, reference.calls[calls[0]])
         for dq in model.consumers(q.output):
-            if dq.op not in (qdq.Q, qdq.DQ):
+            if dq.op != qdq.DQ:
                 raise ModelError(
                     f"'{q.name}' has the consumer '{dq.name}', which is not a DequantizeLinear",
                     code="no-dequantizer",

@@ -137,6 +137,11 @@ def swap_weights(graph: onnx.GraphProto) -> None:
         ),
         (lambda g: remove_pair(g, quantizers(g)[-1]), "missing-pair", "last._input_quantizer"),
         (
+            lambda g: setattr(pair(g, quantizers(g)[5])[1], "op_type", "QuantizeLinear"),
+            "no-dequantizer",
+            "/blocks.2/blocks.2.3/_input_quantizer/QuantizeLinear",
+        ),
+        (
             lambda g: change_scale(g, quantizers(g, weights=True)[4], 1.02),
             "different-results",
             None,
@@ -151,6 +156,7 @@ def swap_weights(graph: onnx.GraphProto) -> None:
         "scale of Q",
         "zero point",
         "activation without pair",
+        "two Qs in a row",
         "scale of weights",
         "weights without pair",
         "float skip",
