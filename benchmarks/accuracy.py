@@ -167,7 +167,7 @@ def measure(split: Split, methods: Sequence[str], options: argparse.Namespace) -
         begin = time.perf_counter()
         try:
             model = quantized(split, method, calibration, options)
-        except (OSError, RuntimeError, subprocess.CalledProcessError, ImportError) as error:
+        except (OSError, RuntimeError, ImportError) as error:
             print(f"{method} failed: {' '.join(str(error).split())[:90]}")
             continue
         seconds = round(time.perf_counter() - begin, 1)
@@ -256,9 +256,16 @@ def modelopt(
     part = output.with_suffix(".part.onnx")
     inputs = common.input_name(split.model)
     command = [options.modelopt, "-c", MODELOPT, split.model, data, inputs, method, part, *EXCLUDED]
-    subprocess.run(
-        list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    done = subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     )
+    if done.returncode:  # the last line of a traceback names the error, such as a missing package
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(lines[-1])
     part.rename(output)
 
 

@@ -146,6 +146,19 @@ def test_peer_model_is_cached_by_model_and_images(
         assert quantized == model.read_bytes() and calls.read_text().count(".") == runs
 
 
+def test_failure_of_a_peer_has_the_last_line_of_its_errors(tmp_path: Path) -> None:
+    accuracy = runpy.run_path(str(HERE / "accuracy.py"))
+    onnx.save(conv_net((1, 3, 64, 64)), model := tmp_path / "net.onnx")
+    (peer := tmp_path / "peer").write_text(
+        "#!/bin/sh\necho Traceback >&2\necho No module x >&2\nexit 1\n"
+    )
+    peer.chmod(0o755)
+    options = SimpleNamespace(work=tmp_path, modelopt=peer)
+    split = accuracy["Split"]("a", model, tmp_path, tmp_path)
+    with pytest.raises(RuntimeError, match=r"^No module x$"):
+        accuracy["quantized"](split, "ModelOpt max", np.zeros((1, 3, 64, 64)), options)
+
+
 def test_work_folder_belongs_to_one_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
