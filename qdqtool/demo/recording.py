@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
+from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
+from qdqtool.util.files import write_text
 from qdqtool.util.notes import Note
 from qdqtool.verification.convolutions import BuiltNode
-from qdqtool.verification.local_build import ConvolutionPair
+from qdqtool.verification.local_build import ConvolutionPair, to_inspector_json
 from qdqtool.verification.result import Verification, verification_from_pairs
 
 RECORDING = Path(__file__).with_name("recorded_build.json")
@@ -62,3 +64,33 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
     text = "the build was recorded on another machine when this demo was written"
     result.notes.append(Note(text, code="built-before"))
     return result
+
+
+def write_recorded_layers(path: Path) -> None:
+    """Write the recorded build as a layer table, so that users can try ``verify`` and ``log``.
+
+    The table has the format of the ``layers.json`` that ``qdqtool build`` writes. It has one layer
+    for each convolution, with the recorded data types. Shapes, other layers and times were not
+    recorded.
+
+    Raises:
+        QdqtoolError: The file cannot be written.
+    """
+    recorded = json.loads(RECORDING.read_text())
+    layers = [
+        BuiltLayer(
+            row["name"],
+            "CaskConvolution",
+            inputs=[BuiltTensor("", Precision(row["precision"]))],
+            outputs=[BuiltTensor("", Precision(row["output"]))],
+            onnx_names=[row["name"]],
+        )
+        for row in recorded["convolutions"]
+    ]
+    table = {
+        "what": recorded["what"],
+        "builder": "tensorrt-rtx",
+        "version": recorded["tensorrt"],
+        **to_inspector_json(layers, []),
+    }
+    write_text(path, json.dumps(table, indent=1) + "\n")

@@ -14,7 +14,7 @@ import onnx
 
 from qdqtool.demo.images import IMAGE_NAME, make_image, write_images
 from qdqtool.demo.network import yolov8n
-from qdqtool.demo.recording import verify_recorded
+from qdqtool.demo.recording import verify_recorded, write_recorded_layers
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.formats.insertion_text import render
 from qdqtool.formats.output import TextPage, terminal_width, wrap, wrap_command
@@ -157,6 +157,14 @@ def _run_verify_step(quantized: Path) -> Iterator[str]:
     else:
         yield "   TensorRT-RTX is not installed: a recorded build of this model is used"
         yield _indent_page(render_verification(recorded, width - 3))
+        layers = quantized.with_name("yolov8n-demo_recorded-layers.json")
+        write_recorded_layers(layers)
+        yield from _wrap_line(
+            f"wrote {layers} (the recorded data types; other layers and times were not recorded). "
+            "To try verify and log:"
+        )
+        for command in (["verify", str(quantized), str(layers)], ["log", str(layers)]):
+            yield from _wrap_command(f"{_program_name()} {shlex.join(command)}", "     ")
     yield from _wrap_line(
         "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's license), the demo builds the "
         "model with TensorRT-RTX, which needs no GPU. For another TensorRT, give the log of "

@@ -52,3 +52,5 @@ def test_demo_default_is_verified_without_a_compiler(tmp_path: Path, cli: Cli) -
         text = cli("demo", "-o", tmp_path, "--images", "1")
     assert '<section id="histograms">' in (tmp_path / "yolov8n-demo_report.html").read_text()
     assert "64 of 64" in text
+    files = [tmp_path / f"yolov8n-demo_{name}" for name in ("qdq.onnx", "recorded-layers.json")]
+    assert "64 of 64" in cli("verify", *files)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from qdqtool.demo import recording
-from qdqtool.demo.recording import RECORDING, verify_recorded
-from qdqtool.verification.api import exit_code
+from qdqtool.demo.recording import RECORDING, verify_recorded, write_recorded_layers
+from qdqtool.verification.api import exit_code, verify
 from qdqtool.verification.local_build import build_model
 from tests.builders.models import needs_compiler
 from tools.record_demo import quantized_demo
@@ -40,6 +40,12 @@ def test_recording_with_wrong_entries_is_a_mismatch(
     result = verify_recorded(quantized)
     assert [m.name for m in result.mismatches] == [changed["name"]]
     assert (result.convolutions.unknown_names, exit_code(result)) == ((lost["name"],), 1)
+
+
+def test_recorded_layers_are_read_by_verify(quantized: Path, tmp_path: Path) -> None:
+    write_recorded_layers(tmp_path / "layers.json")
+    result = verify(quantized, tmp_path / "layers.json")
+    assert (result.convolutions.agree, exit_code(result), result.times) == (64, 0, None)
 
 
 @needs_compiler
