@@ -55,20 +55,42 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
     if has_goal and not tuning.chosen.cost.int8 and fastest.cost.int8 and fastest is not cheaper:
         page.fill(f"Fastest: {_describe_placement(fastest, tuning)}", 4, "  ")
     if cheaper is not None:
-        images = _count_held_out(tuning)
-        position = "includes the goal"
-        if cheaper.low is not None and cheaper.low >= _goal_level(tuning):
-            selection = format_count(tuning.images["chosen_on"], "selection image")
-            metric = _format_number(cheaper.chosen_on, tuning)
-            position = f"is above the goal, but on {selection} it has {metric}"
-        page.fill(
-            f"Cheaper: {_describe_placement(cheaper, tuning)}. This may be accurate enough: on "
-            f"{images}, its interval {position}. More images (--eval) can decide",
-            4,
-            "  ",
-        )
+        _add_cheaper(page, tuning, cheaper, _compare_with_goal(cheaper, tuning))
+    if tuning.cheaper_alternative is not None:
+        comparison = _compare_with_chosen(tuning.cheaper_alternative, tuning)
+        _add_cheaper(page, tuning, tuning.cheaper_alternative, comparison)
     for fact in _list_result_facts(tuning):
         page.fill(fact, 4, "  ")
+
+
+def _add_cheaper(page: TextPage, tuning: Tuning, cheaper: PlacementResult, comparison: str) -> None:
+    text = f"Cheaper: {_describe_placement(cheaper, tuning)}. {comparison}. More images (--eval) "
+    page.fill(f"{text}can decide", 4, "  ")
+
+
+def _compare_with_goal(cheaper: PlacementResult, tuning: Tuning) -> str:
+    position = "includes the goal"
+    if cheaper.low is not None and cheaper.low >= _goal_level(tuning):
+        selection = format_count(tuning.images["chosen_on"], "selection image")
+        metric = _format_number(cheaper.chosen_on, tuning)
+        position = f"is above the goal, but on {selection} it has {metric}"
+    return f"This may be accurate enough: on {_count_held_out(tuning)}, its interval {position}"
+
+
+def _compare_with_chosen(cheaper: PlacementResult, tuning: Tuning) -> str:
+    """Compare a cheaper placement with the chosen placement, which has the same ranges."""
+    chosen, images = tuning.chosen, _count_held_out(tuning)
+    if cheaper.metric is None or chosen.metric is None or cheaper.metric < chosen.metric:
+        return (
+            f"The {images} show no difference: its interval includes the metric of the chosen "
+            "candidate"
+        )
+    selection = format_count(tuning.images["chosen_on"], "selection image")
+    metrics = [_format_number(point.chosen_on, tuning) for point in (cheaper, chosen)]
+    return (
+        f"It is at least as accurate as the chosen candidate on {images}, but not on {selection} "
+        f"({metrics[0]} instead of {metrics[1]})"
+    )
 
 
 def _describe_goal(tuning: Tuning) -> str:

@@ -595,6 +595,7 @@ class _TuningRun:
             gpu=None if gpu is None else gpu.name,
             unchanged=is_unchanged,
             cheapest_plausible=search.find_cheapest_plausible(placement),
+            cheaper_alternative=search.find_cheaper_alternative(placement),
             notes=[
                 *self.notes,
                 *search.notes,

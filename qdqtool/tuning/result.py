@@ -239,6 +239,9 @@ class Tuning:
         cheapest_plausible: Cheapest placement whose 95 % interval on the held-out images reaches
             the goal, if it is cheaper than the chosen placement. With more images, it may turn out
             to be accurate enough.
+        cheaper_alternative: With a budget, a placement that is cheaper than the chosen placement
+            and whose 95 % interval on the held-out images reaches the metric of the chosen
+            placement. With more images, it may turn out to be as accurate.
         float_type: Type of the layers that are not quantized, ``fp32`` or ``fp16``.
         precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``.
         float32: Tensors that remain FP32 in an FP16 model, with their largest value in the data.
@@ -274,6 +277,7 @@ class Tuning:
     gpu: str | None = None
     unchanged: bool = False
     cheapest_plausible: PlacementResult | None = None
+    cheaper_alternative: PlacementResult | None = None
     notes: list[Note] = field(default_factory=list)
     warnings: list[Note] = field(default_factory=list)
     source: str = ""
@@ -356,6 +360,9 @@ class Tuning:
             },
             "cheapest_plausible": (
                 None if self.cheapest_plausible is None else self.cheapest_plausible.as_json()
+            ),
+            "cheaper_alternative": (
+                None if self.cheaper_alternative is None else self.cheaper_alternative.as_json()
             ),
             "unchanged": self.unchanged,
             "float_type": self.float_type,

@@ -685,6 +685,30 @@ class PlacementSearch:
                 return point
         return None
 
+    def find_cheaper_alternative(self, placement: PlacementResult) -> PlacementResult | None:
+        """Return a cheaper placement that may be as accurate as the result for a time budget.
+
+        A placement may be as accurate if its 95 % interval on the held-out samples reaches the
+        metric of `placement`. A placement whose metric is at least as high comes first, then the
+        start configuration, which needs no search, then the most accurate placement.
+
+        Returns:
+            None if the goal is not a time budget, or if there is no such placement.
+        """
+        if self.budget is None or placement.metric is None:
+            return None
+        start = self.recipe(self.start).key
+        best: tuple[tuple[bool, bool, float], PlacementResult] | None = None
+        for key, point in self.pool.items():
+            if point.cost.value >= placement.cost.value - _EQUAL_COST:
+                continue
+            if point.metric is None or point.high is None or point.high < placement.metric:
+                continue
+            rank = point.metric >= placement.metric, key == start, point.metric
+            if best is None or rank > best[0]:
+                best = rank, point
+        return None if best is None else best[1]
+
     def judge_and_measure_benefits(
         self, placement: PlacementResult, shown: Sequence[PlacementResult]
     ) -> list[ChoiceBenefit]:
@@ -692,17 +716,21 @@ class PlacementSearch:
 
         Args:
             placement: Placement whose choices are measured.
-            shown: Placements to evaluate on the held-out samples. With a time limit, placements
-                that are measured already come first, because they take no time.
+            shown: Placements to evaluate on the held-out samples, after the start configuration.
+                With a time limit, placements that are measured already come first, because they
+                take no time.
 
         Returns:
             The benefits. Empty if the time limit ended the search, or ends this evaluation, which a
             note then reports.
         """
         self.evaluator.deadline = self.judging_deadline
-        batches = [shown]
+        # The start configuration, which needs no search, may be better than the chosen placement.
+        start = self.pool.get(self.recipe(self.start).key)
+        judged = list(shown) if start is None else [start, *shown]
+        batches = [judged]
         if self.judging_deadline is not None:
-            measured_first = sorted(shown, key=lambda point: not self._is_judged(point))
+            measured_first = sorted(judged, key=lambda point: not self._is_judged(point))
             batches = [[point] for point in measured_first]
         try:
             for batch in batches:

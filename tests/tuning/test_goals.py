@@ -27,7 +27,14 @@ from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy
-from tests.tuning.tuned import JUDGED, agreement, float_output, observed, points_of, tune
+from tests.tuning.tuned import (
+    JUDGED,
+    agreement,
+    insert,
+    observed,
+    points_of,
+    tune,
+)
 
 pytestmark = pytest.mark.usefixtures("cached_rows")
 
@@ -40,6 +47,7 @@ def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
     }
     reason = "INT8 by default reaches the goal (--front measures every choice)"
     assert f"\nNo single layer was measured: {reason}\n" in str(render_tuning(tuning, 500))
+    assert all(p.cost.int8 for p in points_of(tuning).values())  # without a GPU, no float model
     assert len(tune(keep=0.9, whole_front=True).front) > 2
 
 
@@ -57,6 +65,7 @@ def test_layers_of_a_head_that_tune_quantized_are_notes() -> None:
     data = images(4, 3, 64, name="images")
     tuning = qdqtool.tune(detector(), data, keep=0.5, metric=lambda *_: 1.0)
     quantized = tuning.chosen.changed
+    assert points_of(tuning)["INT8 by default"].metric == 1.0  # although it is not in the front
     assert len(quantized) == 3 and "a note on these layers (HEAD-QUANT)" in str(
         render_tuning(tuning)
     )
@@ -80,6 +89,7 @@ def always_worse(reference: Any, outputs: Any, image: str) -> float:
     return 0.5 - difference if difference else 1.0
 
 
+HELD_OUT = [f"sample {number}" for number in range(3, 16, 4)]
 SLOW: Any = {"gpu": "T4", "clock": 300.0}  # INT8 is faster even in a network of this size
 
 
@@ -94,6 +104,28 @@ def test_budget_takes_the_most_accurate_that_fits() -> None:
         tuning = tune(budget_ms=budget, **SLOW)
         assert tuning.reached and tuning.chosen.cost.ms is not None
         assert tuning.chosen.cost.ms <= budget and tuning.chosen.chosen_on >= point.chosen_on
+
+
+def output_error(reference: Any, outputs: Any) -> float:
+    (expected,), (actual,) = reference.values(), outputs.values()
+    return float(np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
+
+
+def test_budget_names_a_cheaper_candidate_that_is_better_on_held_out_images() -> None:
+    def metric(reference: Any, outputs: Any, image: str) -> float:
+        return 1.0 + output_error(reference, outputs) * (1 if image in HELD_OUT else -1)
+
+    tuning = tune(budget_ms=1000.0, metric=metric, swept_on=1, **SLOW)
+    cheaper = tuning.cheaper_alternative
+    assert cheaper is points_of(tuning)["INT8 by default"]
+    assert cheaper.metric == pytest.approx(2.0 - agreement(insert([]).model, JUDGED), abs=1e-6)
+    assert tuning.as_json()["cheaper_alternative"] == cheaper.as_json()
+    for changes, comparison in (
+        ({}, f"but not on 4 selection images ({cheaper.chosen_on:.3f} instead of 1.000)"),
+        ({"metric": 0.99}, "The 4 held-out images show no difference: its interval includes the"),
+    ):
+        shown = replace(tuning, cheaper_alternative=replace(cheaper, **changes))
+        assert comparison in str(render_tuning(shown, 500))
 
 
 @pytest.mark.usefixtures("clock")
@@ -116,7 +148,7 @@ def test_budget_that_the_float_model_fits_takes_it(tmp_path: Path) -> None:
     assert tuning.unchanged and tuning.model == network
     assert "unchanged" in render_tuning(tuning, 500).lines[0]
     stopped = {**tuning.effort, "stopped": "time limit"}
-    changes = {"budget_ms": None, "keep": 0.97, "effort": stopped, "cheapest_plausible": None}
+    changes = {"budget_ms": None, "keep": 0.97, "effort": stopped}
     text = str(render_tuning(replace(tuning, **changes), 500))
     assert text.startswith("No measured INT8 placement faster than FP16 reached 0.970 on both")
     assert "unchanged. Give a longer --time-limit" in text and "70% are for the search" in text
@@ -135,10 +167,6 @@ def test_front_has_the_float_model_if_its_time_is_known() -> None:
         assert point is float_point or point.cost.value < float_point.cost.value
     if tuning.chosen is float_point:
         assert not any("Linear" in n.op_type for n in tuning.model.graph.node) and not tuning.bought
-
-
-def test_front_has_no_float_model_without_gpu() -> None:
-    assert all(p.cost.int8 for p in points_of(tune(keep=0.9, swept_on=1)).values())
 
 
 def set_clock(clock: Clock, seconds: float, runs: int) -> TaskMapper:
@@ -206,10 +234,8 @@ def test_late_result_has_the_metric_of_candidates_that_failed(clock: Clock) -> N
     """Candidates reach the goal on the selection images, and miss it on the held-out images."""
 
     def metric(reference: Any, outputs: Any, image: str) -> float:
-        (expected,), (actual,) = reference.values(), outputs.values()
-        error = float(np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
-        held_out = (float_output(sample["x"].tobytes()) for sample in JUDGED)
-        misses = error > 0.0 and any(np.allclose(expected, y, atol=1e-3) for y in held_out)
+        error = output_error(reference, outputs)
+        misses = error > 0.0 and image in HELD_OUT
         clock.now = 500.0 if misses else clock.now  # after the end of the evaluation
         return 0.5 if misses else 1.0 - error
 
