@@ -215,7 +215,10 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
     time = "" if cost.ms is None else f"{format_ms(cost.ms)} predicted on {tuning.gpu}, "
     if point is tuning.chosen:
         return f"{time}{counts}"
-    return f"{point.name}, {time}{counts}, {_format_metric(point, tuning)}"
+    metric = _format_metric(point, tuning)
+    if point.metric is None:
+        metric = "not measured on the held-out images"
+    return f"{point.name}, {time}{counts}, {metric}"
 
 
 def _describe_conversions(point: PlacementResult, tuning: Tuning) -> str:

@@ -148,14 +148,13 @@ def test_budget_that_the_float_model_fits_takes_it(tmp_path: Path) -> None:
     assert tuning.unchanged and tuning.model == network
     assert "unchanged" in render_tuning(tuning, 500).lines[0]
     stopped = {**tuning.effort, "stopped": "time limit"}
-    changes = {"budget_ms": None, "keep": 0.97, "effort": stopped}
+    late = replace(tuning.front[0], metric=None)
+    changes = {"budget_ms": None, "keep": 0.97, "effort": stopped, "front": [late]}
     text = str(render_tuning(replace(tuning, **changes), 500))
     assert text.startswith("No measured INT8 placement faster than FP16 reached 0.970 on both")
     assert "unchanged. Give a longer --time-limit" in text and "70% are for the search" in text
-    assert (
-        f"Fastest: INT8 by default, {format_ms(tuning.front[0].cost.ms)} predicted on Tesla T4"
-        in text
-    )
+    fastest = f"Fastest: INT8 by default, {format_ms(late.cost.ms)} predicted on Tesla T4, "
+    assert fastest in text and ", not measured on the held-out images" in text
     assert " only this layer is INT8" in text and "; chosen:" not in text
 
 
