@@ -26,8 +26,7 @@ def growth_factor(work: Callable[[int], object], limit: float, longest: int = LO
     `longest`.
     """
     times: dict[int, float] = {}
-    length = SHORTEST
-    factor = 0.0
+    length, factor = SHORTEST, 0.0
     while length <= longest:
         times[length] = processor_time(lambda: work(length), repeats=1)  # noqa: B023
         shorter = length // STEP

@@ -8,8 +8,7 @@ class ExpectedNote:
     """Equal to notes with this code and these values; other values are ignored."""
 
     def __init__(self, code: str, values: dict[str, Any]) -> None:
-        self.code = code
-        self.values = values
+        self.code, self.values = code, values
 
     def __eq__(self, other: object) -> bool:
         return (

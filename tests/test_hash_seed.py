@@ -60,8 +60,7 @@ def test_outputs_do_not_depend_on_the_hash_seed(
 
     for words in commands:
         print(run(words))
-    here = capsys.readouterr()
-    files = read_outputs()
+    here, files = capsys.readouterr(), read_outputs()
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
     process = subprocess.run(
         [sys.executable, "-c", SCRIPT],

@@ -233,8 +233,7 @@ def test_each_line_of_a_wrapped_paragraph_has_its_style() -> None:
 
 @pytest.mark.parametrize("length", [24, 26, 28, 30])
 def test_names_that_fit_the_width_fit_with_any_indent(length: int) -> None:
-    page = TextPage(30)
-    name = "n" * length
+    page, name = TextPage(30), "n" * length
     page.fill(f"{name} and {name}", 9, "  place: ")
     page.fill(name, 8, "      - ")
     page.add_lines(f"  INT8 -> INT8  {name}")

@@ -280,8 +280,7 @@ def test_overview_fits_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert run(["--help"]) == 0 == run([])
-    shown = capsys.readouterr().out
-    text = render_overview()
+    shown, text = capsys.readouterr().out, render_overview()
     assert shown == f"{text}\n" * 2
     assert max(map(len, text.splitlines())) <= max(50, min(98, columns - 2))
     assert all(

@@ -273,10 +273,8 @@ def test_agreement_of_keypoints_without_metadata_is_that_of_boxes() -> None:
 
 
 def test_agreement_of_detector_is_average_precision_of_its_detections() -> None:
-    reference = detecting_network()
-    data = images(4, 3, 64, "images")
-    model = quantized(reference, data, method="max")
-    matches = []
+    reference, data = detecting_network(), images(4, 3, 64, "images")
+    model, matches = quantized(reference, data, method="max"), []
     for sample in data:
         truth, found = (decode_detections(run(m, sample)[0]) for m in (reference, model))
         matches.append(match_detections(truth.filter_by_score(0.25), found))
@@ -306,8 +304,7 @@ def test_agreement_of_other_names_is_by_position(net: Net) -> None:
 
 
 def test_agreement_of_nonfinite_outputs_is_0(net: Net) -> None:
-    reference = net.output(net.conv("conv", "x")).model()
-    broken = Net()
+    reference, broken = net.output(net.conv("conv", "x")).model(), Net()
     x = broken.op("Mul", "mul", "x", broken.const("huge", 1e38))
     model = broken.output(broken.conv("conv", broken.op("Exp", "exp", x))).model()
     model.graph.output[0].name = reference.graph.output[0].name
@@ -381,8 +378,7 @@ def test_compare_refuses_images_for_a_build(
 
 def test_compare_measures_model_of_onnxruntime(photos: Path, tmp_path: Path) -> None:
     """By default, onnxruntime writes nonzero zero points and renames outputs."""
-    source = tmp_path / "float.onnx"
-    net = Net(3, 32)
+    source, net = tmp_path / "float.onnx", Net(3, 32)
     x = net.op("Relu", "relu", net.conv("a", "x", 3, 16))
     onnx.save(net.output(net.conv("b", x)).model(), source)
     samples = list(open_data(str(photos), input_specs(Model(onnx.load(source)))))

@@ -382,10 +382,8 @@ def test_log_names_of_equal_names_are_outputs(tmp_path: Path) -> None:
 def test_with_log_names_writes_a_copy_with_other_names(name: str, tmp_path: Path) -> None:
     """A log cannot contain these names."""
     path = saved(two_convolutions(name, "second"), tmp_path)
-    before = Path(path).read_bytes()
-    model = load(path)
-    names = choose_log_names(model)
-    work = tmp_path / "work"
+    before, model = Path(path).read_bytes(), load(path)
+    names, work = choose_log_names(model), tmp_path / "work"
     work.mkdir()
     copy, original = onnx.load(prepare_model_file(model, names, work)), onnx.load(path)
     assert [n.name for n in copy.graph.node] == [names[n.index] for n in model.nodes]

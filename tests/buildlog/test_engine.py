@@ -59,8 +59,7 @@ def report(*layers: dict[str, Any]) -> EngineReport:
 
 
 def test_bytes_and_macs_of_a_convolution() -> None:
-    row = report(CONV).rows[0]
-    output = 2 * 128 * 28 * 28 * 2
+    row, output = report(CONV).rows[0], 2 * 128 * 28 * 28 * 2
     assert (row.input_bytes, row.weight_bytes, row.output_bytes) == (
         2 * 64 * 56 * 56 + output,
         128 * 64 * 9,

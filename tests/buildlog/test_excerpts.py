@@ -173,8 +173,7 @@ def test_recorded_log_is_complete(
     case: str, version: str, trace: int, conversions: int, reformats: int
 ) -> None:
     path = build_file(case)
-    build = read_build(path)
-    text = path.read_text(errors="replace")
+    build, text = read_build(path), path.read_text(errors="replace")
     assert (build.tensorrt, build.missing) == (version, [])
     words = (
         "Running: ",

@@ -57,8 +57,7 @@ def test_commands_report_recorded_implicit_builds(
 def test_verify_rejects_recorded_implicit_builds(
     case: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(build_file(case, name))
-    model = str(HOME / "resnet18-a100-qat" / "model.onnx.gz")
+    path, model = str(build_file(case, name)), str(HOME / "resnet18-a100-qat" / "model.onnx.gz")
     for arguments in (["verify", model, path], ["verify", "--from-log", path]):
         assert run(arguments) == 2
         error = capsys.readouterr().err

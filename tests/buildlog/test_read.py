@@ -148,8 +148,7 @@ def test_read_build_layer_details() -> None:
 
 
 def test_read_build_tuned_layers_and_messages() -> None:
-    build = read(LOG)
-    name = "w + wq + conv"
+    build, name = read(LOG), "w + wq + conv"
     assert build.tactics.layers[name] == TunedLayer(name, 2, 0.25, 1.0, "CaskConvolution")
     assert build.tactics.reformats["<in> -> y"].best_ms == 0.125
     assert build.profile_rows[1].median_ms == 0.0499

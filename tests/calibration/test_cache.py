@@ -166,8 +166,7 @@ def test_other_files_are_left_as_they_are(content: bytes, code: str | None, path
 
 def test_flipped_bits_never_crash(pictures: Path, path: Path) -> None:
     collect(conv_net(), pictures, NAMES, cache=path, progress=False)
-    whole = path.read_bytes()
-    rng = np.random.default_rng(0)
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
     for position in rng.integers(0, len(whole), 150):
         flipped = bytearray(whole)
         flipped[position] ^= 1 << int(rng.integers(0, 8))

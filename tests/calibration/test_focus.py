@@ -124,8 +124,7 @@ def test_default_threshold_is_a_score_of_a_tenth() -> None:
 
 
 def test_positions_of_every_sample_and_map() -> None:
-    fine = np.full((2, 3, 8, 8), -9.0, np.float32)
-    coarse = np.full((2, 3, 4, 4), -9.0, np.float32)
+    fine, coarse = np.full((2, 3, 8, 8), -9.0, np.float32), np.full((2, 3, 4, 4), -9.0, np.float32)
     fine[0, 1, 6, 6] = coarse[0, 2, 0, 0] = THRESHOLD + 0.1
     fine[1, 0, 0, 7] = THRESHOLD - 1.0  # the highest of the second sample
     positions = Focus(("fine", "coarse")).find({"fine": fine, "coarse": coarse})

@@ -192,8 +192,7 @@ def test_iterator_replaces_only_a_cache_of_an_iterator(tmp_path: Path, cache: Pa
 
 
 def test_other_tensors_are_added_to_a_finished_cache(cache: Path) -> None:
-    first = run(cache, names=("c1",))
-    more = run(cache, names=("r2", "c1", "images"))
+    first, more = run(cache, names=("c1",)), run(cache, names=("r2", "c1", "images"))
     assert more.notes == [note("reused-in-part", cache=cache, missing=2)]
     assert list(more) == ["r2", "c1", "images"] and more.images == 6
     assert counts_of(more["c1"]) == counts_of(first["c1"])

@@ -246,8 +246,7 @@ def test_statistics_that_cannot_be_merged(parts: list[TensorStatistics], check: 
 def test_merging_is_exact_in_any_order(
     lists: list[list[float]], random: Any, focused: bool
 ) -> None:
-    whole = TensorStatistics(64)
-    parts = []
+    whole, parts = TensorStatistics(64), []
     for values in lists:
         array = np.array(values, np.float32)
         part = TensorStatistics.of(array, 64)
@@ -478,8 +477,7 @@ def test_biased_error_is_not_negative() -> None:
 
 
 def drawing(flat: bool) -> TensorStatistics:
-    stats = TensorStatistics()
-    rng = np.random.default_rng(4)
+    stats, rng = TensorStatistics(), np.random.default_rng(4)
     for number in range(4):
         array = np.full((1, 2, 64, 64), 1.5 / 127, np.float32)
         if not flat:

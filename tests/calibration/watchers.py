@@ -8,8 +8,7 @@ HANG = 60  # seconds until a test that hangs fails
 class ProgressStream(io.StringIO):
     def __init__(self, on_sample: Callable[[int], object]) -> None:
         super().__init__()
-        self._numbers = itertools.count(1)
-        self._on_sample = on_sample
+        self._numbers, self._on_sample = itertools.count(1), on_sample
 
     def write(self, text: str) -> int:
         if "Calibrating" in text:

@@ -18,8 +18,7 @@ class Cli:
     """
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys = capsys
-        self.err = ""
+        self._capsys, self.err = capsys, ""
         self.error: BaseException | None = None
         main = group.main
 

@@ -18,8 +18,7 @@ from tests.trt.builder import Graph
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("effects")
-    g = Graph()
+    folder, g = tmp_path_factory.mktemp("effects"), Graph()
     weights = np.random.default_rng(0).normal(0, 0.3, (8, 3, 3, 3)).astype(np.float32)
     x = g.op("Conv", [g.input(1, 3, 32, 32), g.const("w", weights)], "c", kernel_shape=[3, 3])
     onnx.save(g.model(g.op("Relu", x, "r")), folder / "float.onnx")

@@ -48,8 +48,7 @@ def test_part_grows_from_nodes_that_the_finding_names() -> None:
 
 def test_choose_counts_findings_of_a_code() -> None:
     for place in range(len(REFUSAL_GRAPHS)):
-        whole = prediction(place, "trt8.5")
-        count = Counter[str]()
+        whole, count = prediction(place, "trt8.5"), Counter[str]()
         for finding in whole.findings:
             count[finding.code] += 1
             assert choose_finding(whole, f"{finding.code}:{count[finding.code]}", None) is finding

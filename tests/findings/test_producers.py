@@ -385,8 +385,7 @@ def test_finding_about_a_layer_has_the_evidence_of_the_layer(g: Graph) -> None:
 
 def of_shape_1(*readers: str) -> onnx.ModelProto:
     g = Graph()
-    x = g.input(1, 16, 8, 8)
-    outputs = []
+    x, outputs = g.input(1, 16, 8, 8), []
     for i, op in enumerate(readers):
         y = g.pair(x, f"p{i}", np.full(1, 0.1 + i))
         outputs.append(g.conv(y, f"c{i}", 16, scale=None) if op == "Conv" else g.op(op, y, f"s{i}"))

@@ -95,8 +95,7 @@ def test_random_inputs_fill_the_first_quantizer(g):
     assert draw_random_inputs(Model(proto))["x"].shape == ()
     g.input(1, 3, 8, 8)
     shape = g.inputs[0].type.tensor_type.shape
-    shape.dim[0].dim_param = "batch"
-    shape.dim[2].dim_param = "h"
+    shape.dim[0].dim_param, shape.dim[2].dim_param = "batch", "h"
     assert draw_random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
 
 
@@ -215,8 +214,7 @@ def test_range_from_zero_is_a_relu_of_the_float_network(zero: int, integer: type
         return g.model(g.conv(y, "d", 16, scale=None))
 
     x = {"x": np.random.default_rng(1).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)}
-    proto = chain(quantized=True)
-    runner = ModelRunner()
+    proto, runner = chain(quantized=True), ModelRunner()
     actual, expected = (runner.run(p, x)["d:0"] for p in (proto, chain(quantized=False)))
     error = np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2))
     fixed = fix(proto, "trt10", inputs=x)

@@ -35,8 +35,7 @@ AIM = FixCriteria((ResidualFloat,), noise_factor=1.0)
 
 def remove_pairs(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]]:
     model = Model(convolutions(6 * count))
-    editor = Editor(model.copy())
-    edited = []
+    editor, edited = Editor(model.copy()), []
     for place in places:
         dq = model.producer([n for n in model.nodes if n.op == "Conv"][place].input(0))
         editor.edited = set()

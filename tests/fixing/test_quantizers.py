@@ -61,10 +61,11 @@ def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.M
     x.append(constant("zero", np.zeros((), np.int8)))
     data = g.op("DequantizeLinear", [g.op("QuantizeLinear", x, "q"), *x[1:]], "dq")
     parameters = [constant("weight scale", scales), constant("weight zero", np.zeros(16, np.int8))]
-    if role == "integers":
-        values = constant(role, np.rint(weights / scales.reshape(-1, 1, 1, 1)).astype(np.int8))
-    else:
-        values = g.op("QuantizeLinear", [constant("weights", weights), *parameters], "wq", axis=0)
+    values = (
+        constant(role, np.rint(weights / scales.reshape(-1, 1, 1, 1)).astype(np.int8))
+        if role == "integers"
+        else g.op("QuantizeLinear", [constant("weights", weights), *parameters], "wq", axis=0)
+    )
     w = g.op("DequantizeLinear", [values, *parameters], "wdq", axis=0)
     return g.model(g.relu(g.op("Conv", [data, w], "c", kernel_shape=[1, 1]), "r"))
 

@@ -260,8 +260,7 @@ def require_prediction(insertion: Insertion) -> Prediction:
 
 
 def chain() -> onnx.ModelProto:
-    net = Net()
-    tensor = "x"
+    net, tensor = Net(), "x"
     for name in "abc":
         tensor = net.op("Relu", f"{name}/relu", net.conv(name, tensor))
     return net.output(net.conv("d", tensor)).model()

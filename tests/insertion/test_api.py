@@ -52,8 +52,7 @@ def small() -> onnx.ModelProto:
 
 
 def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    yolo = yolov8n(SIZE, classes=8)
-    indexings = indexed(monkeypatch)
+    yolo, indexings = yolov8n(SIZE, classes=8), indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
     # The model, the copy to edit, and copies without weights: one for each of two placements, and
     # one without quantizers.

@@ -38,8 +38,7 @@ HEAVY = RNG.standard_t(3, 200_000)
 
 @pytest.mark.parametrize("values", [UNIFORM, GAUSS, HEAVY], ids=["uniform", "gauss", "heavy"])
 def test_precision_from_statistics_is_that_of_rounded_values(values: Floats) -> None:
-    amax = float(np.abs(values).max())
-    fit = compare_formats(values)
+    amax, fit = float(np.abs(values).max()), compare_formats(values)
     int8 = np.rint(values / amax * 127) * amax / 127
     assert fit.int8_db == pytest.approx(measure_db(values, int8), abs=0.2)
     assert fit.fp8_db == pytest.approx(measure_db(values, round_fp8(values, amax)), abs=0.4)

@@ -325,8 +325,7 @@ def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
     net.output(net.op("Cast", "kept", "i", to=TensorProto.DOUBLE), dtype=TensorProto.DOUBLE)
     net.outputs.append(helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 16, 8, 8]))
     net.inputs[0].type.tensor_type.elem_type = TensorProto.FLOAT16
-    model = net.model()
-    feeds = {**half_images()[0], "i": np.int32([3])}
+    model, feeds = net.model(), {**half_images()[0], "i": np.int32([3])}
     before = copy_model(model)
     widen_float16(Model(model))
     check(model)

@@ -73,8 +73,7 @@ def test_onnxruntime_computes_the_numbers(weights: str) -> None:
     model = relu_net().model()
     result = insert_fp8(model, weights=weights)
     x_scale, r_scale = (float(np.float32(q.scale)) for q in result.activations)
-    x = samples()[0]
-    rounded = copy_model(model)
+    x, rounded = samples()[0], copy_model(model)
     for tensor in rounded.graph.initializer:
         if tensor.name.endswith("weight"):
             value = onnx.numpy_helper.to_array(tensor)

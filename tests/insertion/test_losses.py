@@ -93,8 +93,7 @@ def test_rating_and_test_of_activations_fit_the_printed_error(
 def test_measure_switches_two_dequantizers_of_quantizer_together(
     opset: int, ir: int, net: Net
 ) -> None:
-    data = images(2)
-    tensor = net.op("Relu", "r", net.conv("a", "x"))
+    data, tensor = images(2), net.op("Relu", "r", net.conv("a", "x"))
     joined = net.op("Add", "sum", net.conv("d", tensor), net.conv("e", tensor))
     result = qdqtool.insert(
         net.output(net.conv("f", joined)).model(opset), data, predict=False, method="max"

@@ -415,8 +415,7 @@ def test_raising_opset_keeps_names_and_metadata(net: Net, opset: int) -> None:
         net.op("Squeeze", "sq", net.op("GlobalAveragePool", "gap", relu), axes=[2, 3])
     ).model(opset, ir=6)
     before.metadata_props.add(key="stride", value="32")
-    before.doc_string = "kept"
-    before.graph.node[0].doc_string = "first"
+    before.doc_string, before.graph.node[0].doc_string = "kept", "first"
     before.opset_import.add(domain="Paddle", version=1)
     after, notes = prepare_and_compare(before)
     assert notes == [note("opset-raised", before=opset, after=13)]

@@ -110,8 +110,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 
 def find_living_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes that an output depends on, last first; insertion removes the others."""
-    needed = {o.name for o in model.graph.output}
-    nodes = []
+    needed, nodes = {o.name for o in model.graph.output}, []
     for node in reversed(model.graph.node):
         if needed.intersection(node.output):
             nodes.append(node)

@@ -90,8 +90,7 @@ def test_matrix_products_in_summary_verdict_and_finding(target: str) -> None:
 def test_conversions_are_a_range_if_extent_of_myelin_is_unknown(target: str, counted: str) -> None:
     """On 8.x the Qs may be in the region. On 10, Qs after pointwise layers may be outside."""
     prediction = predict(quantize().model, target)
-    region = myelin_region(prediction)
-    sure = prediction.conversions
+    region, sure = myelin_region(prediction), prediction.conversions
     assert sure is not None and getattr(region, counted) > 0
     low, high = (
         (sure - region.possible, sure) if counted == "possible" else (sure, sure + region.uncertain)

@@ -17,8 +17,7 @@ FINITE = np.isfinite(NUMBERS)
 
 
 def spread_values() -> npt.NDArray[np.float32]:
-    rng = np.random.default_rng(0)
-    numbers = np.sort(NUMBERS[FINITE])
+    rng, numbers = np.random.default_rng(0), np.sort(NUMBERS[FINITE])
     middles = (numbers[:-1] + numbers[1:]) / 2
     random = rng.standard_normal(100_000) * np.exp2(rng.uniform(-14, 9, 100_000))
     return np.clip(np.concatenate([random, middles]), -448, 448).astype(np.float32)

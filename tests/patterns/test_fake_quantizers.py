@@ -248,9 +248,8 @@ def network(
         w = make(g, g.const(f"w{number}", weights), f"q{number}", np.asarray(scale))
         x = g.relu(g.op("Conv", [data, w], f"c{number}", kernel_shape=[1, 1]), f"r{number}")
     proto = g.model(x)
-    known = {o.domain for o in proto.opset_import}
-    for domain in sorted({n.domain for n in proto.graph.node} - known):
-        proto.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+    missing = {n.domain for n in proto.graph.node} - {o.domain for o in proto.opset_import}
+    proto.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(missing))
     return proto
 
 

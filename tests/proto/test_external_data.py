@@ -36,8 +36,7 @@ def documented() -> onnx.ModelProto:
     graph.doc_string, model.doc_string, model.domain = "graph", "model", ""
     graph.metadata_props.add(key="k", value="v")
     model.metadata_props.add(key="names", value="{0: 'person'}")
-    model.producer_name = "somebody"
-    model.model_version = 3
+    model.producer_name, model.model_version = "somebody", 3
     return model
 
 

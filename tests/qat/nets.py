@@ -186,8 +186,7 @@ class UpAndDown(nn.Module):
         super().__init__()
         self.down = conv(16, 32, stride=2)
         self.up = nn.ConvTranspose2d(32, 16, 2, 2, groups=groups, bias=False)
-        self.bn = nn.BatchNorm2d(16)
-        self.last = conv(32, 16)
+        self.bn, self.last = nn.BatchNorm2d(16), conv(32, 16)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.cat((torch.relu(self.bn(self.up(torch.relu(self.down(x))))), x), 1))

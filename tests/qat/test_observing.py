@@ -50,8 +50,7 @@ def test_values_that_are_not_finite_are_counted_apart() -> None:
 
 
 def test_memory_format_does_not_change_counts() -> None:
-    values = torch.randn(2, 4, 8, 9)
-    strided = DeviceStatistics()
+    values, strided = torch.randn(2, 4, 8, 9), DeviceStatistics()
     strided.add(values.to(memory_format=torch.channels_last))
     assert_same_counts(strided.result, TensorStatistics.of(values.numpy(), HISTOGRAM_BINS))
 
@@ -154,8 +153,7 @@ def test_tied_quantizers_have_the_largest_range() -> None:
 
 
 def test_calibrate_keeps_mode_and_quantizes_nothing() -> None:
-    model = prepared().train()
-    distinct = []
+    model, distinct = prepared().train(), []
     model[2].register_forward_hook(lambda m, args, out: distinct.append(args[0].unique().numel()))
     qat.calibrate(model, BATCHES[:1])
     assert distinct[0] > 256  # quantized values would be at most 256 different ones

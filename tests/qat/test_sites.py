@@ -334,8 +334,7 @@ def test_attention_is_quantized_as_by_insert(
 def test_compiled_attention_computes_the_same(recwarn: pytest.WarningsRecorder) -> None:
     torch.manual_seed(0)
     model = nets.ready(Projected("positions", batch_first=True).eval(), TOKENS)
-    compiled = torch.compile(model, backend="aot_eager")
-    gradients = []
+    compiled, gradients = torch.compile(model, backend="aot_eager"), []
     for network in (model, compiled):
         model.zero_grad()
         output = network(TOKENS)

@@ -165,8 +165,7 @@ def links_between(index: Model, names: set[str]) -> set[tuple[str, str]]:
 
 def drawn_links(model: data.ModelContents) -> set[tuple[str, str]]:
     producers = {tensor: number for number, n in enumerate(model.nodes) for tensor in n.outputs}
-    boxes = model.onnx.boxes
-    links = set()
+    boxes, links = model.onnx.boxes, set()
     for edge in model.onnx.edges:
         if edge.tensor in producers and boxes[edge.target].role != "output":
             assert producers[edge.tensor] in boxes[edge.source].rows

@@ -403,8 +403,7 @@ def test_additional_conversion_is_never_faster(case: str, seed: int, gpu: str) -
         if n.op_type == "QuantizeLinear" and n.input[0] not in weights
     }
     dqs = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in quantized]
-    dq = dqs[seed % len(dqs)]
-    extra = Graph()
+    dq, extra = dqs[seed % len(dqs)], Graph()
     output = extra.pair(dq.output[0], "extra", 0.777)
     for node in graph.node:
         node.input[:] = [output if name == dq.output[0] else name for name in node.input]

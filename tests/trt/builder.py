@@ -33,8 +33,7 @@ class Graph:
         half: bool = False,
         fp8: bool = False,
     ) -> None:
-        self.opset = opset
-        self.fp8 = fp8
+        self.opset, self.fp8 = opset, fp8
         self.constant_nodes = constant_nodes
         self.random = np.random.default_rng(seed)
         self.dtype: Any = np.float16 if half else np.float32

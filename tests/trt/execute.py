@@ -88,8 +88,7 @@ class Exporter:
             self._copy(layer, inputs, outputs)
 
     def _copy(self, layer: Layer, inputs: list[str], outputs: list[str]) -> None:
-        node = self._nodes[layer.id]
-        copy = onnx.NodeProto()
+        node, copy = self._nodes[layer.id], onnx.NodeProto()
         copy.CopyFrom(node.proto)
         copy.name = ""
         if node.op == "Dropout":  # onnxruntime has no Dropout of integers
@@ -113,8 +112,7 @@ class Exporter:
         self.nodes.append(copy)
 
     def _quantizer(self, layer: Layer, source: str, target: str) -> None:
-        quant = layer.quant
-        stem = f"{target}:{layer.name}"
+        quant, stem = layer.quant, f"{target}:{layer.name}"
         shape = quant.scale_shape
         scale = quant.scale.astype(np.float32).reshape(shape if shape is not None else (-1,))
         zero = np.broadcast_to(quant.zero_point, quant.scale.shape).astype(
@@ -132,8 +130,7 @@ class Exporter:
 
 
 def evaluate(model: onnx.ModelProto, seed: int = 0) -> list[npt.NDArray[Any]]:
-    random = np.random.default_rng(seed)
-    feeds = {}
+    random, feeds = np.random.default_rng(seed), {}
     for value in model.graph.input:
         dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
         assert value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT

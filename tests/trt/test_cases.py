@@ -58,8 +58,7 @@ def _attention(g: Graph) -> list[str]:
 def _mixed_floats(g: Graph) -> list[str]:
     # The scale of the weights is float16, that of the data is float32.
     w = g.const("w", np.ones((8, 4, 3, 3)), np.float16)
-    zero = g.const("zero", np.zeros((), np.int8))
-    half = g.const("half", 0.1, np.float16)
+    zero, half = g.const("zero", np.zeros((), np.int8)), g.const("half", 0.1, np.float16)
     w = g.op("DequantizeLinear", [g.op("QuantizeLinear", [w, half, zero], "wq"), half, zero], "wd")
     return [g.op("Conv", [g.pair(_image(g), "in"), w], "c", kernel_shape=[3, 3])]
 

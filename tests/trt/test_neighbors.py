@@ -105,8 +105,7 @@ def test_split_separates_consumers_of_concatenated_tensors(g: Graph, shared: boo
 @pytest.mark.parametrize("count", [20, 60, 120])
 def test_nested_concats_have_no_float_consumer(g: Graph, count: int) -> None:
     # Each Concat reads the previous Concat, and a Q reads each Concat.
-    last = g.op("Exp", g.input(1, 8, 4, 4), "e")
-    outputs = []
+    last, outputs = g.op("Exp", g.input(1, 8, 4, 4), "e"), []
     for i in range(count):
         last = g.concat([last, g.input(1, 8, 4, 4, name=f"x{i}")], f"cat{i}")
         outputs.append(g.op("Neg", g.pair(last, f"p{i}"), f"n{i}"))

@@ -29,8 +29,7 @@ CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 
 def inconsistencies(network: Network) -> list[str]:
     layers = list(network.layers.values())
-    alive = {id(layer) for layer in layers}
-    faults = []
+    alive, faults = {id(layer) for layer in layers}, []
     for layer in layers:
         faults += [f"{t.name}: producer" for t in layer.outputs if t.producer is not layer]
         for tensor in layer.inputs:
@@ -309,8 +308,7 @@ def test_single_consumer_pairs_skip_fused_layers(count: int, g: Graph) -> None:
     x = g.input(1, 4, 16, 16)
     for i in range(count):
         x = g.pool(x, f"p{i}")
-    network = imported(g.model(x))
-    kind = LayerKind.POOLING
+    network, kind = imported(g.model(x)), LayerKind.POOLING
     pairs = []
     for layer, consumer in network.single_consumer_pairs(kind, consumer_kind=kind):
         pairs.append((layer.nodes[0], consumer.nodes[0]))

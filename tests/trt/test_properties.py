@@ -50,8 +50,7 @@ def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
 
 
 def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    dice = random.Random(seed)
-    waiting = list(model.graph.node)
+    dice, waiting = random.Random(seed), list(model.graph.node)
     available = {v.name for v in model.graph.input} | {t.name for t in model.graph.initializer}
     available.add("")
     order = []
@@ -71,8 +70,7 @@ def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[st
     random.Random(seed).shuffle(numbers)
     tensors: dict[str, str] = {"": ""}
     other = copy_model(model)
-    graph = other.graph
-    back = {}
+    graph, back = other.graph, {}
 
     def fresh(name: str) -> str:
         return tensors.setdefault(name, f"v{numbers.pop()}")

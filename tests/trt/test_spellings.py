@@ -143,8 +143,7 @@ def test_onnxruntime_without_bias_quantizers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", ["scales", "nothing"])
 def test_missing_external_data(tmp_path: Path, keep: str) -> None:
-    model = chain(Graph())
-    path = tmp_path / "model.onnx"
+    model, path = chain(Graph()), tmp_path / "model.onnx"
     onnx.save_model(
         model,
         path,
@@ -209,8 +208,7 @@ def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
 
     Weights are HWIO and have a pair before their Transpose, unless it is folded.
     """
-    x = g.input(1, 8, 8, 3)
-    channels = 3
+    x, channels = g.input(1, 8, 8, 3), 3
     for name in "ab":
         x = g.op("Transpose", g.pair(x, f"{name}.in", [0.1]), f"{name}.before", perm=[0, 3, 1, 2])
         if fold:

@@ -192,8 +192,7 @@ def test_partition_parts_compute_what_the_whole_computes(
     model = planner.model
     parts = NetworkPartition(model, model.outputs).build_parts(len(model.ordered))
     assert sorted(i for p in parts for i in p.nodes) == sorted(n.index for n in model.nodes)
-    recipe = planner.plan(Configuration()).recipe
-    state = dict(data[0])
+    recipe, state = planner.plan(Configuration()).recipe, dict(data[0])
     for part in parts:
         piece = partial_model(
             recipe.restrict_to_nodes(part.nodes).build(model)[0],

@@ -80,8 +80,7 @@ def test_other_files_have_no_magic_number(head: bytes) -> None:
 def test_compressed_bombs_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of 9 MB may unpack to 4 GB."""
     monkeypatch.setattr(limits, "UNPACKED", 1 << 20)
-    zeros = bytes(3 << 20)
-    model = conv_net()
+    zeros, model = bytes(3 << 20), conv_net()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3 << 18), "zeros"))
     (tmp_path / "model.onnx.gz").write_bytes(gzip.compress(model.SerializeToString()))
     (tmp_path / "log.gz").write_bytes(gzip.compress(zeros))

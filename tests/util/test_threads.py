@@ -56,8 +56,7 @@ def test_run_threads_ends_when_the_generator_is_closed() -> None:
             yield number
             number += 1
 
-    before = threading.active_count()
-    tasks = SharedTasks(count())
+    before, tasks = threading.active_count(), SharedTasks(count())
     stopped = threading.Event()
     results = run_threads(tasks, [square(tasks)] * 2, on_stop=stopped.set)
     next(results)

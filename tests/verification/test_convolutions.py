@@ -242,8 +242,7 @@ def test_pass_lines_show_the_type_of_the_model(g: Graph, precision: Precision) -
     """Lines name quantizers, not their type."""
     g.opset, g.fp8 = 19, precision == Precision.FP8
     proto = g.model(g.op("Softmax", g.conv(g.input(1, 32, 4, 4), "c", 32), "s"))
-    prediction = predict(proto, "trt10")
-    model = Model(proto)
+    prediction, model = predict(proto, "trt10"), Model(proto)
     lines = PassLines(Build(trace=[line("(x)", 4, "c")], headings=EPILOGUE), NodeMapper(model, []))
     built = read_built_convolution(
         model.node("c"), prediction.convolution("c"), Build(), NodeMapper(model, []), lines

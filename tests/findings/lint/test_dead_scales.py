@@ -167,10 +167,11 @@ def per_tensor(g: Graph, spread: float, rounded: bool = False, stored: bool = Fa
     weights[4:] /= spread
     step = np.float32(1 / 127)
     integers = np.rint(weights / step).astype(np.int8)
-    if stored:
-        w = g.dq(g.const("w", integers), "wdq", step)
-    else:
-        w = g.pair(g.const("w", integers * step if rounded else weights), "wq", step)
+    w = (
+        g.dq(g.const("w", integers), "wdq", step)
+        if stored
+        else g.pair(g.const("w", integers * step if rounded else weights), "wq", step)
+    )
     return g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[3, 3])
 
 

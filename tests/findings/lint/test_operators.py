@@ -198,8 +198,7 @@ FORMS = (
 
 def normalized(form: str, eps: float) -> onnx.ModelProto:
     """Return a Linear, a decomposed LayerNorm and a Linear; the axes are an input in opset 18."""
-    net = Tokens(3, 8)
-    opset = 18 if form == "axes as an input" else 17
+    net, opset = Tokens(3, 8), 18 if form == "axes as an input" else 17
     types = {"to": int(onnx.TensorProto.FLOAT)}
 
     def cast(name: str, x: str, casting_form: str) -> str:
@@ -225,10 +224,11 @@ def normalized(form: str, eps: float) -> onnx.ModelProto:
     square = (
         net.op("Mul", "square", base, base) if form == "Mul" else net.op("Pow", "square", base, two)
     )
-    if form == "root of the sum":
-        variance = net.op("ReduceSum", "var", square, net.const("sum.axes", [-1], np.int64))
-    else:
-        variance = mean("var", square)
+    variance = (
+        net.op("ReduceSum", "var", square, net.const("sum.axes", [-1], np.int64))
+        if form == "root of the sum"
+        else mean("var", square)
+    )
     if form == "unbiased":
         more = net.op("Mul", "more", variance, net.const("n", 16.0))
         variance = net.op("Div", "less", more, net.const("n-1", 15.0))
@@ -608,8 +608,7 @@ def test_layer_norm_of_the_pieces_computes_the_same(form: str) -> None:
     axes = [-2, -1] if form == "two axes" else [-1]
     sizes = (6, 8) if form == "two axes" else (8,)
     gamma = rng.uniform(0.5, 1.5, () if form == "one number as scale" else sizes).astype(np.float32)
-    beta = rng.normal(0, 1, sizes).astype(np.float32)
-    net = Tokens(4, 6)
+    beta, net = rng.normal(0, 1, sizes).astype(np.float32), Tokens(4, 6)
     x = net.op("Reshape", "flat", "x", net.const("shape", [1, 3, 6, 8], np.int64))
     centered = net.op("Sub", "sub", x, net.op("ReduceMean", "mean", x, axes=axes))
     variance = net.op("ReduceMean", "var", net.op("Mul", "square", centered, centered), axes=axes)

@@ -170,8 +170,7 @@ def test_extreme_scale_of_weights_is_computed_again(value: float, channels: list
 
 @pytest.mark.parametrize("value", [NAN, 0.0, 1e-30])
 def test_scale_behind_an_identity_is_folded_and_computed_again(value: float) -> None:
-    proto = with_weights(np.full(4, value))
-    names = {}
+    proto, names = with_weights(np.full(4, value)), {}
     for node in proto.graph.node:
         if node.name.startswith("wq"):
             names[node.input[1]] = node.input[1] = f"{node.input[1]}_copy"

@@ -54,14 +54,12 @@ def run_pass(
 
     Loops before it run to their end. The loop that contains the pass is in its first round.
     """
-    chosen = target_named(target)
-    network = importer.build(load(model))
+    chosen, network = target_named(target), importer.build(load(model))
     for stage in PIPELINE:
         if not isinstance(stage, tuple) and not issubclass(stage, Pass):
             network.rank_layers()
             continue
-        is_loop = isinstance(stage, tuple)
-        changed = True
+        is_loop, changed = isinstance(stage, tuple), True
         while changed:
             changed = False
             for step in stage if isinstance(stage, tuple) else (stage,):

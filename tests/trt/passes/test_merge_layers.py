@@ -10,8 +10,7 @@ def merged_names(
     *options: dict[str, object], target: str = "trt8.4", relu: bool = False
 ) -> list[str]:
     g = Graph()
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    outputs = []
+    x, outputs = g.op("Softmax", g.input(1, 8, 8, 8), "before"), []
     for name, arguments in zip("abc", options, strict=False):
         out = g.conv(x, name, **arguments)  # type: ignore[arg-type]
         outputs.append(g.op("Softmax", g.relu(out, f"{name}r") if relu else out, f"{name}t"))

@@ -178,8 +178,7 @@ def test_layer_of_other_kernel_fuses_no_constant(g: Graph, x: str, owner: str, t
 
 def test_last_consumer_fuses_shared_constant(g: Graph, x: str) -> None:
     shaped = g.op("Reshape", [g.const("two", [[2.0]]), g.const("to", np.array([1, 1]))], "shape")
-    out = g.op("Max", [x, shaped], "m")
-    other = g.op("Min", [g.op("Softmax", x, "t"), shaped], "n")
+    out, other = g.op("Max", [x, shaped], "m"), g.op("Min", [g.op("Softmax", x, "t"), shaped], "n")
     result = run_pass(g.model(out, g.op("Softmax", other, "u")), PointWiseFusion)
     kinds = [layer.kind for layer in result.network.layers.values()]
     assert LayerKind.CONSTANT not in kinds and LayerKind.SHUFFLE not in kinds
