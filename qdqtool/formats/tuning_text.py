@@ -294,10 +294,11 @@ def _add_benefits(page: TextPage, tuning: Tuning) -> None:
     if tuning.gpu is not None:
         head += f" {'ms':>8}"
     column = max(20, page.width - len(head) - 3)
+    images = "held-out" if tuning.bought[0].measured_on == "judged_on" else "selection"
     page.add_heading(
         f"Kept in {_float_type(tuning)}, and the effect of each layer while the others stay "
-        f"{_float_type(tuning)} (accuracy, {_name_layers(tuning)} in {_format_title(tuning)}, "
-        "Q/DQ layers)"
+        f"{_float_type(tuning)} (accuracy on the {images} images, {_name_layers(tuning)} in "
+        f"{_format_title(tuning)}, Q/DQ layers)"
     )
     page.add_lines(f"  {'':<{column}} {head}")
     for benefit in tuning.bought:

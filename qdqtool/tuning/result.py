@@ -186,6 +186,8 @@ class ChoiceBenefit:
         int8: Change of the number of INT8 convolutions; negative for a decrease.
         conversions: Change of the number of conversions.
         ms: Change of the predicted time in milliseconds; None without a GPU.
+        measured_on: Set of images on which `metric` was measured: ``judged_on`` (held-out), or
+            ``chosen_on`` (those of the search) if the time limit left no time for held-out images.
     """
 
     site: str
@@ -194,6 +196,7 @@ class ChoiceBenefit:
     int8: int
     conversions: int
     ms: float | None
+    measured_on: str = "judged_on"
 
     def as_json(self) -> Json:
         """Return the fields of the JSON."""
@@ -204,6 +207,7 @@ class ChoiceBenefit:
             "int8": self.int8,
             "conversions": self.conversions,
             "ms": _round_number(self.ms),
+            "measured_on": self.measured_on,
         }
 
 

@@ -757,15 +757,44 @@ class PlacementSearch:
         sites = self.list_float_sites(point.configuration) if point.cost.int8 else []
         sites.sort(key=lambda site: -gains.get(site, 0.0))
         less = {s: self._remove_site(point.configuration, s) for s in sites[:_REPORTED_BENEFITS]}
-        samples = self.evaluator.sets.chosen_on
-        recipes = [self.recipe(configuration) for configuration in less.values()]
-        self.evaluator.measure_metric(recipes, samples, "Benefit of each choice")
+        measured_on = self._measure_without_choices(less)
+        samples = getattr(self.evaluator.sets, measured_on)
+        whole = self.evaluator.value(self.recipe(point.configuration), samples)
         benefits = []
         for site, configuration in less.items():
             cost = self.planner.cost(configuration)
-            metric = point.chosen_on - self.evaluator.value(self.recipe(configuration), samples)
+            metric = whole - self.evaluator.value(self.recipe(configuration), samples)
             ms = None if cost.ms is None or point.cost.ms is None else point.cost.ms - cost.ms
             int8 = point.cost.int8 - cost.int8
             conversions = point.cost.conversions - cost.conversions
-            benefits.append(ChoiceBenefit(site.name, FLOAT, metric, int8, conversions, ms))
+            benefits.append(
+                ChoiceBenefit(site.name, FLOAT, metric, int8, conversions, ms, measured_on)
+            )
         return sorted(benefits, key=lambda benefit: -benefit.metric)
+
+    def _measure_without_choices(self, less: dict[TuningSite, Configuration]) -> str:
+        """Measure placements that lack one choice each, on the held-out samples.
+
+        If the time limit ends this measurement, the measurements of the search on its own samples
+        are used instead. Placements that the search has not measured are removed from `less`.
+
+        Returns:
+            Name of the set of samples: ``judged_on`` or ``chosen_on``.
+
+        Raises:
+            OutOfTime: The time limit ended, and the search has measured none of the placements.
+        """
+        sets = self.evaluator.sets
+        recipes = {site: self.recipe(configuration) for site, configuration in less.items()}
+        try:
+            self.evaluator.measure_metric(
+                recipes.values(), sets.judged_on, "Benefit of each choice"
+            )
+        except OutOfTime:
+            for site, recipe in recipes.items():
+                if not self.evaluator.is_measured(recipe, sets.chosen_on):
+                    del less[site]
+            if not less:
+                raise
+            return "chosen_on"
+        return "judged_on"

@@ -14,6 +14,7 @@ from qdqtool import Tuning, prediction
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.ir.graph import Model
+from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.image_sets import open_sets
 from qdqtool.tuning.measure import (
     MeasurementTask,
@@ -258,13 +259,33 @@ def test_tune_result_is_the_cheapest_of_all_sets(tuned: Tuning, tmp_path: Path) 
     assert cheaper > 10
 
 
-def test_bought_choices_are_measured_without_each(tuned: Tuning) -> None:
-    assert tuned.bought
+@pytest.mark.parametrize(
+    ("late", "measured_on", "images", "samples"),
+    [(False, "judged_on", "held-out", JUDGED), (True, "chosen_on", "selection", CHOSEN)],
+)
+def test_bought_choices_are_measured_without_each(
+    monkeypatch: pytest.MonkeyPatch, late: bool, measured_on: str, images: str, samples: Any
+) -> None:
+    """If the time limit leaves no time for held-out images, the selection images are used."""
+    measure = CandidateEvaluator.measure_metric
+
+    def measure_in_time(self: CandidateEvaluator, recipes: Any, numbers: Any, title: str) -> None:
+        if late and title == "Benefit of each choice":
+            raise OutOfTime
+        measure(self, recipes, numbers, title)
+
+    monkeypatch.setattr(CandidateEvaluator, "measure_metric", measure_in_time)
+    tuned = tune(keep=KEEP)
+    assert {choice["measured_on"] for choice in tuned.as_json()["chosen"]["choices"]} == {
+        measured_on
+    }
+    assert f" (accuracy on the {images} images, " in str(render_tuning(tuned, 500))
+    whole = agreement(insert(tuned.chosen.configuration.floats).model, samples)
     nodes = {site.site: set(site.nodes) for site in tuned.sites}
     for choice in tuned.bought:
         without = insert(tuned.chosen.configuration.floats - nodes[choice.site])
-        loss = tuned.chosen.chosen_on - agreement(without.model, CHOSEN)
-        assert choice.metric == pytest.approx(loss, abs=1e-6)
+        effect = whole - agreement(without.model, samples)
+        assert choice.metric == pytest.approx(effect, abs=1e-6)
         assert choice.int8 == tuned.chosen.cost.int8 - without.prediction.summary()["int8"]
 
 
