@@ -305,7 +305,7 @@ def _add_benefits(page: TextPage, tuning: Tuning) -> None:
         row = f"{benefit.metric:>+8.4f} {benefit.int8:>+5d} {benefit.conversions:>+6d}"
         if tuning.gpu is not None:
             row += f" {'-' if benefit.ms is None else f'{benefit.ms:+.3f}':>8}"
-        page.add_lines(f"  {keep_end(benefit.site, column):<{column}} {row}")
+        page.add_lines(f"  {_shorten_site(benefit.site, column):<{column}} {row}")
     listed = {benefit.site for benefit in tuning.bought}
     rest = [site for site in tuning.chosen.sites if site not in listed]
     if rest:
@@ -366,7 +366,19 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
             f"{_format_metric(point, tuning):<{metric}} "
         )
         name = point.sites[0] if len(point.sites) == 1 else point.name
-        page.add_lines(row + keep_end(name, max(12, page.width - len(row))))
+        page.add_lines(row + _shorten_site(name, max(12, page.width - len(row))))
+
+
+def _shorten_site(name: str, width: int) -> str:
+    """Shorten the name of a site to `width` characters.
+
+    A branch or an attention is named after one of its nodes, so a cut name still starts with
+    "branch" or "attention".
+    """
+    kind, _, node = name.partition(" of ")
+    if len(name) > width and kind in ("branch", "attention"):
+        return f"{kind} {keep_end(node, max(8, width - len(kind) - 1))}"
+    return keep_end(name, width)
 
 
 def _describe_goals(tuning: Tuning) -> str:

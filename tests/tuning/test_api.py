@@ -124,6 +124,22 @@ def test_metric_below_the_goal_is_printed_below_it(
     assert f" {selection}  {held_out}" in row
 
 
+@pytest.mark.parametrize(
+    ("site", "shown"),
+    [
+        ("/model.22/cv2.2/cv2.2.2/Conv", " ...2/cv2.2/cv2.2.2/Conv"),
+        ("branch of /model.22/cv2.2/cv2.2.2/Conv", " branch .../cv2.2.2/Conv"),
+        ("attention of /model.10/attn/Softmax", " attention ...tn/Softmax"),
+        ("branch of /head/Conv", " branch of /head/Conv"),
+    ],
+)
+def test_cut_name_of_a_site_names_its_kind(tuned: Tuning, site: str, shown: str) -> None:
+    point = replace(tuned.front[0], sites=[site])
+    text = render_tuning(replace(tuned, front=[point], chosen=point, cheapest_plausible=None))
+    (row,) = (line for line in text.lines if line.startswith("* "))
+    assert row.endswith(shown) and len(row) <= 80
+
+
 def test_each_set_of_images_has_its_goal() -> None:
     tuning = tune(keep=0.5, metric=lambda expected, actual, _: 1e4 * actual["c6.out"].std())
     goals = [
