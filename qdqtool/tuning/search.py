@@ -49,6 +49,7 @@ _LEAST_GAIN = 1e-9
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
 _SWEPT_TOGETHER = 8  # number of choices that are measured together if there is a time limit
 _TIME_LIMIT = "time limit"
+_UNREADABLE = "none of the images could be read"
 _STANDARD_ERRORS = 2.0  # minimum gain of other ranges, in standard errors of the gain
 
 
@@ -90,7 +91,7 @@ class PlacementSearch:
     start: Configuration = field(default_factory=Configuration)
     pool: dict[str, PlacementResult] = field(default_factory=dict)
     stopped: str = ""
-    unmeasured_why: str = "the time limit left no time"
+    unmeasured_why: str = "the time limit left no time; a longer `time_limit` measures more choices"
     notes: list[Note] = field(default_factory=list)
     predictions: PredictionProgress = field(default_factory=PredictionProgress)
 
@@ -205,9 +206,17 @@ class PlacementSearch:
             )
             self.measure([*list_head_floats(self.start, self.sites), *worst])
         complete = self._sweep_choices()
-        if complete:
-            self.unmeasured_why = "none of the images could be read"
-        self._combine_choices(self._choose_ranges() if complete else self.start)
+        is_sufficient = self._combine_choices(self._choose_ranges() if complete else self.start)
+        if not complete and self._combine_further_choices():
+            is_sufficient = True
+        if not is_sufficient:
+            self.notes.append(
+                Note(
+                    f"none of the tried combinations with {self.format_title} layers reaches "
+                    "the goal; lower `keep`",
+                    code="goal-not-reached",
+                )
+            )
 
     def _measure_everything_int8(self) -> None:
         self.measure([(self.start_name, self.start)])
@@ -272,6 +281,7 @@ class PlacementSearch:
         candidates = [d.candidate for d in self.list_measured_decisions()]
         until = self._find_sweep_end()
         if until is None:
+            self.unmeasured_why = _UNREADABLE
             return self.sensitivity.measure(candidates, "Sensitivity", None)
         rank = {
             name: k for k, site in enumerate(self._floats_by_input_error) for name in site.floats
@@ -281,6 +291,7 @@ class PlacementSearch:
             batch = candidates[start : start + _SWEPT_TOGETHER]
             if not self.sensitivity.measure(batch, "Sensitivity", until):
                 return False
+        self.unmeasured_why = _UNREADABLE
         return True
 
     def _find_sweep_end(self) -> float | None:
@@ -346,16 +357,43 @@ class PlacementSearch:
 
     # Combinations ---------------------------------------------------------------------
 
-    def _combine_choices(self, ranges: Configuration) -> None:
+    def _combine_choices(self, ranges: Configuration) -> bool:
+        """Measure combinations of the choices that were measured alone.
+
+        Returns:
+            False if the goal is an accuracy that none of the combinations reaches.
+        """
         self.report("combining choices")
         self.measure(self._list_simple_placements())
         neighbors = find_neighbors(self.planner.model)
-        self._follow_chain(chain_choices(ranges, self._list_gains(), self._predict_cost, neighbors))
+        chain = chain_choices(ranges, self._list_gains(), self._predict_cost, neighbors)
+        is_sufficient = self._follow_chain(chain)
         self._undo_choices()
         self._fit_budget()
+        return is_sufficient
 
-    def _follow_chain(self, configurations: Iterator[Configuration]) -> None:
-        """Measure some steps of a chain, and find the first sufficient step by bisection."""
+    def _combine_further_choices(self) -> bool:
+        """Measure further choices in the time that the combinations left, and combine again.
+
+        The search is complete without these combinations, so the end of the time does not count as
+        an early end of the search.
+
+        Returns:
+            Whether the goal is reached; False if the time ends before this is known.
+        """
+        self.report("measuring further choices in the time that is left")
+        try:
+            self._sweep_choices()
+            return self._combine_choices(self.start)
+        except OutOfTime:
+            return False
+
+    def _follow_chain(self, configurations: Iterator[Configuration]) -> bool:
+        """Measure some steps of a chain, and find the first sufficient step by bisection.
+
+        Returns:
+            False if the goal is an accuracy that no step reaches.
+        """
         chain = self._measure_chain(configurations)
         if self.budget is not None:
             # A later step may be faster, because a conversion between two float layers is removed.
@@ -363,14 +401,7 @@ class PlacementSearch:
             self.measure(fits[-_STEPS_IN_BUDGET:])
         if self.whole_front:
             self._measure_equal_costs(chain.steps)
-        if not chain.find_first_sufficient() and chain.steps and self.keep is not None:
-            self.notes.append(
-                Note(
-                    f"none of the tried combinations with {self.format_title} layers reaches "
-                    "the goal; lower `keep`",
-                    code="goal-not-reached",
-                )
-            )
+        return chain.find_first_sufficient() or not chain.steps or self.keep is None
 
     def _measure_chain(self, configurations: Iterator[Configuration]) -> MeasuredChain:
         """Measure steps of a chain until clearly after the first sufficient step.
