@@ -169,7 +169,7 @@ class Cause:
 
     @property
     def refusal(self) -> Reason:
-        """Former name of `reason`, kept for one version."""
+        """Name of `reason` in version 0.2.0. The release after the next one will not have it."""
         return self.reason
 
 
