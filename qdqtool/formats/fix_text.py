@@ -291,8 +291,8 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
     )
     if any(error.tensor for error in fixed.errors):
         text += (
-            " All boxes count, also those without an object: 50% for the scores of a detector can "
-            "be an agreement of 0.84 (compare)."
+            " All boxes count, also those without an object, so the error of the scores can be "
+            "large although most detections agree."
         )
     if any(change.code == "HEAD-QUANT" for change in fixed.applied):
         text += (
