@@ -521,10 +521,13 @@ def _open_folder(
             notes.append(Note(text, code="dead-links", count=len(links), first=min(links)))
         source = ImageSource(listing.paths, path, inputs, preprocess, size)
         source.notes = notes
+        source.listed_folder = path
         return source
     arrays = list_files(path, ARRAY_SUFFIXES)
     if arrays.paths:
-        return SampleFilesSource(arrays.paths, path, inputs)
+        files = SampleFilesSource(arrays.paths, path, inputs)
+        files.listed_folder = path
+        return files
     reason = f"the folder has no images ({kinds}) and no npz or npy files"
     if links:
         example = f"{format_count(len(links), 'broken link')} (such as {min(links)})"

@@ -20,6 +20,7 @@ from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 FEW_IMAGES = 100  # fewer images cause a warning; NVIDIA and Ultralytics advise several hundred
 _FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels were not normalized
@@ -292,10 +293,13 @@ class FilesSource(SampleSource):
     Attributes:
         paths: File of each sample.
         root: Folder to which names in messages are relative.
+        listed_folder: Folder that the user gave, read with its subfolders; None if the user gave
+            the files.
     """
 
     paths: Sequence[Path]
     root: Path
+    listed_folder: Path | None = None
 
     def count(self) -> int:
         """Return the number of samples."""
@@ -594,6 +598,23 @@ class Dataset:
         if (self.source.preprocessing or {}).get("name") in _YOLO_RANGES:
             return warnings
         return [w for w in warnings if getattr(w, "code", "") not in ("far-inputs", "small-inputs")]
+
+    @property
+    def folder_notes(self) -> list[Note]:
+        """A note if the files in use are in several subfolders of the folder that the user gave.
+
+        A folder may contain other images than the user expects, such as those of a test set.
+        """
+        source = self.source
+        if not isinstance(source, FilesSource) or source.listed_folder is None:
+            return []
+        files = [source.paths[index] for index in self.indices or ()]
+        folders = len({file.parent for file in files})
+        if folders < 2:
+            return []
+        count = format_count(len(files), "image" if source.is_images else "file")
+        text = f"{count} from {folders} folders in {escape_path(str(source.listed_folder))}"
+        return [Note(text, code="subfolders-read", files=len(files), folders=folders)]
 
     def forget(self) -> None:
         """Reset skipped images and warnings before another pass over the data."""

@@ -123,6 +123,7 @@ def collect(
     )
     statistics = calibration.run(progress)
     statistics.preprocessing = dataset.source.preprocessing
+    statistics.notes += dataset.folder_notes
     _check_finite(statistics, names, loaded)
     return statistics
 

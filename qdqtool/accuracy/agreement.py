@@ -298,7 +298,7 @@ class _SampleFeeder:
         dataset: Samples of the reference.
         length: Number of samples; None if unknown.
         preprocess: How images become inputs, as JSON; None for arrays.
-        notes: Notes about the preprocessing.
+        notes: Notes about the folders of the images and the preprocessing.
     """
 
     def __init__(
@@ -330,7 +330,10 @@ class _SampleFeeder:
             self._pixels = open_data(data, [b for _, b in self._pairs], raw, max_images, size)
             self._check_pixels(model)
         self.preprocess = self.dataset.source.preprocessing
-        self.notes = describe_preprocess(reference, self.preprocess, choice.origin, data)
+        self.notes = [
+            *self.dataset.folder_notes,
+            *describe_preprocess(reference, self.preprocess, choice.origin, data),
+        ]
 
     def _check_pixels(self, model: Model) -> None:
         """Check that the second network takes uint8 pixels, and that the data are images.

@@ -287,7 +287,7 @@ def _find_channel_range(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | 
 def read_samples(
     model: Model, data: CalibrationSource | None, images: ImageOptions
 ) -> tuple[list[Arrays], list[Note]]:
-    """Return evenly spread samples as inputs of a model, and notes on the preprocessing.
+    """Return evenly spread samples as inputs of a model, and notes on their origin.
 
     Both lists are empty if `data` is None.
 
@@ -309,7 +309,8 @@ def read_samples(
             code="no-samples",
             parameter="data",
         )
-    return samples, describe_preprocess(model, dataset.source.preprocessing, origin, data)
+    notes = describe_preprocess(model, dataset.source.preprocessing, origin, data)
+    return samples, [*dataset.folder_notes, *notes]
 
 
 def measure_noise(

@@ -371,6 +371,8 @@ class _TuningRun:
             data, progress, self.store.ranges_cache
         )
         self.searched_images = self.ranges_report["images"]
+        folders = (*self.sets.complete.folder_notes, *self.sets.measured.folder_notes)
+        self.notes += dict.fromkeys(folders)  # both may be one set
         self._record_preprocess()
         self.notes += planner.plan(Configuration()).placement.notes
         if planner.fp16:

@@ -365,6 +365,19 @@ def test_compare_notes_few_images(photos: Path, reference: onnx.ModelProto) -> N
     (photos / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     notes = {n.code: n.values for n in qdqtool.compare(reference, reference, data=photos).notes}
     assert (notes["few-images"]["images"], notes["unread-images"]["count"]) == (3, 1)
+    assert "subfolders-read" not in notes
+
+
+def test_commands_note_that_subfolders_are_read(photos: Path, reference: onnx.ModelProto) -> None:
+    write_pictures(photos / "test", 2, 64, 48)
+    inserted = qdqtool.insert(reference, photos.parent, head="none")
+    results = (
+        inserted,
+        qdqtool.compare(reference, reference, data=photos.parent),
+        qdqtool.fix(inserted.model, data=photos.parent),
+    )
+    text = f"5 images from 2 folders in {photos.parent}"
+    assert all(text in result.notes for result in results)
 
 
 def test_compare_refuses_images_for_a_build(

@@ -613,8 +613,12 @@ def test_files_under_a_folder_are_sorted_and_links_are_followed(tmp_path: Path) 
     assert listing.paths == [tmp_path / name for name in names]
     assert listing.suffixes == {".txt": 1}
     assert sorted(listing.broken_links) == ["gone.png", "loop.png"]
-    note = open_data(tmp_path, [InputSpec("x", (1, 3, 8, 8))]).warnings[0]
-    assert note.code == "dead-links" and note.values == {"count": 2, "first": "gone.png"}
+    data = open_data(tmp_path, [InputSpec("x", (1, 3, 8, 8))])
+    notes = [(note.code, note.values) for note in (*data.warnings, *data.folder_notes)]
+    assert notes == [
+        ("dead-links", {"count": 2, "first": "gone.png"}),
+        ("subfolders-read", {"files": 7, "folders": 5}),
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".png", ".npy"])
