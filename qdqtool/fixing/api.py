@@ -74,6 +74,8 @@ from qdqtool.version import TOOL_VERSION
 if TYPE_CHECKING:
     import onnx_graphsurgeon
 
+    from qdqtool.fixing.detections import DetectionVerdict
+
 FIX_SCHEMA = "qdqtool/fix/1"
 _MAX_SITES = 512  # the saving of a kind of fix with more sites is not estimated
 _NOT_ESTIMATED = "saving-not-estimated"  # code of the note on such a kind of fix
@@ -97,6 +99,8 @@ class Fixed:
         notes: Further notes for the user.
         read: Files that were read; :meth:`save` does not overwrite them.
         errors: Errors of all outputs. If boxes and scores share an output, each has its own error.
+        detections: Comparison of the detections before and after the fixes. None without images of
+            a detector, without changes, or with too few detections.
         samples: Number of images, or of samples in `inputs`, on which outputs were compared. 0 for
             random inputs.
         time: Estimated time of the fixed model, and the time that further fixes would save. None if
@@ -119,6 +123,7 @@ class Fixed:
     samples: int = 0
     time: TimeEstimate | None = None
     time_before_ms: float | None = None
+    detections: DetectionVerdict | None = None
 
     def __repr__(self) -> str:
         places = format_count(self.fixed_places().total(), "place")
@@ -211,6 +216,7 @@ class Fixed:
             "noise": {"before": self.noise_before, "after": self.noise_after},
             "outputs": [e.as_json() for e in self.errors],
             "samples": self.samples,
+            "agreement": None if self.detections is None else self.detections.as_json(),
             "time": None if self.time is None else self.time.as_json(),
             "time_before_ms": before_ms if before_ms is None else round_significant(before_ms),
             "notes": list(self.notes),
@@ -325,6 +331,7 @@ def fix(
         len(samples or ()),
         time,
         time_before_ms,
+        session.judge.compare_detections() if session.applied else None,
     )
 
 

@@ -17,7 +17,9 @@ from qdqtool.accuracy.metrics import (
 )
 from qdqtool.fixing.runner import Arrays
 from qdqtool.ir.graph import Model
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
+from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import format_count
 
 _MIN_DETECTIONS = 10  # fewer detections of the float network are too few to decide
@@ -46,9 +48,14 @@ class DetectionVerdict:
     count: int
 
     @property
+    def has_enough_detections(self) -> bool:
+        """Whether enough detections were compared."""
+        return self.count >= _MIN_DETECTIONS
+
+    @property
     def is_meaningful(self) -> bool:
         """Whether enough detections were compared, and the model before the change finds them."""
-        return self.count >= _MIN_DETECTIONS and self.before >= _MIN_AGREEMENT
+        return self.has_enough_detections and self.before >= _MIN_AGREEMENT
 
     @property
     def permits_change(self) -> bool:
@@ -57,11 +64,21 @@ class DetectionVerdict:
 
     def describe(self) -> str:
         """Describe the agreement before and after the change, and the number of images."""
+        return f"agreement mAP with float activations {self.describe_values()}"
+
+    def describe_values(self) -> str:
+        """Describe the same without the name of the metric."""
         return (
-            f"agreement mAP with float activations {self.before:.3f} -> {self.after:.3f} "
-            f"(difference {self.low:+.3f} to {self.high:+.3f}) on "
-            f"{format_count(self.images, 'image')} with {self.count} detections"
+            f"{self.before:.3f} -> {self.after:.3f} (difference {self.low:+.3f} to "
+            f"{self.high:+.3f}) on {format_count(self.images, 'image')} with {self.count} "
+            "detections"
         )
+
+    def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
+        return to_json_fields(self, "before", "after", "low", "high", "images") | {
+            "detections": self.count
+        }
 
     def add_to(self, growth: Note) -> Note:
         """Return a note on grown output errors, with the agreement if it is meaningful.
@@ -117,7 +134,7 @@ class DetectionJudge:
     def __init__(self, metric: DetectionAgreementMetric, outputs: Sequence[Arrays]) -> None:
         self._metric = metric
         self._current = self._select(outputs)
-        self._start = self._current
+        self._start = self._first = self._current
         # Cached for the tries of a step: the float network's outputs with its detections, and the
         # agreement at the start of the step.
         self._reference: Sequence[Arrays] = ()
@@ -145,18 +162,25 @@ class DetectionJudge:
             outputs: Outputs of the changed model for each image.
             reference: Outputs of the float network for each image.
         """
+        self._decode_reference(reference)
+        if self._before is None:
+            self._before = self._measure(self._start)
+        return _compare_agreements(self._before, self._measure(self._select(outputs)), len(outputs))
+
+    def compare_all_changes(self, reference: Sequence[Arrays]) -> DetectionVerdict:
+        """Compare the model with all changes that were kept with the model before any change.
+
+        Args:
+            reference: Outputs of the float network for each image.
+        """
+        self._decode_reference(reference)
+        before, after = self._measure(self._first), self._measure(self._current)
+        return _compare_agreements(before, after, len(reference))
+
+    def _decode_reference(self, reference: Sequence[Arrays]) -> None:
         if reference is not self._reference:
             self._truths = [self._metric.prepare_reference(sample) for sample in reference]
             self._reference, self._before = reference, None
-        if self._before is None:
-            self._before = self._measure(self._start)
-        before, after = self._before, self._measure(self._select(outputs))
-        if not before.references:
-            return DetectionVerdict(0.0, 0.0, 0.0, 0.0, len(outputs), 0)
-        low, high = np.nanpercentile(after.resampled - before.resampled, [2.5, 97.5])
-        return DetectionVerdict(
-            before.value, after.value, float(low), float(high), len(outputs), before.references
-        )
 
     def _measure(self, outputs: Sequence[Arrays]) -> _Agreement:
         samples = zip(self._truths, outputs, strict=True)
@@ -167,6 +191,15 @@ class DetectionJudge:
         return _Agreement(
             self._metric.value(evidence), resample_metric(self._metric, evidence), count
         )
+
+
+def _compare_agreements(before: _Agreement, after: _Agreement, images: int) -> DetectionVerdict:
+    if not before.references:
+        return DetectionVerdict(0.0, 0.0, 0.0, 0.0, images, 0)
+    low, high = np.nanpercentile(after.resampled - before.resampled, [2.5, 97.5])
+    return DetectionVerdict(
+        before.value, after.value, float(low), float(high), images, before.references
+    )
 
 
 def find_detection_judge(floats: Model, outputs: Sequence[Arrays]) -> DetectionJudge | None:

@@ -87,6 +87,16 @@ class OutputJudge:
             return []
         return list_output_errors(self._parts, self.first_noise, self.noise)
 
+    def compare_detections(self) -> DetectionVerdict | None:
+        """Compare the detections after all accepted changes with those before any change.
+
+        None without images of a detector, or with too few detections of the float network.
+        """
+        if self._detections is None or self._reference is None:
+            return None
+        verdict = self._detections.compare_all_changes(self._reference)
+        return verdict if verdict.has_enough_detections else None
+
     def start_step(self) -> None:
         """Start a step: the growth of errors is limited for all its changes together."""
         self._limit = self.noise

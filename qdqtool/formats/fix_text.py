@@ -294,7 +294,8 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
             " All boxes count, also those without an object, so the error of the scores can be "
             "large although most detections agree."
         )
-    if any(change.code == "HEAD-QUANT" for change in fixed.applied):
+    is_head_fixed = any(change.code == "HEAD-QUANT" for change in fixed.applied)
+    if is_head_fixed and fixed.detections is None:
         text += (
             " HEAD-QUANT hardly changes these errors, but can raise the agreement: from 0.79 to "
             "0.97 for a YOLOv8n, whose error fell by 0.04 points."
@@ -304,6 +305,9 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         style = Style.BAD if error.lost else Style.UNCLEAR if error.has_grown else Style.PLAIN
         change = f"{error.before:>7.2%} -> {error.after:>7.2%}{_rate_change(error)}"
         page.fill(f"{change}  {error.title}", ROW_COLUMN + 2, " " * ROW_COLUMN, style)
+    if fixed.detections is not None:
+        text = f"{fixed.detections.describe_values()}: agreement mAP with float activations, "
+        page.add_row("Agreement", f"{text}as in compare")
     if any(error.has_grown for error in fixed.errors):
         page.fill(
             "warning: an output error grew. Measure the agreement with the float model on images "

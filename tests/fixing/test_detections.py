@@ -4,10 +4,12 @@ import numpy as np
 import onnx
 import pytest
 
+import qdqtool
 from qdqtool.accuracy.metrics import DetectionAgreementMetric
 from qdqtool.fixing.detections import DetectionJudge, DetectionVerdict
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.site import FixCriteria
+from qdqtool.formats.fix_text import render
 from qdqtool.ir.graph import Model
 from qdqtool.util.notes import Note
 from tests.trt.builder import Graph
@@ -16,13 +18,13 @@ OBJECTS = 16  # of 64 anchors; the others have a score of 0.007
 GRID = 8.0  # coarse scale of the boxes
 
 
-def detector(scale: float) -> onnx.ModelProto:
+def detector(scale: float, zero: int = 0) -> onnx.ModelProto:
     g = Graph()
     x = g.input(1, 5, 8, 8)
     choice = np.eye(5, dtype=np.float32).reshape(5, 5, 1, 1)
     box = g.op("Conv", [x, g.const("w.box", choice[:4])], "box")
     logit = g.op("Conv", [x, g.const("w.score", choice[4:])], "score")
-    pair = g.pair(box, "boxes", scale)
+    pair = g.pair(box, "boxes", scale, zero=zero)
     joined = g.op("Concat", [pair, g.op("Sigmoid", logit, "probability")], "all", axis=1)
     proto = g.model(
         g.op("Reshape", [joined, g.const("shape", np.array([1, 5, 64], np.int64))], "flat")
@@ -44,20 +46,29 @@ def image(offset: float) -> np.ndarray:
     return x.reshape(1, 5, 8, 8)
 
 
-def judge_coarse_scale(x: np.ndarray) -> tuple[Note | None, DetectionVerdict | None]:
+def judge_coarse_scale(x: np.ndarray) -> tuple[Note | None, OutputJudge]:
     before, after = Model(detector(GRID / 1.6)), Model(detector(GRID))
     judge = OutputJudge(before, [{"x": x}], 1.0, [])
     return judge.accept_if_close(
         before, after, FixCriteria((), noise_factor=1.3), fewer_errors=False
-    ), judge.verdict
+    ), judge
 
 
 def test_change_that_moves_only_boxes_without_objects_is_accepted() -> None:
-    refusal, verdict = judge_coarse_scale(image(0.0))
-    assert refusal is None and verdict is not None
+    refusal, judge = judge_coarse_scale(image(0.0))
+    verdict = judge.verdict
+    assert refusal is None and verdict is not None and verdict == judge.compare_detections()
     assert verdict.after == pytest.approx(1.0) and verdict.before < 1.0
     note = verdict.describe_kept_change(["SILU-INNER-Q"])
     assert (note.code, note.values["codes"]) == ("detections-decided", ["SILU-INNER-Q"])
+
+
+def test_fix_prints_the_agreement_before_and_after() -> None:
+    """A zero point of -1 becomes 0, with a scale of 128 instead of 127 steps."""
+    fixed = qdqtool.fix(detector(GRID, zero=-1), inputs={"x": image(0.0)})
+    numbers = fixed.as_json()["agreement"]
+    assert numbers["before"] == pytest.approx(1.0) and numbers["detections"] == OBJECTS
+    assert f"Agreement        1.000 -> {numbers['after']:.3f}" in str(render(fixed, "f.onnx", 80))
 
 
 def test_note_on_a_small_loss_does_not_deny_it() -> None:
@@ -78,8 +89,9 @@ def test_change_that_moves_boxes_of_objects_is_refused() -> None:
 def test_few_detections_do_not_permit_a_larger_error(objects: int) -> None:
     x = image(0.0)
     x.reshape(1, 5, 64)[:, 4, objects:] = -5.0
-    refusal, _ = judge_coarse_scale(x)
+    refusal, judge = judge_coarse_scale(x)
     assert refusal is not None and refusal.code == "distance-grows" and "agreement" not in refusal
+    assert judge.compare_detections() is None
 
 
 class CountingMetric(DetectionAgreementMetric):
@@ -106,4 +118,6 @@ def test_tries_of_a_step_share_the_reference() -> None:
     judge.keep(second)
     judge.start_step()
     assert judge.compare(first, reference).before == verdicts[1].after
+    changes = judge.compare_all_changes(reference)
+    assert (changes.before, changes.after) == (verdicts[0].before, verdicts[1].after)
     assert judge.compare(first, start).before < 1 == judge.compare(first, second).before
