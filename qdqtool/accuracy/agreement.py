@@ -30,6 +30,7 @@ from qdqtool.accuracy.metrics import (
     count_references,
     estimate_interval,
     note_unmeasured,
+    note_wide_interval,
 )
 from qdqtool.errors import DataError, ModelError
 from qdqtool.findings.preprocess_notes import describe_preprocess
@@ -206,8 +207,10 @@ def measure_agreement(
         _summarize_metric(metric, [row[position] for row in evidence])
         for position, metric in enumerate(metrics)
     )
-    notes = (*feeder.notes, *note_unmeasured(reference, metrics))
-    return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, notes)
+    notes = [*feeder.notes, *note_unmeasured(reference, metrics)]
+    if measures[0].value is not None:
+        notes += note_wide_interval(metrics[0], len(evidence))
+    return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, tuple(notes))
 
 
 def _choose_metrics(reference: Model) -> list[Metric]:

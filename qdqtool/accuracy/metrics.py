@@ -692,6 +692,30 @@ def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[flo
     return low, high
 
 
+def note_wide_interval(metric: Metric, samples: int) -> list[Note]:
+    """Return a note if :func:`estimate_interval` adds Wilson's interval, else an empty list.
+
+    Without the note, the interval seems to contradict that of the same networks on more images.
+
+    Args:
+        metric: The metric.
+        samples: Number of samples, one or more.
+    """
+    is_agreement = isinstance(metric, (DetectionAgreementMetric, MaskAgreementMetric))
+    if samples >= _FEW_SAMPLES or not is_agreement:
+        return []
+    return [
+        Note(
+            f"fewer than {_FEW_SAMPLES} images: the 95 % interval of the agreement includes "
+            "Wilson's interval for one result per image, so it is much wider than with "
+            f"{_FEW_SAMPLES} or more images",
+            code="wide-interval",
+            images=samples,
+            enough=_FEW_SAMPLES,
+        )
+    ]
+
+
 def _wilson_interval(share: float, count: int) -> tuple[float, float]:
     squared = _DEVIATIONS**2 / count
     middle = (share + squared / 2) / (1 + squared)

@@ -24,6 +24,7 @@ from qdqtool.accuracy.metrics import (
     choose_metric,
     find_compared_tensors,
     note_unmeasured,
+    note_wide_interval,
 )
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import output_errors
@@ -602,6 +603,7 @@ class _TuningRun:
                 *self.notes,
                 *search.notes,
                 *summary.compare_with_float_model(search, placement),
+                *note_wide_interval(self.metric, len(self.sets.judged_on)),
             ],
             warnings=[
                 *self.small_sets,

@@ -25,6 +25,7 @@ from tests.comparison.networks import quantize
 from tests.errors import has
 from tests.insertion.nets import Net, copy_model, detector, images, run, set_value, value_of
 from tests.insertion.test_transformers import add_pairs
+from tests.notes import note, note_codes
 from tests.tuning.nets import open_dimensions, resnet
 
 
@@ -130,7 +131,8 @@ def test_agreement_is_0_if_a_step_erases_the_scores(opened: bool) -> None:
     for model in models if opened else ():
         open_dimensions(model, (0, 1, 2))
     result = agreement(*models, [{"rows": ROWS}])
-    assert (result.measure.metric, result.measure.value, result.notes) == ("agreement-map", 0.0, ())
+    assert (result.measure.metric, result.measure.value) == ("agreement-map", 0.0)
+    assert result.notes == (note("wide-interval", images=1, enough=10),)
 
 
 @pytest.mark.parametrize("has_metadata", [True, False])
@@ -269,7 +271,7 @@ def test_agreement_of_keypoints_without_metadata_is_that_of_boxes() -> None:
     graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("all", 1, [1, rows + 4, anchors]))
     result = agreement(reference, reference, images(2, 3, 64, "images"))
     assert (result.measure.metric, result.measure.value) == ("agreement-map", 1.0)
-    assert [note.code for note in result.notes] == ["boxes-only"]
+    assert note_codes(result.notes) == ["boxes-only", "wide-interval"]
 
 
 def test_agreement_of_detector_is_average_precision_of_its_detections() -> None:

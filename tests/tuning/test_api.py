@@ -28,11 +28,12 @@ from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import SiteChoice
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.summary import warn_small_sets
+from tests.accuracy.test_agreement import detecting_network
 from tests.calibration.nets import conv_net, write_pictures
 from tests.errors import has
 from tests.insertion.nets import check, images, run, set_value, value_of
 from tests.insertion.transformers import samples, vit
-from tests.notes import note_codes
+from tests.notes import note, note_codes
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
 from tests.tuning.tuned import (
@@ -509,6 +510,12 @@ def test_tune_classifier_and_segmentation(build: Any, metric: Any) -> None:
     assert tuning.reached and tuning.chosen.metric is not None and tuning.chosen.metric >= 0.98
     assert tuning.metric["name"] == ("output-agreement" if metric is None else f"{__name__}:top1")
     check(tuning.model)
+
+
+def test_interval_of_few_images_has_a_note() -> None:
+    tuning = qdqtool.tune(detecting_network(), images(16, 3, 64, "images"), keep=0.1)
+    assert tuning.metric["name"] == "agreement-map"
+    assert note("wide-interval", images=4, enough=10) in tuning.notes
 
 
 def test_tune_leaves_broken_images_out(tmp_path: Path) -> None:

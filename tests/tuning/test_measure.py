@@ -23,6 +23,7 @@ from qdqtool.accuracy.metrics import (
     UserMetric,
     choose_metric,
     estimate_interval,
+    note_wide_interval,
     resample_metric,
 )
 from qdqtool.demo.network import yolov8n
@@ -45,6 +46,7 @@ from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import Net, images, run
+from tests.notes import note_codes
 from tests.tuning.nets import (
     branchy,
     floats,
@@ -358,6 +360,8 @@ def test_interval_of_few_or_equal_images_is_that_of_wilson(equal: int, missing: 
     ends = np.array(estimate_interval(METRIC, evidence))
     deviations = np.sqrt(ends * (1 - ends) / len(images))
     assert np.abs(METRIC.value(evidence) - ends) == pytest.approx(1.96 * deviations)
+    codes = note_codes(note_wide_interval(METRIC, len(images)))
+    assert codes == (["wide-interval"] if len(images) < 10 else [])
 
 
 def test_agreement_map_without_detections_is_nan() -> None:
