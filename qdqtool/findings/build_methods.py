@@ -154,11 +154,15 @@ def trtexec_advice(target: Target, on_jetson: bool = False) -> list[str]:
 
     Args:
         target: The TensorRT version.
-        on_jetson: Whether the user named a Jetson, whose trtexec is not on PATH.
+        on_jetson: Whether the user named a Jetson, whose trtexec is not on PATH and whose clock is
+            not fixed.
     """
     advice = []
     if on_jetson or target.is_jetpack:
-        advice.append("on a Jetson: /usr/src/tensorrt/bin/trtexec")
+        advice.append(
+            "on a Jetson: /usr/src/tensorrt/bin/trtexec, after sudo jetson_clocks (otherwise the "
+            "clock falls while the GPU is idle)"
+        )
     version = version_numbers(target.requested_version)
     if version and not target.strongly_typed and version[0] == 10 and version[1] >= 12:
         advice.append(

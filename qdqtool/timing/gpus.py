@@ -750,8 +750,7 @@ def _limit_to_mode(gpu: Gpu, power: str) -> tuple[Gpu, list[Note]]:
     is_assumed = mode.evidence == Evidence.ASSUMED
     note = Note(
         f"the mode {mode.name} {'probably ' if is_assumed else ''}has {sms} SMs at up to "
-        f"{mode.clock:.0f} MHz{memory}. Fix the clock with jetson_clocks; otherwise the clock "
-        "falls while the GPU is idle",
+        f"{mode.clock:.0f} MHz{memory}",
         code="power-mode-assumed" if is_assumed else "power-mode",
     )
     return limited, [note]

@@ -67,7 +67,11 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
 def test_build_commands_name_trtexec_of_a_jetson(folder: Path, cli: Cli) -> None:
     texts = [cli("insert", "small.onnx", "--calib", "images", "--gpu", "Orin Nano 8GB", *QUICK)]
     texts += [cli("predict", "small_qdq.onnx", "--gpu", gpu) for gpu in ("Orin Nano 8GB", "L4")]
-    assert ["/usr/src/tensorrt/bin/trtexec" in text for text in texts] == [True, True, False]
+    assert ["trtexec, after sudo jetson_clocks" in " ".join(text.split()) for text in texts] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
