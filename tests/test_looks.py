@@ -149,13 +149,15 @@ def test_answers_fit_80_columns(
     assert lines and [line for line in lines if len(line) > 80] == []
 
 
-def run_in_terminal(arguments: str, columns: int, folder: Path, **variables: str) -> str:
+def run_in_terminal(
+    arguments: str, columns: int, folder: Path, stdout: int | None = None, **variables: str
+) -> str:
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
     process = subprocess.Popen(
         [sys.executable, "-m", "qdqtool", *shlex.split(arguments)],
-        stdout=terminal,
+        stdout=terminal if stdout is None else stdout,
         stderr=terminal,
         cwd=folder,
         env={**environment, "TERM": "xterm", "PYTHONPATH": str(Path.cwd()), **variables},
@@ -193,6 +195,12 @@ def test_terminal_lines_are_wrapped_and_colored(arguments: str, columns: int, se
     assert max(map(len, plain)) <= columns
     assert all(line.count("\x1b[0m") == line.count("\x1b[") / 2 for line in lines)
     assert any("\x1b[" in line for line in lines) or "qdqtool: " in plain[0]
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_errors_fit_their_terminal_if_the_output_is_redirected(columns: int, seeds: Path) -> None:
+    text = run_in_terminal("predict qdq.onnx --gpu 'RTX 3600'", columns, seeds, subprocess.DEVNULL)
+    assert 0.75 * columns < max(map(len, text.splitlines())) <= columns and text.count("\n") > 1
 
 
 @pytest.mark.parametrize(

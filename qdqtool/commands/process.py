@@ -137,9 +137,9 @@ class FilteredErrorStream(FilteredStream):
         return len(text)
 
     def _wrap_message(self, text: str) -> str:
-        width = terminal_columns()
         if not text.startswith(MESSAGE_PREFIX) or not self.unfiltered.isatty():
             return text
+        width = terminal_columns(self.unfiltered)
         if len(text) <= width:
             return text
         return "\n".join(

@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 INTERRUPTED = 130  # exit code after Ctrl-C: 128 + number of the signal
 
@@ -31,11 +32,19 @@ def pause_gc() -> Iterator[None]:
         yield
 
 
-def terminal_columns() -> int:
-    """Return the width of the terminal in columns; 80 without a terminal."""
+def terminal_columns(stream: TextIO | None = None) -> int:
+    """Return the width of the terminal in columns; 80 without a terminal.
+
+    Args:
+        stream: Stream whose terminal counts if standard output is redirected.
+    """
     import shutil  # imported only if needed, because the import is slow
 
-    return shutil.get_terminal_size((80, 24)).columns
+    columns = 0
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            columns = os.get_terminal_size(stream.fileno()).columns
+    return shutil.get_terminal_size((columns or 80, 24)).columns
 
 
 def silence_stdout() -> None:
