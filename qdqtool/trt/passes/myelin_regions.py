@@ -120,10 +120,11 @@ class MyelinRegions(Pass):
         if not seeds:
             return
         assigned: set[Layer] = set()
-        for seed in filter(seeds.__contains__, network.breadth_first()):
+        parts = _ConvexParts(network.breadth_first())
+        for seed in filter(seeds.__contains__, parts.order):
             if seed in assigned:
                 continue
-            members = find_reachable([seed], _neighbors_in_region)
+            members = parts.find_part(seed)
             assigned.update(members)
             nodes = [node for layer in members for node in layer.nodes]
             region = MyelinRegion(node_name(seed), seed.op, nodes)
@@ -204,6 +205,59 @@ class MyelinRegions(Pass):
         for layer in chain:
             network.absorb_consumer(scores, layer, scores.name)
         scores.add_cases(FP8_ATTENTION)
+
+
+class _ConvexParts:
+    """Divides connected layers so that no part is both before and after a layer outside of it.
+
+    TensorRT runs a region as one layer, so no input of a region may depend on its result. In a
+    detection head, the Softmax of the DFL and the layers after the DFL's convolution are therefore
+    in different parts. A ReduceMean between two layers of a part belongs to the part.
+
+    Attributes:
+        order: All layers, each after its producers.
+    """
+
+    def __init__(self, order: list[Layer]) -> None:
+        self.order = order
+        self._positions = {layer: position for position, layer in enumerate(order)}
+        self._stages: dict[Layer, int] = {}  # of the layers that can be in a region
+
+    def find_part(self, seed: Layer) -> dict[Layer, None]:
+        """Return the part that contains ``seed``."""
+        if seed not in self._stages:
+            self._set_stages(find_reachable([seed], _neighbors_in_region))
+        return find_reachable([seed], self._neighbors_in_part)
+
+    def _neighbors_in_part(self, layer: Layer) -> list[Layer]:
+        stage = self._stages[layer]
+        neighbors = _neighbors_past_quantizers(layer)
+        return [other for other in neighbors if self._stages.get(other) == stage]
+
+    def _set_stages(self, members: Collection[Layer]) -> None:
+        """Set the stages of connected layers, and of the reductions between them.
+
+        A path that leaves the members and enters them again ends at a later stage. Stages of
+        members are even, those of other layers are odd. Q, DQ and reductions do not end a stage.
+        """
+        positions = [self._positions[member] for member in members]
+        span = self.order[min(positions) : max(positions) + 1]
+        stages: dict[Layer, int] = {}
+        for layer in span:
+            before = [stages[producer] for producer in layer.producers if producer in stages]
+            stage = max(before, default=0)
+            if layer in members:
+                self._stages[layer] = stages[layer] = stage + stage % 2
+            elif before and layer.kind != LayerKind.SHAPE:  # a shape does not wait for values
+                is_inside = layer.kind in QDQ or _is_reduction(layer)
+                stages[layer] = stage if is_inside else stage | 1
+        for layer in filter(_is_reduction, reversed(span)):
+            neighbors = _neighbors_past_quantizers(layer)
+            after = [
+                other for other in neighbors if self._positions[other] > self._positions[layer]
+            ]
+            if layer in stages and stages[layer] in map(self._stages.get, after):
+                self._stages[layer] = stages[layer]
 
 
 def _find_attention(scores: Layer) -> list[Layer]:
@@ -313,14 +367,22 @@ def _needs_myelin_on_10(layer: Layer) -> bool:
 
 
 def _neighbors_in_region(layer: Layer) -> list[Layer]:
-    neighbors = find_reachable(
-        [layer], lambda other: other.neighbors if other is layer or other.kind in QDQ else ()
-    )
     return [
         other
-        for other in neighbors
+        for other in _neighbors_past_quantizers(layer)
         if other.kind not in _KINDS_OUTSIDE or _needs_myelin_on_10(other)
     ]
+
+
+def _neighbors_past_quantizers(layer: Layer) -> dict[Layer, None]:
+    """Return a layer, its neighbors, and the neighbors of the Q and DQ among them."""
+    return find_reachable(
+        [layer], lambda other: other.neighbors if other is layer or other.kind in QDQ else ()
+    )
+
+
+def _is_reduction(layer: Layer) -> bool:
+    return layer.kind == LayerKind.POOLING and layer.op.startswith("Reduce")
 
 
 def _quantizers_around(members: Collection[Layer]) -> list[Layer]:

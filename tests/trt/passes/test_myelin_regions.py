@@ -101,6 +101,24 @@ def test_layers_of_a_region_are_listed_below_it(g: Graph) -> None:
     assert "  Convolution: " in outside and "MatrixMultiply" not in outside
 
 
+def box_distribution(g: Graph) -> str:
+    """Return boxes and scores of one tensor, as in a detection head with a DFL."""
+    both = g.conv(g.input(1, 16, 8, 8), "head", 32)
+    scores = g.op("Sigmoid", g.slice(both, "cls", 16, 32), "sigmoid")
+    soft = g.op("Softmax", g.slice(both, "box", 0, 16), "soft", axis=1)
+    boxes = g.op("Sub", [g.const("anchors", 8.0), g.conv(soft, "dfl", 16)], "boxes")
+    return g.op("Concat", [boxes, scores], "end", axis=1)
+
+
+def test_region_is_not_before_and_after_a_layer_outside(g: Graph) -> None:
+    result = predict_graph(g, box_distribution(g))
+    (region,) = result.regions
+    assert set(region.nodes) == {"box", "soft"} and region.fused == ["dfl.in.Q"]
+    listed = zip(result.layers, result.layer_regions, strict=True)
+    regions = {node: number for layer, number in listed for node in layer.nodes}
+    assert [regions[node] for node in ("soft", "dfl", "boxes")] == [0, None, None]
+
+
 def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
     result = predict_graph(
         g, g.conv(g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft"), "b", 16)
