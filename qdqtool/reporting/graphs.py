@@ -493,8 +493,7 @@ class _EngineDrawing:
         unused = (tensor for tensor in self.sources if tensor not in self.consumed)
         for name in dict.fromkeys([*network_outputs, *unused]):
             box = len(self.boxes)
-            precision = Precision(self.sources[name][-1].precision)
-            self.boxes.append(_create_binding_box("output", name, precision))
+            self._add_binding_box("output", name, self.sources[name][-1].precision)
             for source in self.sources[name]:
                 self._add_edge(box, name, source)
         return True
@@ -534,8 +533,21 @@ class _EngineDrawing:
             return self.sources[tensor]
         if tensor not in self.inputs:
             self.inputs[tensor] = _TensorSource(len(self.boxes), precision)
-            self.boxes.append(_create_binding_box("input", tensor, Precision(precision)))
+            self._add_binding_box("input", tensor, precision)
         return [dataclasses.replace(self.inputs[tensor], precision=precision)]
+
+    def _add_binding_box(self, role: str, tensor: str, precision: str) -> None:
+        """Add a box for a tensor that no layer produces, or no layer consumes.
+
+        ``precision`` is the type in the engine's list of layers. A float input or output of the
+        network has its type in the model.
+        """
+        model = self.collector.subject.model
+        shown = Precision(precision)
+        if tensor in model.inputs or model.is_output(tensor):
+            stored = qdq.precision_of(model.elem_type(tensor))
+            shown = stored if shown == Precision.FLOAT and stored.is_float else shown
+        self.boxes.append(_create_binding_box(role, tensor, shown))
 
     def _add_edge(self, box: int, tensor: str, source: _TensorSource) -> None:
         self.edges.append(

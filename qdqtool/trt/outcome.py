@@ -181,6 +181,9 @@ _KINDS_THAT_KEEP_TYPE = (
     LayerKind.RESIZE,
     LayerKind.IDENTITY,
 )
+# Layers that read an input and write an output of the network in its type in the model. Before and
+# after other layers, TensorRT adds a reformat if the builder chooses another float type for them.
+_KINDS_THAT_CHANGE_TYPE = (LayerKind.COPY, LayerKind.IDENTITY)
 _KINDS_LISTED_AS_OPERATOR = (*QDQ, LayerKind.SHAPE, LayerKind.OTHER)
 _LISTED_TYPES = {
     **{kind: kind.title().replace("_", "") for kind in LayerKind},
@@ -344,8 +347,9 @@ class Outcome:
 
         ``parallel`` holds the entries of merged convolutions by name.
         """
-        inputs = [self._list_tensor(t) for t in layer.inputs]
-        outputs = [self._list_tensor(t) for t in layer.outputs]
+        changes_type = layer.kind in _KINDS_THAT_CHANGE_TYPE
+        inputs = [self._list_tensor(t, is_fixed=changes_type) for t in layer.inputs]
+        outputs = [self._list_tensor(t, is_fixed=changes_type) for t in layer.outputs]
         merged_name = layer.fusion.merged_name if layer.kind in _MERGED_KINDS else ""
         if merged_name in parallel:
             parallel[merged_name].outputs.extend(outputs)
@@ -358,9 +362,16 @@ class Outcome:
         if merged_name:
             parallel[merged_name] = entry
 
-    def _list_tensor(self, tensor: Tensor) -> TensorPrecision:
+    def _list_tensor(self, tensor: Tensor, *, is_fixed: bool = False) -> TensorPrecision:
+        """Return the name and type of a tensor for the list of engine layers.
+
+        If ``is_fixed`` is set, a float input or output of the network has its type in the model.
+        """
         tensor = self._sources.get(tensor, tensor)
         precision = self._fused_types.get(tensor) or self.precision(tensor)
+        is_network_edge = tensor.producer is None or tensor.is_output
+        if is_fixed and is_network_edge and precision == Precision.FLOAT:
+            precision = float_precision(tensor.elem_type, strongly_typed=True)
         return TensorPrecision(tensor.memory.name, precision)
 
     def _rename_outputs(self) -> None:

@@ -26,6 +26,7 @@ from qdqtool.ir.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.result import EngineLayer, Prediction, TensorPrecision
+from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import Event
 from qdqtool.verification.kernels import is_myelin_kernel
 from qdqtool.verification.layer_mapping import NodeMapper
@@ -226,6 +227,7 @@ def compare_layers(
     if not listed or prediction.conversions is None:
         return PartComparison(LayerCounts(len(listed) or None))
     predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
+    has_fixed_floats = target_named(prediction.target).strongly_typed
     agree = 0
     unmatched: list[str] = []
     mismatches: list[Mismatch] = []
@@ -234,7 +236,7 @@ def compare_layers(
         if expected is None:
             unmatched.append(layer.name)
             continue
-        mismatch = _compare_types(expected, layer)
+        mismatch = _compare_types(expected, layer, has_fixed_floats)
         if mismatch is None:
             agree += 1
         elif layer.name not in reported:
@@ -256,10 +258,14 @@ def _is_predictable(layer: BuiltLayer) -> bool:
     return not is_myelin_kernel(layer) and layer.type != "shape_call"
 
 
-def _compare_types(predicted: EngineLayer, built: BuiltLayer) -> Mismatch | None:
+def _compare_types(
+    predicted: EngineLayer, built: BuiltLayer, has_fixed_floats: bool
+) -> Mismatch | None:
     difference = _find_type_difference(
-        Difference.INPUT, predicted.inputs, built.inputs
-    ) or _find_type_difference(Difference.OUTPUT, predicted.outputs, built.outputs)
+        Difference.INPUT, predicted.inputs, built.inputs, has_fixed_floats
+    ) or _find_type_difference(
+        Difference.OUTPUT, predicted.outputs, built.outputs, has_fixed_floats
+    )
     if difference is None:
         return None
     sides = (predicted.as_json(), built.as_json())
@@ -277,11 +283,21 @@ def _layer_key(name: str) -> str:
 
 
 def _find_type_difference(
-    side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
+    side: Difference,
+    predicted: list[TensorPrecision],
+    built: list[BuiltTensor],
+    has_fixed_floats: bool,
 ) -> DetailedDifference | None:
+    """Return the first difference of types on one side of a layer.
+
+    Float types differ only in strongly typed networks. In others, the builder or an option
+    (``--inputIOFormats``) chooses them.
+    """
     for ours, theirs in zip(predicted, built, strict=False):
         types = (ours.precision, theirs.precision)
         comparable = all(p.is_float or p in (Precision.INT8, Precision.FP8) for p in types)
+        if not has_fixed_floats and all(p.is_float for p in types):
+            continue
         if comparable and not ours.precision.agrees(theirs.precision):
             return side, types
     return None

@@ -210,7 +210,7 @@ def test_attribute_of_wrong_type_is_reported_with_node(
                 "m",
             ),
             1,
-            [("kgen", ["FLOAT"], "INT8"), ("MatrixMultiply", ["INT8"], "FLOAT")],
+            [("kgen", ["FP32"], "INT8"), ("MatrixMultiply", ["INT8"], "FLOAT")],
             [],
             id="symmetric_matmul",
         ),
@@ -258,6 +258,22 @@ def test_small_graphs_match_their_builds(
     assert (prediction.summary()["int8"], prediction.conversion_nodes) == (int8, conversions)
 
 
+def casts_at_both_ends(g: Graph) -> onnx.ModelProto:
+    """Return a network with FP16 inside, as ModelOpt writes it."""
+    half = g.op("Cast", g.input(1, 16, 8, 8), "to_half", to=onnx.TensorProto.FLOAT16)
+    return g.model(g.op("Cast", g.conv(half, "c", 16), "to_float", to=onnx.TensorProto.FLOAT))
+
+
+def test_inputs_and_outputs_of_the_network_have_their_type_in_the_model(g: Graph) -> None:
+    layers = predict(casts_at_both_ends(g), "trt8.5", advice=False).layers
+    assert [(x.type, *(str(t.precision) for t in (*x.inputs, *x.outputs))) for x in layers] == [
+        ("Conversion", "FP32", "INT8"),
+        ("Identity", "INT8", "INT8"),
+        ("Convolution", "INT8", "FLOAT"),
+        ("Identity", "FLOAT", "FP32"),
+    ]
+
+
 def test_products_in_a_row_keep_int8_between_them(g: Graph) -> None:
     # gemm-mlp-trt10: kgen, three gemm, kgen. A Q or DQ next to a float is a kernel of its own.
     x = g.input(8, 16)
@@ -266,9 +282,9 @@ def test_products_in_a_row_keep_int8_between_them(g: Graph) -> None:
         x = g.op("MatMul", [g.pair(x, f"q{i}"), weights], f"m{i}")
     layers = predict(g.model(g.pair(x, "out")), "trt10", advice=False).layers
     assert [(x.type, *(str(t.precision) for t in (*x.inputs, *x.outputs))) for x in layers] == [
-        ("kgen", "FLOAT", "INT8"),
+        ("kgen", "FP32", "INT8"),
         *[("MatrixMultiply", "INT8", "INT8")] * 3,
-        ("kgen", "INT8", "FLOAT"),
+        ("kgen", "INT8", "FP32"),
     ]
     for producer, consumer in itertools.pairwise(layers):
         assert consumer.inputs[0].tensor == producer.outputs[0].tensor

@@ -337,7 +337,8 @@ def test_compare_layers_with_equivalent_names(first: str, second: str, same: boo
         ([INT8], [FP16], True),
         ([FLOAT], [FP16], False),
         ([FLOAT], [INT8], True),
-        ([FP16], [FP32], True),
+        ([FP32], [FP16], False),  # a network input, with --inputIOFormats
+        ([FP32, INT8], [FP16, FP32], True),
         ([INT8, INT8], [INT8], False),
         ([INT8, INT8], [INT8, FP32], True),
         ([INT8], [Precision.UNKNOWN], False),
@@ -351,8 +352,13 @@ def test_compare_layers_output_types(
 ) -> None:
     """INT8 and floats are compared, but not integers, such as shapes and indices."""
     prediction = predicted(conversions=0, layers=[predicted_layer("a", outputs=predicted_types)])
-    result = layers_compared(prediction, Build(layers=[layer("a", outputs=" ".join(built_types))]))
-    assert [m.differs for m in result.mismatches] == [Difference.OUTPUT] * different
+    build = Build(layers=[layer("a", outputs=" ".join(built_types))])
+    differences = [m.differs for m in layers_compared(prediction, build).mismatches]
+    assert differences == [Difference.OUTPUT] * different
+    prediction.target = "trt11"  # strongly typed: the widths of floats are compared too
+    assert bool(layers_compared(prediction, build).mismatches) == (
+        different or predicted_types[:1] == [FP32]
+    )
 
 
 # Tensors --------------------------------------------------------------------------------------------------------

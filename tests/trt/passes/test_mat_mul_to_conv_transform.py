@@ -155,7 +155,7 @@ def test_linear_layer_between_transposes_writes_float(g: Graph) -> None:
         (x.type, x.name, [str(t.precision) for t in (*x.inputs, *x.outputs)])
         for x in prediction.layers
     ][:6] == [
-        ("Conversion", "in.Q", ["FLOAT", "INT8"]),
+        ("Conversion", "in.Q", ["FP32", "INT8"]),
         ("Convolution", "w + wq.Q + MatMul_10", ["INT8", "FLOAT"]),
         ("Pooling", "ReduceMax_15", ["FLOAT", "FLOAT"]),
         ("Conversion", "next.in.Q_clone_0", ["FLOAT", "INT8"]),
