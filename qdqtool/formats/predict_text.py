@@ -650,7 +650,9 @@ def _add_layer(page: TextPage, layer: EngineLayer, float_type: Precision, start:
         for ends in (layer.inputs, layer.outputs)
     )
     time = "" if layer.ms is None else f", {layer.ms:.4f} ms"
-    page.fill(f"{layer.type}: {inputs} -> {outputs}{time}, {layer.name}", indent, start)
+    moved = verdicts.describe_moved_quantizer(layer)
+    name = f"{layer.name} ({moved})" if moved else layer.name
+    page.fill(f"{layer.type}: {inputs} -> {outputs}{time}, {name}", indent, start)
 
 
 def _format_names(names: list[str], *, with_total: bool = False) -> str:

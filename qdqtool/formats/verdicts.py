@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.evidence import Evidence
 from qdqtool.formats.output import Style
-from qdqtool.ir.precision import Precision
+from qdqtool.ir.precision import EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.gpus import GpuLimit
 from qdqtool.reasons.quantizers import UncoveredOperandType
-from qdqtool.trt.result import Assumption, Prediction
+from qdqtool.trt.result import Assumption, EngineLayer, Prediction
 from qdqtool.util.text import (
     format_count,
     format_factor,
@@ -305,6 +305,16 @@ def describe_uncovered_types(prediction: Prediction, float_type: Precision) -> s
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
         return ""
     return f"{' and '.join(types) or 'FP4'} Q/DQ is not predicted and counts as {float_type}; "
+
+
+def describe_moved_quantizer(layer: EngineLayer) -> str:
+    """Return a remark on a Cast or Identity of quantized values; empty for other layers.
+
+    In the model, such a node reads and writes float: the Q is after it, or the DQ before it.
+    """
+    types = {tensor.precision for tensor in (*layer.inputs, *layer.outputs)}
+    is_moved = layer.type == "Identity" and types.issubset(EIGHT_BITS)
+    return "TensorRT moves Q/DQ past it" if is_moved else ""
 
 
 def remarks(prediction: Prediction) -> list[str]:

@@ -88,7 +88,10 @@ class ConvolutionEntry:
 
 @dataclass(slots=True)
 class LayerEntry:
-    """A layer of the predicted engine. A click on the layer selects the node ``at``."""
+    """A layer of the predicted engine. A click on the layer selects the node ``at``.
+
+    ``remark`` explains types that differ from those in the model; empty for most layers.
+    """
 
     name: str
     title: str
@@ -99,6 +102,7 @@ class LayerEntry:
     outputs: list[list[str]]
     nodes: list[int]
     findings: list[int]
+    remark: str = ""
     at: int = -1
     macs: float | None = None
     bytes: float | None = None

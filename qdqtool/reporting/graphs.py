@@ -197,7 +197,7 @@ class _OnnxDrawing:
         return data.Box(
             role="node" if single else "fused",
             title=shorten_name(strip_operator(main.name, main.op), NAME_WIDTH),
-            note=layer.type if layer else "",
+            note=(layer.remark or layer.type) if layer else "",
             paint=self._node_paint(main),
             layer=main.layer,
             rows=positions,

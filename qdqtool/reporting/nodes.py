@@ -23,6 +23,7 @@ from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_included_saving
 from qdqtool.formats.verdicts import (
     count_conversions,
+    describe_moved_quantizer,
     overall_verdict,
     remarks,
     verdict,
@@ -315,6 +316,7 @@ class ModelCollector:
                     outputs=[[display_name(t.tensor), str(t.precision)] for t in layer.outputs],
                     nodes=nodes,
                     findings=[],
+                    remark=describe_moved_quantizer(layer),
                     at=self._find_main_node(nodes) if nodes else self.find_first_node(layer.nodes),
                     ms=layer.ms,
                 )

@@ -43,6 +43,7 @@ from tests.reporting.networks import CONVOLUTIONS, narrow_yolov8x_qdq
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import DIFFERENT, advised, model as published, truth
+from tests.trt.test_network import casts_at_both_ends
 
 FIRST = ("yolo-resnet18-orin-trt8502", "resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510")
 SOME_FIRST = slow_after(1, [*FIRST, *(case for case in DIFFERENT if case not in FIRST)])
@@ -408,6 +409,15 @@ def test_modules_follow_node_names() -> None:
 def test_modules_divide_long_chains() -> None:
     boxes = collect(relus([f"r{i}" for i in range(100)])).model.modules.boxes
     assert 5 <= len(boxes) <= 12 and boxes[1].title.startswith("r0 to r")
+
+
+def test_cast_before_a_quantizer_has_a_remark(g: Graph) -> None:
+    model = collect(casts_at_both_ends(g)).model
+    assert [layer.nodes for layer in model.layers if layer.remark] == [[0]]
+    notes = {box.title: box.note for box in model.onnx.boxes}
+    assert "moves Q/DQ past it" in notes["to_half"] and notes["to_float"] == "Identity"
+    ends = [box.note for box in model.engine.boxes if box.role in ("input", "output")]
+    assert ends == ["FP32", "FP32"]
 
 
 def test_report_for_tensorrt_rtx_has_no_layers(files: NetworkFiles) -> None:

@@ -148,7 +148,7 @@ class Details {
     return el('section', {}, el('h4', {}, 'Engine layer'),
       el('p', { class: 'mono breakable' }, layer.name),
       facts([
-        ['Type', layer.type], ['Reads', layer.inputs.length ? ends(layer.inputs) : null],
+        ['Type', layer.type], ['Remark', layer.remark || null], ['Reads', layer.inputs.length ? ends(layer.inputs) : null],
         ['Writes', layer.outputs.length ? ends(layer.outputs) : null],
         ['Other nodes', others.length ? others.map(([number, node]) => el('div', {},
           el('button', { class: 'link mono breakable', type: 'button', onclick: () => this.go(side, number) }, node.name))) : null],
