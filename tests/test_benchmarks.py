@@ -128,33 +128,29 @@ def test_ratio_is_between_order_statistics_of_the_turns(
     )
 
 
-def test_peer_model_is_cached_by_model_and_images(
-    tmp_path: Path,
-) -> None:
-    """The interpreter is a stand-in, which copies the model and notes each call."""
+def prepare_peer(folder: Path, script: str) -> tuple[Any, Any, Any]:
+    """Return benchmarks/accuracy.py, a split, and options whose interpreter is a shell script."""
     accuracy = runpy.run_path(str(HERE / "accuracy.py"))
-    peer, calls, model = tmp_path / "peer", tmp_path / "calls", tmp_path / "net.onnx"
-    peer.write_text(f'#!/bin/sh\necho . >> "{calls}"\ncp "$3" "$7"\n')
+    onnx.save(conv_net((1, 3, 64, 64)), model := folder / "net.onnx")
+    (peer := folder / "peer").write_text(f"#!/bin/sh\n{script}\n")
     peer.chmod(0o755)
-    onnx.save(conv_net((1, 3, 64, 64)), model)
-    options = SimpleNamespace(work=tmp_path, modelopt=peer)
-    images = np.zeros((2, 3, 64, 64), np.float32)
-    split = accuracy["Split"]("a", model, tmp_path / "images", tmp_path / "others")
+    split = accuracy["Split"]("a", model, folder / "images", folder / "others")
+    return accuracy, split, SimpleNamespace(work=folder, modelopt=peer)
+
+
+def test_peer_model_is_cached_by_model_and_images(tmp_path: Path) -> None:
+    calls, images = tmp_path / "calls", np.zeros((2, 3, 64, 64), np.float32)
+    accuracy, split, options = prepare_peer(tmp_path, f'echo . >> "{calls}"\ncp "$3" "$7"')
+    model = split.model.read_bytes()
     for calibration, runs in ((images, 1), (images, 1), (images[:1], 2), (images + 1, 3)):
-        split.made_from = accuracy["common"].digest(model.read_bytes(), calibration)
-        quantized = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
-        assert quantized == model.read_bytes() and calls.read_text().count(".") == runs
+        split.made_from = accuracy["common"].digest(model, calibration)
+        assert accuracy["quantized"](split, "ModelOpt entropy", calibration, options) == model
+        assert calls.read_text().count(".") == runs
 
 
 def test_failure_of_a_peer_has_the_last_line_of_its_errors(tmp_path: Path) -> None:
-    accuracy = runpy.run_path(str(HERE / "accuracy.py"))
-    onnx.save(conv_net((1, 3, 64, 64)), model := tmp_path / "net.onnx")
-    (peer := tmp_path / "peer").write_text(
-        "#!/bin/sh\necho Traceback >&2\necho No module x >&2\nexit 1\n"
-    )
-    peer.chmod(0o755)
-    options = SimpleNamespace(work=tmp_path, modelopt=peer)
-    split = accuracy["Split"]("a", model, tmp_path, tmp_path)
+    script = "echo Traceback >&2\necho No module x >&2\nexit 1"
+    accuracy, split, options = prepare_peer(tmp_path, script)
     with pytest.raises(RuntimeError, match=r"^No module x$"):
         accuracy["quantized"](split, "ModelOpt max", np.zeros((1, 3, 64, 64)), options)
 
