@@ -27,7 +27,9 @@ from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.heads import QuantizedHead
 from qdqtool.reasons.placement import SkippedNode
+from qdqtool.reasons.scales import OutlierScales
 from qdqtool.trt.targets import Target
+from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_list, format_ms
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         _add_agreement(page, insertion, f"{_format_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
         _add_prediction(page, insertion.prediction, insertion.requested_target)
-    _add_remarks(page, insertion.notes, insertion.warnings, float_type)
+    _add_remarks(page, insertion.notes, _list_warnings(insertion), float_type)
     if everything:
         _add_activation_scales(page, insertion)
     return page
@@ -374,6 +376,28 @@ def _describe_cost(loss: TensorLoss, title: str) -> str:
     if loss.ms is not None:
         changes.append(f"{format_ms(abs(loss.ms))} {'less' if loss.ms < 0 else 'more'}")
     return f"; {', '.join(changes)}"
+
+
+def _list_warnings(insertion: Insertion) -> list[Note]:
+    """Return the warnings, with the measured gain of an exclusion that one of them advises."""
+    return [
+        Note(f"{w}{_describe_advised_gain(insertion, w)}", code=w.code, **w.values)
+        for w in insertion.warnings
+    ]
+
+
+def _describe_advised_gain(insertion: Insertion, warning: Note) -> str:
+    """Return the measured gain of the exclusion that ACT-OUTLIER advises; empty if unknown."""
+    finding = warning.values.get("finding")
+    reason = None if finding is None else finding.causes[0].reason
+    losses = insertion.losses
+    if losses is None or not isinstance(reason, OutlierScales):
+        return ""
+    for loss in losses.tensors:
+        if set(loss.readers) == set(reason.consumers):
+            cost = _describe_cost(loss, _format_title(insertion))
+            return f" With this `exclude`: output error {_describe_gain(loss, losses)}{cost}."
+    return ""
 
 
 def _add_remarks(

@@ -89,6 +89,19 @@ def test_rating_and_test_of_activations_fit_the_printed_error(
     assert (outcome in text) == (rating != "small")
 
 
+def test_advice_of_act_outlier_has_the_measured_gain() -> None:
+    data = images(2)
+    for sample in data:
+        sample["x"].flat[0] = 500.0
+    result = qdqtool.insert(chain(), data, losses=2, method="max")
+    (finding,) = (f for f in result.findings if f.code == "ACT-OUTLIER")
+    consumers = finding.causes[0].reason.consumers
+    gain = next(t.gain for t in result.losses.tensors if t.readers == consumers)
+    error = result.losses.error
+    measured = f"With this --exclude: output error {error:.1%} -> about {error * (1 - gain):.0%}"
+    assert measured in " ".join(str(render(result)).split())
+
+
 @pytest.mark.parametrize(("opset", "ir"), [(11, 6), (13, 3), (17, 8), (21, 10)])
 def test_measure_switches_two_dequantizers_of_quantizer_together(
     opset: int, ir: int, net: Net
