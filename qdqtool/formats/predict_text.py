@@ -483,9 +483,12 @@ def _add_remedies(
         gpu = f" --gpu {shlex.quote(name)}"
     fix_options = f"{options.target}{gpu}{options.images or (gpu and options.size)}"
     _add_fix_commands(page, prediction, path, fix_options, times)
-    if verdicts.has_model_errors(prediction) or verdicts.needs_other_format(prediction):
-        page.fill("From the float model instead (recommended):")
+    is_unusable = verdicts.has_model_errors(prediction) or verdicts.needs_other_format(prediction)
+    if is_unusable or verdicts.has_lossy_placement(prediction):
+        use = "recommended" if is_unusable else "recommended for accuracy, except after QAT"
+        page.fill(f"From the float model instead ({use}):")
         page.add_command("", f"qdqtool insert FLOAT.onnx{insert}")
+    if is_unusable:
         _add_recipe(page, prediction, f"{options.target}{options.gpu}{images}")
 
 

@@ -30,6 +30,8 @@ RAW_ERROR_REMARK = (
     "--calib'."
 )
 _FP8_ERRORS = ("FP8-GPU", "FP8-TARGET")  # the target or the GPU has no FP8
+# Codes of Q/DQ that cost accuracy, and that `insert` does not write.
+_LOSSY_PLACEMENTS = ("HEAD-CONCAT", "HEAD-QUANT", "RESIDUAL-STREAM", "W-PER-TENSOR")
 
 
 class Verdict(NamedTuple):
@@ -428,6 +430,13 @@ def has_model_errors(prediction: Prediction) -> bool:
     return any(
         f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLimit)
         for f in prediction.findings
+    )
+
+
+def has_lossy_placement(prediction: Prediction) -> bool:
+    """Return whether warnings concern placements that cost accuracy and that ``insert`` avoids."""
+    return any(
+        f.code in _LOSSY_PLACEMENTS and f.severity == Severity.WARNING for f in prediction.findings
     )
 
 

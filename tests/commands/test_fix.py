@@ -80,6 +80,8 @@ def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: C
     text = cli("predict", "d.onnx", "--gpu", "L4")
     assert re.search(r"^warning HEAD-QUANT \[\+\]", text, re.MULTILINE)
     command = next(words for words in next_commands(text) if "HEAD-QUANT" in words)
+    insert = next(words for words in next_commands(text) if words[0] == "insert")
+    assert insert == ["insert", "FLOAT.onnx", "--calib", "images/", "--gpu", "L4"]
     requested = [f for f in cli.json("predict", "d.onnx")["findings"] if f["on_request"]]
     assert len(requested) == count_places(text, r"^\[\+\] (\d+) place")
     fix = cli(*command)
