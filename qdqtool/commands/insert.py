@@ -33,21 +33,6 @@ _CALIBRATION_PARAMETERS = (
     "losses",
     "cluster",
 )
-# Parameters that have the same meaning in `tune`.
-_TUNE_PARAMETERS = (
-    "method",
-    "percentile",
-    "max_images",
-    "head",
-    "residual",
-    "attention",
-    "exclude",
-    "include",
-    "exclude_op",
-    "high_precision",
-    "smooth",
-    "weights",
-)
 
 
 @click.command("insert", cls=options.HelpCommand)
@@ -351,7 +336,7 @@ def _suggest_tune(model: str, calib: str | None, width: int) -> TextPage:
     page = TextPage(width)
     words = ["qdqtool", "tune", model, "--calib", calib or "images/"]
     repeated = options.repeat_options(
-        "target", "gpu", "power", *_TUNE_PARAMETERS, *options.IMAGE_PARAMETERS
+        "target", "gpu", "power", *options.PLACEMENT_PARAMETERS, *options.IMAGE_PARAMETERS
     )
     page.add_command("Next:", f"{shlex.join(words)}{repeated}")
     page.fill("tune searches for layers that INT8 makes faster with enough accuracy.", 9, " " * 9)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqtool.commands import options
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 
     from qdqtool.formats.output import TextPage
     from qdqtool.trt.targets import Target
+    from qdqtool.tuning.result import Tuning
 
+_MAX_PATTERNS = 8  # maximum number of --exclude and --include in a suggested command
 OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
 
 
@@ -49,6 +53,36 @@ def suggest_compare(
         "calibration images may give an optimistic result."
     )
     page.fill(text, 9, " " * 9)
+
+
+def suggest_uint8_input(
+    page: TextPage, model: str, calib: str, path: str, target: Target, tuning: Tuning
+) -> None:
+    """Suggest the ``insert`` that writes the placement of a tuning for an input of pixels.
+
+    Nothing is suggested without images, if ``insert`` cannot write this placement with a uint8
+    input, or if the command would be long.
+    """
+    from qdqtool.util import files
+
+    arguments = tuning.insert_arguments()
+    has_pixels = tuning.images["preprocess"] is not None and target.uint8_inputs
+    quantized = {tensor.tensor for tensor in tuning.quantized}
+    is_stream = files.is_stream(Path(path))
+    if arguments is None or tuning.precision != "int8" or not has_pixels or is_stream:
+        return
+    patterns = [(f"--{name}", p) for name, values in arguments.items() for p in values]
+    is_quantized = any(graph_input.name in quantized for graph_input in tuning.model.graph.input)
+    if not is_quantized or len(patterns) > _MAX_PATTERNS:
+        return
+    words = ["qdqtool", "insert", model, "--calib", calib]
+    repeated = options.repeat_options(
+        "target", *options.PLACEMENT_PARAMETERS, *options.IMAGE_PARAMETERS
+    )
+    output = Path(path).with_stem(f"{Path(path).stem}_uint8")
+    more = [*itertools.chain(*patterns), "--input-type", "uint8", "-o", str(output)]
+    page.add_command("Pixels:", f"{shlex.join(words)}{repeated} {shlex.join(more)}")
+    page.fill("writes this placement for an input of uint8 pixels.", 9, " " * 9)
 
 
 def suggest_build(

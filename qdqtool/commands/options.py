@@ -128,7 +128,7 @@ def repeat_options(*names: str) -> str:
         if isinstance(value, dict):
             values = [f"{key}={entry}" for key, entry in value.items()]
         for entry in values:
-            if entry is True:
+            if isinstance(entry, bool):  # False for a flag such as --no-unify
                 words.append(parameter.opts[0])
             elif not (name == "target" and entry == DEFAULT_TARGET):
                 words += [parameter.opts[0], _format_option_value(name, entry)]
@@ -144,6 +144,8 @@ def time_parameters() -> tuple[str, ...]:
 
 
 def _format_option_value(name: str, value: Any) -> str:
+    if name == "method_for":
+        return "=".join(value)
     if isinstance(value, tuple):
         return ("x" if name == "size" else ",").join(f"{part:g}" for part in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -768,6 +770,24 @@ placement_options = combine_options(
         show_default=True,
         help="Store weights as float with Q/DQ, or as int8 or fp8 with DQ.",
     ),
+)
+
+# Parameters that have the same meaning in `insert` and `tune`.
+PLACEMENT_PARAMETERS = (
+    "method",
+    "method_for",
+    "percentile",
+    "max_images",
+    "head",
+    "residual",
+    "attention",
+    "unify",
+    "exclude",
+    "include",
+    "exclude_op",
+    "high_precision",
+    "smooth",
+    "weights",
 )
 
 network_options = combine_options(

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from qdqtool.commands import options
-from qdqtool.commands.next_commands import suggest_build, suggest_compare
+from qdqtool.commands.next_commands import suggest_build, suggest_compare, suggest_uint8_input
 from qdqtool.commands.usage import UsageError
 
 
@@ -212,6 +212,7 @@ def command(
             is_fp8 = settings["precision"] == "fp8"
             built = restrict_to_fp8(chosen_target) if is_fp8 else chosen_target
             suggest_build(page, path, built, tuning.model, gpu)
+            suggest_uint8_input(page, model, calib, path, chosen_target, tuning)
         return page
 
     answer.write(lambda: use_option_names(tuning.as_json()), render_text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
 from qdqtool.trt.result import Prediction
 from qdqtool.tuning.planner import Configuration, PlacementCost
+from qdqtool.tuning.sites import INT8
 from qdqtool.util.files import InputFiles, forbid_overwrite, save_answer
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon
 
 SCHEMA = "qdqtool/tuning/1"
+# Codes of the notes on a written model that has the ranges of the search.
+_SEARCH_RANGES = {"ranges-on", "ranges-from-all-worse"}
 
 
 @dataclass
@@ -314,6 +318,24 @@ class Tuning:
         """Build the Q/DQ model of another placement of :attr:`front` or :attr:`others`."""
         assert self.builder is not None
         return self.builder(point.configuration)
+
+    def insert_arguments(self) -> dict[str, list[str]] | None:
+        """Return arguments with which :func:`qdqtool.insert` writes the chosen placement.
+
+        Further arguments, such as `input_type`, can be added. The arguments of
+        :func:`qdqtool.tune` that `insert` has too must be repeated.
+
+        Returns:
+            Regular expressions for `exclude` and `include`. None if the ranges differ from those
+            of `insert`, or if the result is the float model.
+        """
+        has_other_ranges = any(choice != INT8 for choice in self.chosen.changed.values())
+        if has_other_ranges or _SEARCH_RANGES & {note.code for note in self.notes}:
+            return None
+        if not self.chosen.cost.int8:
+            return None
+        names = {"exclude": self.chosen.configuration.floats, "include": self.chosen.changed}
+        return {key: [f"^{re.escape(n)}$" for n in sorted(nodes)] for key, nodes in names.items()}
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
         """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""

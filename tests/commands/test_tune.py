@@ -6,9 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtool.ir.graph import Model
 from qdqtool.tuning.sensitivity import SensitivitySweep
+from tests.calibration.nets import write_pictures
 from tests.commands.conftest import Cli, next_commands
-from tests.insertion.nets import check, images
+from tests.insertion.nets import check, detector, images
 from tests.tuning.nets import branchy
 
 TUNE = ("tune", "m.onnx", "--calib", "x.npy")
@@ -69,3 +71,17 @@ def test_tune_output_of_a_metric_goes_to_stderr(folder: Path, cli: Cli) -> None:
     answer = cli.json(*TUNE, "--metric", "loud_metric:loud", "--no-state")
     assert answer["metric"]["name"] == "loud_metric:loud"
     assert "imported" in cli.err and "called" in cli.err
+
+
+def test_tune_command_for_pixels_writes_the_same_placement(folder: Path, cli: Cli) -> None:
+    onnx.save(detector(), "m.onnx")
+    write_pictures(folder / "photos", 4, 64, 64)
+    (folder / "constant_metric.py").write_text("def constant(*_):\n    return 1.0\n")
+    tune = "tune m.onnx --calib photos --metric constant_metric:constant -o t.onnx".split()
+    ranges = "--method mse --method-for images=max --no-unify".split()
+    (command,) = (c for c in next_commands(cli(*tune, *ranges)) if c[0] == "insert")
+    assert {*ranges, "--include"} <= {*command}  # the head is INT8
+    cli(*command[:-4], "-o", "float.onnx")
+    cli(*command)
+    assert onnx.load("float.onnx").graph == onnx.load("t.onnx").graph
+    assert Model(onnx.load("t_uint8.onnx")).elem_type("images") == onnx.TensorProto.UINT8
