@@ -258,8 +258,7 @@ def test_small_graphs_match_their_builds(
     assert (prediction.summary()["int8"], prediction.conversion_nodes) == (int8, conversions)
 
 
-def casts_at_both_ends(g: Graph) -> onnx.ModelProto:
-    """Return a network with FP16 inside, as ModelOpt writes it."""
+def casts_at_both_ends(g: Graph) -> onnx.ModelProto:  # as ModelOpt writes FP16 models
     half = g.op("Cast", g.input(1, 16, 8, 8), "to_half", to=onnx.TensorProto.FLOAT16)
     return g.model(g.op("Cast", g.conv(half, "c", 16), "to_float", to=onnx.TensorProto.FLOAT))
 

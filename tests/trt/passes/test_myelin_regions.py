@@ -11,22 +11,6 @@ from qdqtool.prediction import predict
 from tests.trt.builder import Graph
 
 
-def gemm(
-    g: Graph,
-    x: str,
-    name: str,
-    inputs: int,
-    outputs: int,
-    *,
-    data: bool = True,
-    weights: bool = True,
-) -> str:
-    x = g.pair(x, f"{name}.in", 0.05) if data else x
-    w = g.const(f"{name}.w", np.ones((outputs, inputs), np.float32))
-    w = g.pair(w, f"{name}.wq", np.full(outputs, 0.01), axis=0) if weights else w
-    return g.op("Gemm", [x, w, g.const(f"{name}.b", np.zeros(outputs, np.float32))], name, transB=1)
-
-
 def predict_graph(g: Graph, *outputs: str, target: str = "trt10") -> Prediction:
     return predict(g.model(*outputs), target)
 
@@ -37,8 +21,8 @@ def outcomes(prediction: Prediction) -> list[tuple[str, str, str, str | None]]:
 
 def test_region_of_three_quantized_gemms(g: Graph) -> None:
     # input -> kgen Q -> gemm, gemm, gemm, all Int8 to Int8 -> kgen DQ -> logits.
-    x = gemm(g, gemm(g, g.input(1, 16), "fc1", 16, 32), "fc2", 32, 32)
-    x = g.pair(gemm(g, x, "fc3", 32, 10), "end", 0.2)
+    x = g.gemm(g.gemm(g.input(1, 16), "fc1", 16, 32), "fc2", 32, 32)
+    x = g.pair(g.gemm(x, "fc3", 32, 10), "end", 0.2)
     result = predict_graph(g, x)
     assert outcomes(result) == [(name, "INT8", "INT8", None) for name in ("fc1", "fc2", "fc3")]
     assert result.conversions == 0 and result.conversion_nodes == []
@@ -50,17 +34,12 @@ def test_region_of_three_quantized_gemms(g: Graph) -> None:
 
 def test_region_with_float_product(g: Graph) -> None:
     # fc2 of linear-orinnano-trt103: Float to Float, TF32.
-    x = g.op("Softmax", gemm(g, g.input(1, 16), "fc1", 16, 32), "soft")
-    result = predict_graph(g, g.pair(gemm(g, x, "fc2", 32, 10, data=False), "end", 0.2))
+    x = g.op("Softmax", g.gemm(g.input(1, 16), "fc1", 16, 32), "soft")
+    result = predict_graph(g, g.pair(g.gemm(x, "fc2", 32, 10, scale=None), "end", 0.2))
     assert outcomes(result) == [("fc1", "INT8", "FLOAT", None), ("fc2", "FLOAT", "FLOAT", None)]
     assert result.conversions == 0
     (region,) = result.regions
     assert set(region.kernels) == {"fc1.in.Q", "end.DQ"} and "end.Q" in region.fused
-
-
-def test_float_product_has_no_conversions(g: Graph) -> None:
-    result = predict_graph(g, gemm(g, g.input(1, 16), "fc", 16, 32, data=False))
-    assert outcomes(result) == [("fc", "FLOAT", "FLOAT", None)] and result.conversions == 0
 
 
 def test_matmul_of_quantized_input_writes_float(g: Graph) -> None:
@@ -86,8 +65,8 @@ def test_engine_nodes_count_a_region_as_one_layer(g: Graph) -> None:
 
 def test_layers_of_a_region_are_listed_below_it(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
-    x = g.op("Softmax", gemm(g, g.op("Flatten", [x], "flat"), "fc1", 1024, 32), "soft")
-    result = predict_graph(g, gemm(g, x, "fc2", 32, 10))
+    x = g.op("Softmax", g.gemm(g.op("Flatten", [x], "flat"), "fc1", 1024, 32), "soft")
+    result = predict_graph(g, g.gemm(x, "fc2", 32, 10))
     products = [layer.name for layer in result.layers if layer.type == "MatrixMultiply"]
     assert products == ["fc1", "fc2"]
     layers = result.as_json()["layers"]
@@ -101,22 +80,17 @@ def test_layers_of_a_region_are_listed_below_it(g: Graph) -> None:
     assert "  Convolution: " in outside and "MatrixMultiply" not in outside
 
 
-def box_distribution(g: Graph) -> str:
-    """Return boxes and scores of one tensor, as in a detection head with a DFL."""
+def test_region_is_not_before_and_after_a_layer_outside(g: Graph) -> None:
+    # A detection head with a DFL: boxes and scores are parts of one tensor, and are joined again.
     both = g.conv(g.input(1, 16, 8, 8), "head", 32)
-    scores = g.op("Sigmoid", g.slice(both, "cls", 16, 32), "sigmoid")
     soft = g.op("Softmax", g.slice(both, "box", 0, 16), "soft", axis=1)
     boxes = g.op("Sub", [g.const("anchors", 8.0), g.conv(soft, "dfl", 16)], "boxes")
-    return g.op("Concat", [boxes, scores], "end", axis=1)
-
-
-def test_region_is_not_before_and_after_a_layer_outside(g: Graph) -> None:
-    result = predict_graph(g, box_distribution(g))
+    scores = g.op("Sigmoid", g.slice(both, "cls", 16, 32), "sigmoid")
+    result = predict_graph(g, g.concat([boxes, scores], "end"))
     (region,) = result.regions
-    assert set(region.nodes) == {"box", "soft"} and region.fused == ["dfl.in.Q"]
-    listed = zip(result.layers, result.layer_regions, strict=True)
-    regions = {node: number for layer, number in listed for node in layer.nodes}
-    assert [regions[node] for node in ("soft", "dfl", "boxes")] == [0, None, None]
+    assert region.nodes == ["box", "soft"] and region.fused == ["dfl.in.Q"]
+    layers = result.as_json()["layers"]
+    assert [x["nodes"][-1] for x in layers if "region" in x] == region.nodes
 
 
 def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
@@ -165,7 +139,7 @@ def test_q_with_consumer_outside_region_remains(g: Graph) -> None:
 
 
 def test_region_as_json(g: Graph) -> None:
-    assert predict_graph(g, gemm(g, g.input(1, 16), "fc", 16, 32)).as_json()["regions"] == [
+    assert predict_graph(g, g.gemm(g.input(1, 16), "fc", 16, 32)).as_json()["regions"] == [
         {
             "trigger": "fc",
             "op": "Gemm",
@@ -186,7 +160,7 @@ def test_region_as_json(g: Graph) -> None:
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt8.6"])
 def test_gemm_before_trt10_is_convolution_with_conversion(g: Graph, target: str) -> None:
-    result = predict_graph(g, gemm(g, g.input(1, 16), "fc", 16, 32), target=target)
+    result = predict_graph(g, g.gemm(g.input(1, 16), "fc", 16, 32), target=target)
     assert result.regions == [] and result.conversions == 1
     assert result.convolutions[0].layer is not None
 
