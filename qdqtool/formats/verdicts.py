@@ -316,7 +316,7 @@ def describe_moved_quantizer(layer: EngineLayer) -> str:
     """
     types = {tensor.precision for tensor in (*layer.inputs, *layer.outputs)}
     is_moved = layer.type == "Identity" and types.issubset(EIGHT_BITS)
-    return "TensorRT moves Q/DQ past it" if is_moved else ""
+    return "Q/DQ moves past it" if is_moved else ""
 
 
 def remarks(prediction: Prediction) -> list[str]:
