@@ -497,7 +497,8 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
             )
         if entry.code not in ATTEMPTED_CODES:
             raise QdqtoolError(
-                f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'",
+                f"{entry.code} has no automatic fix (see 'qdqtool explain {entry.code}'). "
+                f"{entry.fix}".rstrip(),
                 code="no-automatic-fix",
                 parameter="only",
             )

@@ -157,7 +157,8 @@ class RemainingConversion(Reason, key="stays"):
 
     rules: ClassVar[tuple[FindingRule, ...]] = (
         attempted_rule("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node),
-        attempted_rule("INPUT-CONVERSION"),
+        # A common scale of several Qs at the input is a fix of SIBLING-SCALE. One Q always remains.
+        FindingRule("INPUT-CONVERSION"),
     )
 
     name: str
@@ -201,6 +202,11 @@ class RemainingConversion(Reason, key="stays"):
         if finding.code == "CONVERSION" and self.quantize and self.origin.input:
             node = format_node(self.origin.node, self.origin.op)
             text += f"it quantizes the network's input '{self.origin.input}' after {node}."
+            if self.precision == Precision.INT8:
+                text += (
+                    " If the application can feed INT8 images, quantize the model with the float "
+                    "input by insert --input-type int8: the engine then has no such layer."
+                )
             return text, NO_ACTION
         return f"{text}{_describe_remaining(cause, self)}.{assumed}"
 

@@ -498,7 +498,12 @@ def test_fixed_model_is_saved_with_the_predicted_findings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "cause"), [("SKIP-FLAOT", "unknown-finding-code"), ("CH-ALIGN", "no-automatic-fix")]
+    ("code", "cause"),
+    [
+        ("SKIP-FLAOT", "unknown-finding-code"),
+        ("CH-ALIGN", "no-automatic-fix"),
+        ("INPUT-CONVERSION", "no-automatic-fix"),
+    ],
 )
 def test_fix_refuses_codes_without_a_fix(code, cause):
     with pytest.raises(QdqtoolError, check=has(cause, code, parameter="only")):

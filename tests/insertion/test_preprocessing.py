@@ -141,6 +141,9 @@ def test_quantizer_of_a_uint8_input_needs_no_fix(photos: Path, preprocess: str) 
     inserted = qdqtool.insert(classifier(), photos, preprocess=preprocess, input_type="uint8")
     (finding,) = (f for f in qdqtool.predict(inserted.model).findings if f.code == "CONVERSION")
     assert "quantizes the network's input 'x'" in finding.message and not finding.fix
+    assert "--input-type int8" in finding.message
+    integers = qdqtool.insert(classifier(), photos, preprocess=preprocess, input_type="int8")
+    assert qdqtool.predict(integers.model).conversions == 0
 
 
 def test_tune_states_and_records_the_preprocessing(photos: Path) -> None:
