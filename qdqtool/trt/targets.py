@@ -252,9 +252,12 @@ class Target:
         """Text that names the rules for a version without its own rules; empty for others."""
         if not self.borrows_rules:
             return ""
+        version = version_numbers(self.requested_version)
+        count = sum(b.is_rule_source and version in b.versions for b in BUILDS.values())
         return (
             f"those of {self.name}: TensorRT {self.requested_version} has no rules of its own, so "
-            "the builds of this version may differ"
+            f"the builds of this version may differ (the rules are based on {count or 'none'} of "
+            "them)"
         )
 
     @property
@@ -682,6 +685,11 @@ class PublishedBuild(NamedTuple):
     parts: str
     graph: bool
     is_rule_source: bool
+
+    @property
+    def versions(self) -> list[tuple[int, int] | None]:
+        """Major and minor numbers of the versions; empty if only the major number is known."""
+        return [version_numbers(text) for text in re.findall(r"\d+\.\d+", self.tensorrt)]
 
 
 _ROWS: list[dict[str, Any]] = [*read_rows(Path(__file__).with_name("builds.tsv"))]
