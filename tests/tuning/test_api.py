@@ -83,8 +83,7 @@ def test_ranges_from_all_images_that_miss_the_goal_are_not_used(
     expected = insert(tuning.chosen.configuration.floats)
     assert [q.scale for q in tuning.quantized] == [q.scale for q in expected.quantized]
     assert "ranges-from-all-worse" in note_codes(tuning.notes)
-    assert tuning.insert_arguments() is None
-    assert tuning.images["calibration"] == len(CALIBRATION)
+    assert tuning.insert_arguments() is None and tuning.images["calibration"] == len(CALIBRATION)
 
 
 def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuning) -> None:
@@ -246,12 +245,14 @@ def test_small_sets_are_reported_before_the_search(
 
 
 def test_tune_front_rises_and_others_lie_below(tuned: Tuning) -> None:
-    for low, high in itertools.pairwise(tuned.front):
-        assert low.cost.value < high.cost.value and low.chosen_on < high.chosen_on
-    for other in tuned.others:
-        assert any(
-            p.cost.value <= other.cost.value and p.chosen_on >= other.chosen_on for p in tuned.front
-        )
+    assert all(
+        low.cost.value < high.cost.value and low.chosen_on < high.chosen_on
+        for low, high in itertools.pairwise(tuned.front)
+    )
+    assert all(
+        any(p.cost.value <= o.cost.value and p.chosen_on >= o.chosen_on for p in tuned.front)
+        for o in tuned.others
+    )
     assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= points_of(tuned).keys()
 
 
@@ -316,8 +317,8 @@ def test_tuning_json_has_intervals_and_counts(tuned: Tuning) -> None:
 
 
 def test_model_of_point_has_its_cost(tuned: Tuning) -> None:
-    for point in tuned.front:
-        assert qdqtool.predict(tuned.model_of(point)).summary()["int8"] == point.cost.int8
+    counts = [qdqtool.predict(tuned.model_of(p)).summary()["int8"] for p in tuned.front]
+    assert counts == [point.cost.int8 for point in tuned.front]
 
 
 def test_tune_measures_no_choice_that_cannot_pay() -> None:

@@ -70,8 +70,7 @@ def test_fit_samples_keeps_more_samples_of_an_earlier_run(limit: float) -> None:
     """A run takes 1.5 s, which the store knows: for a third of the time, fewer samples fit."""
     planner = planner_of(branchy(), DATA)
     sets = open_sets(planner.model, images(5, 16, 16), images(64, 16, 16))
-    store = MeasurementStore(None, {})
-    earlier = sets.chosen_on[::6], sets.judged_on[::6]
+    store, earlier = MeasurementStore(None, {}), (sets.chosen_on[::6], sets.judged_on[::6])
     store.record_samples(*earlier, seconds_per_run=1.5)
     evaluator = CandidateEvaluator(None, sets, None, store, 1)  # type: ignore[arg-type]
     fit_samples_to_time(PlacementSearch(planner, evaluator, 0.9, None, False, print), limit, 0.0)
