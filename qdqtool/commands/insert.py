@@ -116,7 +116,7 @@ def command(
     chosen_target = options.choose_target(target, strongly_typed)
     if gpu is not None:  # an unknown GPU is rejected before the long work
         chosen_target = _restrict_to_gpu(chosen_target, gpu, power)
-    from qdqtool.util.files import reserve_output
+    from qdqtool.util.files import output_verb, reserve_output
 
     for output_path, option in (
         (path, "-o"),
@@ -162,8 +162,8 @@ def command(
             if formats is not None and (fastest := describe_fastest(formats, time)):
                 page.fill(fastest, 4, "  ")
         page.add_gap()
-        written = "the float model unchanged to " if result.unchanged else ""
-        page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
+        verb = "Wrote the float model unchanged to" if result.unchanged else output_verb(path)
+        page.fill(f"{verb} {path} ({seconds:.1f} s)", style=Style.BOLD)
         if cache is not None:
             add_calibration_cache(page, cache, build=not lacks_dla)
         if result.precision == FLOAT:

@@ -156,7 +156,7 @@ def command(
         )
     path = options.choose_output_path(model, output)
     chosen_target = options.choose_target(target)
-    from qdqtool.util.files import is_stream, reserve_output
+    from qdqtool.util.files import is_stream, output_verb, reserve_output
 
     if state is None and not no_state and not is_stream(Path(path)):
         state = f"{path}.tuning"
@@ -200,11 +200,11 @@ def command(
                 f"Measurements saved in {state} and {state}.ranges: a rerun with another --keep "
                 "measures only new candidates. Delete the files when done."
             )
-        written = path
+        written = f"{output_verb(path)} {path}"
         if not tuning.chosen.cost.int8:
             kind = "unchanged" if tuning.unchanged else f"in {tuning.float_type.upper()}"
-            written = f"the float model {kind} to {path}: no layer is quantized"
-        page.fill(f"Wrote {written} ({seconds:.1f} s)", style=Style.BOLD)
+            written = f"Wrote the float model {kind} to {path}: no layer is quantized"
+        page.fill(f"{written} ({seconds:.1f} s)", style=Style.BOLD)
         if not tuning.unchanged:
             repeated = options.repeat_options("target", *options.time_parameters())
             page.add_command("Next:", f"qdqtool predict {shlex.quote(path)}{repeated}")

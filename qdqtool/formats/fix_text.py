@@ -21,6 +21,7 @@ from qdqtool.formats.output import (
 )
 from qdqtool.formats.verdicts import RAW_ERROR_REMARK, needs_other_format, verdict
 from qdqtool.reasons.finding import Severity, split_fixable
+from qdqtool.util.files import output_verb
 from qdqtool.util.text import format_count, format_ms
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def render(
     _add_remaining_findings(page, fixed, output, f"{options}{fix_options}")
     page.add_gap()
     time = "" if seconds is None else f" ({seconds:.1f} s)"
-    written = f"Wrote {output}" if _is_changed(fixed) else f"Wrote a copy to {output}"
-    page.fill(f"{written}{time}", style=Style.BOLD)
+    verb = output_verb(output) if _is_changed(fixed) else "Wrote a copy to"
+    page.fill(f"{verb} {output}{time}", style=Style.BOLD)
     page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}{options}")
     if _is_changed(fixed):
         command = f"qdqtool compare FLOAT.onnx {shlex.quote(output)}{compare_options}"

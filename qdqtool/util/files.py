@@ -34,6 +34,7 @@ class InputFiles:
         self._outer = outer
         self._names: dict[FileKey, str] = {}
         self._reserved: dict[FileKey, tuple[str, str]] = {}  # option and path of each output
+        self._replaced: set[str] = set()  # absolute paths of outputs that exist already
 
     def add(self, key: FileKey, name: str) -> None:
         """Record a file that is read.
@@ -77,12 +78,18 @@ class InputFiles:
         self.forbid_overwrite(path, option)
         if is_stream(Path(path)):
             return
+        if os.path.exists(path):
+            self._replaced.add(os.path.abspath(path))
         key = file_key(path)
         other = self._reserved.setdefault(key, (option, os.fspath(path)))[0]
         if other != option:
             raise _output_error(
                 f"is also the output of {other}; choose another name", path, option, "duplicate"
             )
+
+    def is_replaced(self, path: StrPath) -> bool:
+        """Return whether a file existed when it was reserved for an output."""
+        return os.path.abspath(path) in self._replaced
 
     def nesting_error(self) -> QdqtoolError:
         """Return the error for input that is nested too deeply.
@@ -143,6 +150,12 @@ def reserve_output(path: StrPath | None, option: str) -> None:
     """
     if path is not None:
         (_current.get() or InputFiles()).reserve(path, option)
+
+
+def output_verb(path: StrPath) -> str:
+    """Return ``Replaced`` if a reserved output existed before the command, else ``Wrote``."""
+    inputs = _current.get()
+    return "Replaced" if inputs is not None and inputs.is_replaced(path) else "Wrote"
 
 
 def check_output(path: StrPath) -> None:

@@ -64,6 +64,12 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
     assert [words[-2:] for words in next_commands(text)[:2]] == [["--target", target]] * 2
 
 
+def test_insert_states_that_it_replaces_a_file(folder: Path, cli: Cli) -> None:
+    for verb in ("Wrote", "Replaced"):
+        text = cli("insert", "small.onnx", "--calib", "images", "-o", "twice.onnx", *QUICK)
+        assert f"\n{verb} twice.onnx (" in text
+
+
 def test_build_commands_name_trtexec_of_a_jetson(folder: Path, cli: Cli) -> None:
     texts = [cli("insert", "small.onnx", "--calib", "images", "--gpu", "Orin Nano 8GB", *QUICK)]
     texts += [cli("predict", "small_qdq.onnx", "--gpu", gpu) for gpu in ("Orin Nano 8GB", "L4")]
