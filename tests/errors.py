@@ -13,8 +13,7 @@ def has(code: str | None, *values: object, **attributes: str) -> Callable[[BaseE
     """
 
     def check(error: BaseException) -> bool:
-        message = str(error)
-        actual = {name: getattr(error, name) for name in attributes}
+        message, actual = str(error), {name: getattr(error, name) for name in attributes}
         if code is not None:
             assert isinstance(error, QdqtoolError)
             assert (error.code, actual) == (code, attributes), message

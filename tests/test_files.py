@@ -377,8 +377,7 @@ def test_only_regular_files_are_read_and_written(
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind("socket.txt")
             for number, (option, words, place) in enumerate(LINES):
-                some = ("pipe", *ODD[1 + number % 3 :: 3])
-                args = with_paths(words, seeds)
+                some, args = ("pipe", *ODD[1 + number % 3 :: 3]), with_paths(words, seeds)
                 for kind in [k for k in ODD if (k in some) is not rest]:
                     if kind == "folder" and option in FOLDERS:
                         continue

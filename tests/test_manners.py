@@ -232,8 +232,7 @@ def test_json_has_only_numbers(
 
 
 def test_model_with_a_name_that_is_not_utf8_is_refused() -> None:
-    whole = network(11).SerializeToString()
-    name = network(11).graph.node[0].name.encode()
+    whole, name = network(11).SerializeToString(), network(11).graph.node[0].name.encode()
     damaged = whole.replace(name, name[:-1] + b"\xff")
     assert damaged != whole
     with pytest.raises(ModelError, match="UTF-8"):

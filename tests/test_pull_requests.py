@@ -75,8 +75,7 @@ def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, s
         "github.event.pull_request.base.sha || github.event.before": base,
         "github.action_path": str(TREE),
     }
-    summary, outputs = temp / "summary", temp / "outputs"
-    printed = ""
+    summary, outputs, printed = temp / "summary", temp / "outputs", ""
     for step in ACTION["runs"]["steps"]:
         if "run" not in step or step["name"].startswith("Install"):
             continue
@@ -213,8 +212,7 @@ def sarif_faults(log: dict[str, Any]) -> list[str]:
             ]
         for result in sarif_run["results"]:
             place = result["locations"][0]["physicalLocation"]
-            uri = place["artifactLocation"]["uri"]
-            rule = driver["rules"][result["ruleIndex"]]
+            uri, rule = place["artifactLocation"]["uri"], driver["rules"][result["ruleIndex"]]
             fingerprints = result["partialFingerprints"].values()
             checks += [
                 (rule["id"] == result["ruleId"], "ruleIndex is of another rule"),

@@ -36,8 +36,7 @@ def results(insertion: qdqtool.Insertion) -> dict[str, Any]:
 def test_results_have_the_same_members(results: dict[str, Any], name: str) -> None:
     result = results[name]
     assert isinstance(result.ok, bool) and isinstance(result.notes, list)
-    assert result.summary() and result.as_json()["schema"]
-    assert len(repr(result)) < 200
+    assert result.summary() and result.as_json()["schema"] and len(repr(result)) < 200
 
 
 def test_members_of_results_have_short_texts(insertion: qdqtool.Insertion) -> None:

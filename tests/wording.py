@@ -211,8 +211,7 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     x = g.op("LayerNormalization", [x, g.const("gain", np.ones(16, np.float32))], "norm", axis=-1)
     x = g.op("MatMul", [g.pair(x, "q"), g.weights("w", (16, 16), "qdq", axis=1)], "fc")
     yield "stream", g.model(x), "trt10"
-    g = Graph(opset=17)
-    gains = np.where(np.arange(64) < 2, 600.0, 1.0).astype(np.float32)
+    g, gains = Graph(opset=17), np.where(np.arange(64) < 2, 600.0, 1.0).astype(np.float32)
     x = g.op("LayerNormalization", [g.input(1, 8, 64), g.const("gain", gains)], "norm", axis=-1)
     x = g.op("MatMul", [g.pair(x, "q", 20.0), g.weights("w", (64, 16), "qdq", axis=1)], "fc")
     yield "outliers", g.model(x), "trt10"
@@ -263,8 +262,10 @@ def records() -> list[Reason]:
         GpuLimit("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact
     ]
     fits = (ActivationFit("a.Q", 0.1, 0.25, 0.1, 2.0), ActivationFit("b.Q", 0.2, 0.0, 0.0, 0.125))
-    for bad, samples, factor in ((1, 1, 2.0), (3, 4, 0.5), (3, 4, 0.0)):
-        listed.append(ActivationScales(MODEL_CHECK, "a.Q", fits[:bad], bad, 5, samples, factor))
+    listed += [
+        ActivationScales(MODEL_CHECK, "a.Q", fits[:bad], bad, 5, samples, factor)
+        for bad, samples, factor in ((1, 1, 2.0), (3, 4, 0.5), (3, 4, 0.0))
+    ]
     listed += [
         OutlierScales(MODEL_CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear, "a", ("c",), 99.9)
         for linear in (True, False)

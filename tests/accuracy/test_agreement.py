@@ -148,8 +148,9 @@ def test_agreement_of_unrecognized_detector_has_a_note(net: Net, has_metadata: b
         reference.graph.output.extend(
             onnx.helper.make_tensor_value_info(part, 1, None) for part in parts
         )
-    result = agreement(reference, reference, data)
-    assert "raw-outputs-compared" in [note.code for note in result.notes]
+    assert "raw-outputs-compared" in [
+        note.code for note in agreement(reference, reference, data).notes
+    ]
 
 
 @pytest.mark.parametrize(
@@ -301,8 +302,10 @@ def test_agreement_counts_each_image_of_a_fixed_batch_once(tmp_path: Path, stack
 
 def test_agreement_of_other_names_is_by_position(net: Net) -> None:
     reference = net.output(net.conv("conv", "x")).model()
-    renamed = onnx.compose.add_prefix(reference, "other/")
-    assert agreement(reference, renamed, images(2)).measure.value == 1.0
+    assert (
+        agreement(reference, onnx.compose.add_prefix(reference, "other/"), images(2)).measure.value
+        == 1.0
+    )
 
 
 def test_agreement_of_nonfinite_outputs_is_0(net: Net) -> None:

@@ -77,8 +77,7 @@ def anchor_free_detector(is_decoded: bool = True) -> onnx.ModelProto:
 def test_agreement_of_detector_with_objectness(make: Callable[[], onnx.ModelProto]) -> None:
     """The score of a detection is objectness times class score."""
     reference, data = make(), images(3, 3, SIDE * STRIDE)
-    model = qdqtool.insert(reference, data, predict=False, method="max").model
-    matches = []
+    model, matches = qdqtool.insert(reference, data, predict=False, method="max").model, []
     for sample in data:
         rows = [run(m, sample)[0].swapaxes(1, 2) for m in (reference, model)]
         truth, result = (
@@ -89,8 +88,9 @@ def test_agreement_of_detector_with_objectness(make: Callable[[], onnx.ModelProt
     agreement = qdqtool.compare(reference, model, data=data).agreement
     assert agreement is not None and agreement.measure.metric == "agreement-map"
     assert agreement.measure.count == sum(len(m.truth) for m in matches) > 0
-    expected = compute_average_precision(matches, pooled=True).mean()
-    assert agreement.measure.value == pytest.approx(expected)
+    assert agreement.measure.value == pytest.approx(
+        compute_average_precision(matches, pooled=True).mean()
+    )
     assert "raw-outputs-compared" not in [note.code for note in agreement.notes]
 
 

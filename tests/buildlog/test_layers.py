@@ -234,8 +234,12 @@ WIDE = "Thirty-two wide channel vectorized row major Int8 format"
 )
 def test_kind_of_a_reformat_layer(name: str, source: str, target: str, kind: str) -> None:
     inputs, outputs = ([{"Name": "a", "Format/Datatype": layout}] for layout in (source, target))
-    fields = {"Name": name, "LayerType": "Reformat", "Inputs": inputs, "Outputs": outputs}
-    assert layers.layer_from_fields(fields).kind == kind
+    assert (
+        layers.layer_from_fields(
+            {"Name": name, "LayerType": "Reformat", "Inputs": inputs, "Outputs": outputs}
+        ).kind
+        == kind
+    )
 
 
 @pytest.mark.parametrize(
@@ -390,5 +394,6 @@ def test_long_name_is_split_in_linear_time(start: str, part: str, end: str) -> N
     )
 )
 def test_parse_layer_name_of_joined_names(groups: list[list[str]]) -> None:
-    joined = " || ".join(" + ".join(group) for group in groups)
-    assert parse_layer_name(joined).alternatives == groups
+    assert (
+        parse_layer_name(" || ".join(" + ".join(group) for group in groups)).alternatives == groups
+    )

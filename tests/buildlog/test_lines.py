@@ -403,8 +403,10 @@ def test_version_of_banner_digits(digits: str, version: str) -> None:
     ],
 )
 def test_printed_version(text: str, version: str | None) -> None:
-    build = read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers"))
-    assert build.tensorrt == version
+    assert (
+        read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers")).tensorrt
+        == version
+    )
 
 
 @pytest.mark.parametrize(

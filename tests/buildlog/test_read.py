@@ -323,8 +323,7 @@ def test_log_of_tensorrt_llm(form: str, verbose: str) -> None:
 )
 def test_log_of_torch_tensorrt(form: str) -> None:
     """Lines without a level, as of a message of several lines, stay as they are."""
-    levels = {"V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
-    lines = []
+    levels, lines = {"V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}, []
     for line in [*LOG.splitlines(), samples.stamped("W", "a warning")]:
         level, _, message = split_prefix(line.encode())
         text = message.decode()

@@ -221,8 +221,10 @@ def test_find_pass_lines_by_name_or_its_start(
     ],
 )
 def test_summarize_float_remainder(flags: str, is_fp32: bool) -> None:
-    summary = summarize(Build(precision_flags=frozenset(flags.split())))
-    assert summary["float_remainder_fp32"] is is_fp32
+    assert (
+        summarize(Build(precision_flags=frozenset(flags.split())))["float_remainder_fp32"]
+        is is_fp32
+    )
 
 
 def test_summarize_engine_conversions_and_reformats() -> None:

@@ -14,8 +14,7 @@ def conv_net(
     dtype: int = onnx.TensorProto.FLOAT,
     seed: int = 0,
 ) -> onnx.ModelProto:
-    rng = np.random.default_rng(seed)
-    numpy_type = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    rng, numpy_type = np.random.default_rng(seed), onnx.helper.tensor_dtype_to_np_dtype(dtype)
 
     def weight(name: str, channels: int) -> onnx.TensorProto:
         return onnx.numpy_helper.from_array(

@@ -187,8 +187,9 @@ def test_large_array_is_not_read_whole(tmp_path: Path) -> None:
     shape = (2000, 3, 160, 160)  # 614 MB, sparse on disk
     path = npy_with_header(tmp_path, shape, 4 * int(np.prod(shape)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    samples = sum(1 for _ in open_data(path, [InputSpec("x", (1, 3, 160, 160))], max_images=300))
-    assert samples == 300
+    assert (
+        sum(1 for _ in open_data(path, [InputSpec("x", (1, 3, 160, 160))], max_images=300)) == 300
+    )
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # kilobytes
 
 
@@ -285,8 +286,7 @@ def test_folder_of_samples(tmp_path: Path) -> None:
     assert source.digest(1) == b"in/b.npy" + file_digest(tmp_path / "in" / "b.npy")
     part = source.select_samples([1])
     assert (part.count(), source.count(), part.name(0)) == (1, 2, "in/b.npy")
-    wide = [InputSpec("x", (1, 3))]
-    values = (tmp_path / "in" / "a.npz", "[1, 2]", "[1, 3]")
+    wide, values = [InputSpec("x", (1, 3))], (tmp_path / "in" / "a.npz", "[1, 2]", "[1, 3]")
     with pytest.raises(DataError, check=has("wrong-shape", *values, node="x")):
         list(Dataset(open_data(tmp_path, wide).source, wide, 9))
 
@@ -367,8 +367,10 @@ def test_digest_of_an_array_is_of_its_name_type_shape_and_sixteen_blocks(size: i
     content = f"xuint8({size},)".encode() + b"".join(
         values[k : k + BLOCK].tobytes() for k in starts
     )
-    digest = MemorySource([{"x": values}], [PAIR]).digest(0)
-    assert digest == hashlib.blake2b(content, digest_size=16).digest()
+    assert (
+        MemorySource([{"x": values}], [PAIR]).digest(0)
+        == hashlib.blake2b(content, digest_size=16).digest()
+    )
 
 
 def test_digests_differ_between_arrays() -> None:

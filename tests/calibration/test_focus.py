@@ -70,8 +70,10 @@ def test_values_of_a_map_are_those_under_the_mask(shape: tuple[int, ...]) -> Non
     [(1, 3, 4, 4), (3, 3, 4, 4), (2, 3, 4), (2, 3, 4, 4, 1), (2, 0, 4, 4), (2, 3, 0, 4)],
 )
 def test_other_activations_have_no_values(shape: tuple[int, ...]) -> None:
-    positions = FocusMap([mask_of(4, 4, (0, 0)), mask_of(4, 4, (3, 3))])
-    assert positions.values(np.zeros(shape, np.float32)) == []
+    assert (
+        FocusMap([mask_of(4, 4, (0, 0)), mask_of(4, 4, (3, 3))]).values(np.zeros(shape, np.float32))
+        == []
+    )
 
 
 FULL, MOST = np.ones((2, 2), bool), mask_of(2, 2, (0, 0), (0, 1), (1, 0))
@@ -95,8 +97,10 @@ def test_mask_covers_a_map_if_it_has_all_positions(
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     assert FocusMap(masks).covers(array) is covers
     if covers:
-        values = np.concatenate([v.ravel() for v in FocusMap(masks).values(array)])
-        assert values.tolist() == array.ravel().tolist()
+        assert (
+            np.concatenate([v.ravel() for v in FocusMap(masks).values(array)]).tolist()
+            == array.ravel().tolist()
+        )
 
 
 # Positions

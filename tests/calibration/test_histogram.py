@@ -127,5 +127,7 @@ def test_last_bin_ends_at_the_largest_magnitude(value: float, end: float) -> Non
 
 @pytest.mark.parametrize("values", [[], [0.0] * 3], ids=["nothing", "zeros"])
 def test_histogram_without_magnitudes_has_one_bin(values: list[float]) -> None:
-    histogram = statistics_of(*values).histogram
-    assert [part.tolist() for part in histogram] == [[len(values)], [0.0, TINY]]
+    assert [part.tolist() for part in statistics_of(*values).histogram] == [
+        [len(values)],
+        [0.0, TINY],
+    ]

@@ -95,8 +95,7 @@ def test_resizing_is_bilinear_without_antialiasing(size: int) -> None:
 @pytest.mark.parametrize("std", [(1, 1, 1), (2, 1, 1), (1, 1, 4)])
 @pytest.mark.parametrize("bgr", [False, True])
 def test_each_channel_has_its_mean_and_deviation(mean: Any, std: Any, bgr: bool) -> None:
-    picture = noise(4, 6)
-    preprocess = Preprocess(bgr=bgr, scale=0.5, mean=mean, std=std)
+    picture, preprocess = noise(4, 6), Preprocess(bgr=bgr, scale=0.5, mean=mean, std=std)
     prepared = prepare_image(picture, 4, 6, preprocess)
     colors = (picture[..., ::-1] if bgr else picture) * 0.5
     expected = ((colors - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
@@ -236,8 +235,7 @@ def test_images_are_converted_and_turned(mode: str, orientation: int) -> None:
     [("PNG", {}), ("BMP", {}), ("WEBP", {}), ("JPEG", {}), ("JPEG", {"progressive": True})],
 )
 def test_image_may_have_the_limit_of_pixels(kind: str, options: dict[str, Any]) -> None:
-    data = encode(noise(10, 12), kind, **options)
-    check = has("image-too-large", "12x10", 119)
+    data, check = encode(noise(10, 12), kind, **options), has("image-too-large", "12x10", 119)
     check_limit("IMAGE_PIXELS", 120, lambda: decode_bytes(data), check)
 
 

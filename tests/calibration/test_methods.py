@@ -46,8 +46,7 @@ EVEN = ((np.arange(1 << 16) + 0.5) / (1 << 16)).astype(np.float32)  # from 0 to 
 
 
 def quantization_error(values: Floats32, amax: float, levels: int = 127) -> float:
-    scale = amax / levels
-    exact = values.astype(np.float64)
+    scale, exact = amax / levels, values.astype(np.float64)
     return float(np.mean((exact - np.clip(np.rint(exact / scale), -levels, levels) * scale) ** 2))
 
 
@@ -305,8 +304,7 @@ def test_power_of_each_method(method: str, power: float | None) -> None:
 def divergence(counts: Floats, kept: int) -> float:
     p = counts[:kept].copy()
     p[-1] += counts[kept:].sum()
-    begins = np.arange(128) * kept // 128
-    filled = counts[:kept] > 0
+    begins, filled = np.arange(128) * kept // 128, counts[:kept] > 0
     sizes = np.maximum(np.add.reduceat(filled.astype(np.int64), begins), 1)
     q = np.repeat(np.add.reduceat(counts[:kept], begins) / sizes, np.diff(begins, append=kept))
     q *= filled
@@ -393,8 +391,7 @@ def test_reduce_bias_weighs_the_biased_error_of_ranges_near(top: float) -> None:
         tried.append(ranges)
         return parabola(ranges)
 
-    amax = reduce_bias([stats], 1.0, error)
-    ranges = np.minimum(NEAR, top)
+    amax, ranges = reduce_bias([stats], 1.0, error), np.minimum(NEAR, top)
     assert tried[0] == pytest.approx(ranges, rel=1e-12)
     biased, whole = rounding_errors(stats.spots, ranges, 127)
     costs = parabola(ranges) / 1e-3 + 20.0 * (biased / whole[2]) ** 2

@@ -179,8 +179,10 @@ def test_cache_of_another_calibration_is_replaced_only_on_request(
 def test_iterator_replaces_only_a_cache_of_an_iterator(tmp_path: Path, cache: Path) -> None:
     listed, anew = tmp_path / "listed.npz", note("not-reused", cache=cache)
     assert run(cache, iter(FEEDS)).notes == [anew]
-    not_used = note("not-used", cache=cache, why=CacheMismatch.DATA)
-    assert run(cache, iter(FEEDS)).notes == [anew, not_used]
+    assert run(cache, iter(FEEDS)).notes == [
+        anew,
+        note("not-used", cache=cache, why=CacheMismatch.DATA),
+    ]
     run(listed)
     for path, data, model, code in (
         (cache, iter(FEEDS), conv_net(seed=1), "different-models"),

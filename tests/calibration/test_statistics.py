@@ -325,8 +325,7 @@ def test_channels_of_arrays_of_any_shape_and_order() -> None:
 def test_channels_are_counted_for_inputs_of_linear_layers(tmp_path: Path) -> None:
     """A Reshape that keeps the last axis passes them on; a Transpose of this axis does not."""
     g = Graph(17)
-    x = g.input(1, 4, 6, 8)
-    w = g.const("w", RNG.normal(0, 1, (8, 5)), np.float32)
+    x, w = g.input(1, 4, 6, 8), g.const("w", RNG.normal(0, 1, (8, 5)), np.float32)
     relu, sigmoid = g.op("Relu", x, "relu"), g.op("Sigmoid", x, "map")
     windows = g.op("Reshape", [relu, g.const("to", np.asarray([2, 12, 8]))], "windows")
     first = g.op("MatMul", [windows, w], "fc")
@@ -497,8 +496,7 @@ def test_focus_shortens_a_range_that_rounds_a_flat_area_the_same_way_everywhere(
     # At this range, the background is 0.46 of a step from the nearest integer. At a smaller range, it is
     # nearer to two steps.
     background = 1.46 * least / 127
-    flat.spots = [np.full_like(s, background) for s in spots]
-    amax = amax_of(flat, "focus")
+    flat.spots, amax = [np.full_like(s, background) for s in spots], amax_of(flat, "focus")
 
     def bias(amax: float) -> float:
         return abs(round(background / amax * 127) * amax / 127 - background)

@@ -154,13 +154,16 @@ def test_power_mode_counts_in_every_command(models: Path, cli: Cli) -> None:
     "command", ["compare float.onnx good.onnx --gpu L4", "fix good.onnx -o f.onnx"]
 )
 def test_gpu_that_a_name_could_also_mean_is_noted(models: Path, cli: Cli, command: str) -> None:
-    notes = cli.json(*command.split(), "--gpu", "Orin Nano")["notes"]
-    assert "could also mean Jetson Orin Nano 4GB" in "".join(notes)
+    assert "could also mean Jetson Orin Nano 4GB" in "".join(
+        cli.json(*command.split(), "--gpu", "Orin Nano")["notes"]
+    )
 
 
 def test_compare_min_agreement_that_is_unknown(models: Path, cli: Cli) -> None:
     """Without variation in the outputs, the agreement is unknown."""
     np.save("images.npy", np.full((1, 4, 16, 16), 0.0, np.float32))
     options = ("--calib", "images.npy", "--min-agreement", "0.5")
-    answer = cli.json("compare", "float.onnx", "good.onnx", *options, code=2)
-    assert answer["agreement"]["value"] is None
+    assert (
+        cli.json("compare", "float.onnx", "good.onnx", *options, code=2)["agreement"]["value"]
+        is None
+    )

@@ -117,8 +117,7 @@ def test_predict_proposes_fp16_only_if_it_saves_time(folder: Path, cli: Cli, g: 
 def test_next_commands_repeat_the_options(
     folder: Path, cli: Cli, g: Graph, target: list[str]
 ) -> None:
-    repeated = [] if target == ["--target", "trt10"] else target
-    images = ["--calib", "in.npz"]
+    repeated, images = [] if target == ["--target", "trt10"] else target, ["--calib", "in.npz"]
     np.savez(folder / "in.npz", x=np.ones((2, 16, 16, 16), np.float32))
     onnx.save(
         g.model(g.conv(g.input(1, 16, 16, 16), "c", scale=None, weights="float")), "float.onnx"

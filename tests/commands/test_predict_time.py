@@ -75,8 +75,9 @@ def test_predict_gpu_of_float_model_counts_each_format(tmp_path: Path, cli: Cli)
     int8, fp8 = time["best"], time["best_fp8"]
     assert int8["int8"] > 0 == int8["fp8"] and fp8["fp8"] > 0 == fp8["int8"]
     assert fp8["gain_low"] < fp8["gain"] < fp8["gain_high"]
-    text = cli("predict", path, "--gpu", "L4", "--target", "10.16")
-    assert "  FP8 by qdqtool insert --precision fp8 " in text
+    assert "  FP8 by qdqtool insert --precision fp8 " in cli(
+        "predict", path, "--gpu", "L4", "--target", "10.16"
+    )
 
 
 @pytest.mark.parametrize(("options", "flag"), [([], True), (["--gpu", "T4", "--no-fp16"], False)])

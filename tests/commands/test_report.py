@@ -55,8 +55,9 @@ def page(tmp_path: Path) -> Path:
 def test_report_compares_with_a_build(
     builds: Path, cli: Cli, log: str, agree: int, page: Path
 ) -> None:
-    answer = cli.json("report", builds / "whole.onnx", builds / log, "-o", page)
-    assert answer["agreement"].startswith(f"{agree} of 6 ")
+    assert cli.json("report", builds / "whole.onnx", builds / log, "-o", page)[
+        "agreement"
+    ].startswith(f"{agree} of 6 ")
     assert cli.err == "" and "verification" in sections(page)
 
 

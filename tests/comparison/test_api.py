@@ -75,8 +75,9 @@ def test_compare_counts_layers_that_gain_or_lose_int8(
     assert (result.a.quantized, result.b.quantized, result.ok) == (False, True, True)
     assert (result.a.int8, result.b.int8) == (0, len(names)) == (0, count)
     assert names_of(result, ChangeKind.GAINED_INT8) == set(names) and not result.unknown
-    back = qdqtool.compare(quantized, floats, target=target)
-    assert names_of(back, ChangeKind.LOST_INT8) == set(names)
+    assert names_of(qdqtool.compare(quantized, floats, target=target), ChangeKind.LOST_INT8) == set(
+        names
+    )
 
 
 @pytest.mark.parametrize(
@@ -402,8 +403,9 @@ def test_compare_names_a_rejected_model_first() -> None:
         result = qdqtool.compare(*models)
         assert summarize_comparison(result).startswith(f"TensorRT will reject {name} (")
         assert (result.summary()["int8"], result.ok) == (int8, name == "A")
-        lost = result.where(ChangeKind.LOST_INT8)
-        assert [n.finding for n in lost] == ["OPSET-AXIS"] * (3 if name == "B" else 0)
+        assert [n.finding for n in result.where(ChangeKind.LOST_INT8)] == ["OPSET-AXIS"] * (
+            3 if name == "B" else 0
+        )
     assert "TensorRT" not in summarize_comparison(qdqtool.compare(new, new))
 
 

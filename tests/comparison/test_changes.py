@@ -123,8 +123,9 @@ def test_compare_sides(
         ChangeKind.SCALE,
         ChangeKind.WEIGHTS_SCALE,
     }
-    without_scales = tuple(c for c in changes if c not in of_models)
-    assert compare_sides(a, b, scales=False).changes == without_scales
+    assert compare_sides(a, b, scales=False).changes == tuple(
+        c for c in changes if c not in of_models
+    )
 
 
 def test_pair_that_one_input_of_an_add_lost_has_no_unknown_scale(tmp_path: Path) -> None:
@@ -216,15 +217,13 @@ INT8, HALF = "Int8 NC/32HW32", "Half NHWC8"
 def listing(
     float_convs: tuple[str, ...] = (), names: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    layers = []
-    convs = [node for node in network().graph.node if node.op_type == "Conv"]
+    layers, convs = [], [node for node in network().graph.node if node.op_type == "Conv"]
     tensors = ["x", *(f"{node.name}:0" for node in convs[:-1]), "b.end.DQ:0"]
     for i, node in enumerate(convs):
         floating = node.name in float_convs
         name, quantizer = ((names or {}).get(n, n) for n in (node.name, f"{node.name}.w.Q"))
         fused = name if floating else f"{node.name}.weight + {quantizer} + {name}"
-        layout = HALF if floating else INT8
-        maps = [4 if node.name.endswith("stem") else 8, 8]
+        layout, maps = HALF if floating else INT8, [4 if node.name.endswith("stem") else 8, 8]
         edge, out = (
             [
                 {

@@ -43,8 +43,10 @@ def test_equal_ranges_are_equal_scales() -> None:
 
 def test_gained_fp8_is_named_in_summary_and_nodes() -> None:
     comparison = qdqtool.compare(three_convolutions(), quantized("fp8"))
-    gained = comparison.where(ChangeKind.GAINED_INT8)
-    assert [(n.name, n.why) for n in gained] == [("a", "gained FP8"), ("b", "gained FP8")]
+    assert [(n.name, n.why) for n in comparison.where(ChangeKind.GAINED_INT8)] == [
+        ("a", "gained FP8"),
+        ("b", "gained FP8"),
+    ]
     text = str(render_comparison(comparison))
     assert text.startswith("B against A: 2 convolutions gained FP8") and "INT8" not in text
     assert summarize_comparison(

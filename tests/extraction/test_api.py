@@ -629,8 +629,7 @@ def test_private_attributes_keep_only_public_words(model: onnx.ModelProto) -> No
 
 def test_private_slopes_with_one_value_per_channel_differ() -> None:
     """With one value per channel, the range of each channel would reveal the value."""
-    model = residual(1)
-    slopes = np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
+    model, slopes = residual(1), np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(slopes, "slopes"))
     append_node(
         model, onnx.helper.make_node("PRelu", [output_of(model), "slopes"], ["done"], "prelu")
@@ -641,8 +640,7 @@ def test_private_slopes_with_one_value_per_channel_differ() -> None:
 
 
 def test_private_functions_are_inlined() -> None:
-    model = with_head("AcmeBlock", "acme.fn")
-    table = np.linspace(1, 9, 32, dtype=np.float32)
+    model, table = with_head("AcmeBlock", "acme.fn"), np.linspace(1, 9, 32, dtype=np.float32)
     constant = onnx.numpy_helper.from_array(table, "AcmeTable")
     nodes = [
         onnx.helper.make_node("Relu", ["AcmeX"], ["AcmeR"], "AcmeRelu", doc_string="Acme"),

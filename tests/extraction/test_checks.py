@@ -134,8 +134,7 @@ ADD_AND_NEIGHBORS: dict[str, Any] = {"node": "b1.sum", "hops": 2, "check": "true
 
 @pytest.fixture
 def interrupt_third_check(monkeypatch: pytest.MonkeyPatch, stop: BaseException) -> None:
-    answers = Mock(side_effect=[True, True, stop])
-    monkeypatch.setattr(CommandCheck, "has_same_behavior", answers)
+    monkeypatch.setattr(CommandCheck, "has_same_behavior", Mock(side_effect=[True, True, stop]))
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopRequest(INTERRUPTED)])

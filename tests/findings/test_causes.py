@@ -77,8 +77,9 @@ def test_float_residual_is_reported_with_its_conversions() -> None:
 
 
 def test_residual_after_activation_has_no_quantized_side() -> None:
-    model = residual("own", conv_side=True, activation=True, relu=False)
-    assert "ADD-BOTH" not in outcome(model)[1]
+    assert (
+        "ADD-BOTH" not in outcome(residual("own", conv_side=True, activation=True, relu=False))[1]
+    )
 
 
 def test_add_without_q_after_it_is_reported() -> None:
@@ -371,8 +372,7 @@ def test_cast_after_dq_decides_the_float_type(weights: str, int8: bool) -> None:
 @pytest.mark.parametrize("data", [np.float16, np.float32])
 def test_float_inputs_of_two_types_are_reported(data: type, weights: type) -> None:
     g = Graph(opset=19, half=data == np.float16)
-    x = g.input(1, 16, 8, 8)
-    w = g.const("w", np.ones((16, 16, 1, 1)), weights)
+    x, w = g.input(1, 16, 8, 8), g.const("w", np.ones((16, 16, 1, 1)), weights)
     _, findings = outcome(g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1])), "trt11")
     assert ("FLOAT-MIXED" in findings) is (data != weights)
 
@@ -400,8 +400,9 @@ def test_concat_with_different_scales_is_reported() -> None:
 
 @pytest.mark.parametrize(("outer", "nodes"), [(0.05, ["cut"]), (0.02, [])])
 def test_split_with_different_scales_is_reported(outer: float, nodes: list[str]) -> None:
-    findings = predict(split(0.02, outer), "trt8.5").findings
-    assert [f.node for f in findings if f.code == "SPLIT-SCALE"] == nodes
+    assert [
+        f.node for f in predict(split(0.02, outer), "trt8.5").findings if f.code == "SPLIT-SCALE"
+    ] == nodes
 
 
 @pytest.mark.parametrize(("mode", "reported"), [("constant", True), ("reflect", False)])

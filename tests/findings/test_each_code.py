@@ -25,8 +25,7 @@ def after_convolution(g: Graph, make: Callable[[str], str]) -> onnx.ModelProto:
 
 
 def large_kernel(g: Graph) -> onnx.ModelProto:
-    x = g.pair(g.input(1, 3, 64, 64), "in")
-    w = g.weights("w", (16, 3, 32, 32), "qdq")
+    x, w = g.pair(g.input(1, 3, 64, 64), "in"), g.weights("w", (16, 3, 32, 32), "qdq")
     return g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32]))
 
 

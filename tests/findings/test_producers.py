@@ -294,8 +294,7 @@ def test_fault_of_a_quantizer_is_reported_once(
 
 def on_a_wrong_axis(code: str) -> onnx.ModelProto:
     """Return weights quantized along axis 1, with another fault that checks find first."""
-    g = Graph(opset=12 if code == "OPSET-AXIS" else 21)
-    stored = code == "WEIGHT-INDIRECT"
+    g, stored = Graph(opset=12 if code == "OPSET-AXIS" else 21), code == "WEIGHT-INDIRECT"
     w = g.const("w0", np.ones((8, 16, 3, 3), np.int8 if stored else np.float64))
     w = g.op("Transpose", w, "moved", perm=[0, 1, 2, 3]) if stored else w
     w = g.op("Abs", w, "computed") if code == "W-NONCONST" else w

@@ -33,5 +33,6 @@ def test_private_part_renames_nodes_but_no_words() -> None:
     hidden = qdqtool.extract(model, node="prediction", private=True)
     name = hidden.private.names["prediction"]
     assert hidden.kept.count(name) == 2 and "prediction" in hidden.kept
-    message = hidden.private.replace_names("at 'prediction': no prediction")
-    assert message == f"at '{name}': no {name}"
+    assert (
+        hidden.private.replace_names("at 'prediction': no prediction") == f"at '{name}': no {name}"
+    )

@@ -13,8 +13,7 @@ Find = Callable[[View, Target, Sequence[Reason]], list[FixSite]]
 
 
 def find_sites(find: Find, model: Model, target: Target | None = None) -> list[FixSite]:
-    chosen = target or target_named("trt8.5")
-    step = next(s for s in STEPS if s.find is find)
+    chosen, step = target or target_named("trt8.5"), next(s for s in STEPS if s.find is find)
     return step.find_sites(View(model), chosen, predict(model, chosen), step.codes)
 
 

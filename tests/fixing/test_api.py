@@ -398,8 +398,7 @@ def test_each_automatic_finding_is_tried(target, times):
     `fix` tries the code on the first `times` models that have such a finding.
     """
     promised: Counter[str] = Counter()
-    chosen = target_named(target)
-    whole = {code for step in MODEL_STEPS for code in step.codes}
+    chosen, whole = target_named(target), {code for step in MODEL_STEPS for code in step.codes}
     for proto, view, prediction in zip(models(), views(), predictions(target), strict=True):
         marked = {(f.code, f.node) for f in prediction.findings if f.automatic}
         steps = [s for s in STEPS if any(code in s.codes for code, _ in marked)]
@@ -617,8 +616,7 @@ def marked_places(prediction):
 @given(networks())
 @settings(max_examples=settings.default.max_examples // 2)  # each is fixed three times
 def test_fixed_model_is_valid_and_not_worse(proto):
-    before = proto.SerializeToString(deterministic=True)
-    fixed = qdqtool.fix(proto, "trt8.5")
+    before, fixed = proto.SerializeToString(deterministic=True), qdqtool.fix(proto, "trt8.5")
     assert proto.SerializeToString(deterministic=True) == before
     onnx.checker.check_model(fixed.proto, full_check=True)
     assert all(b >= a for a, b in zip(worth(fixed.before), worth(fixed.after), strict=True))
@@ -641,8 +639,7 @@ def test_fixed_model_is_valid_and_not_worse(proto):
 @example(network(212), "trt8.5")  # ADD-BOTH: a removed pair makes an output float
 @example(network(1120), "trt10")  # W-SCALE: one of the misfits is of stored integers
 def test_fix_keeps_the_promises_of_predict(proto, target):
-    fixed = qdqtool.fix(proto, target)
-    promised = marked_places(qdqtool.predict(proto, target))
+    fixed, promised = qdqtool.fix(proto, target), marked_places(qdqtool.predict(proto, target))
     assert not promised & {(f.code, f.node) for f in fixed.after.findings}
     assert not marked_places(qdqtool.predict(fixed.proto, target))
     assert not qdqtool.fix(fixed.proto, target).applied

@@ -20,8 +20,7 @@ GRID = 8.0  # coarse scale of the boxes
 
 def detector(scale: float, zero: int = 0) -> onnx.ModelProto:
     g = Graph()
-    x = g.input(1, 5, 8, 8)
-    choice = np.eye(5, dtype=np.float32).reshape(5, 5, 1, 1)
+    x, choice = g.input(1, 5, 8, 8), np.eye(5, dtype=np.float32).reshape(5, 5, 1, 1)
     box = g.op("Conv", [x, g.const("w.box", choice[:4])], "box")
     logit = g.op("Conv", [x, g.const("w.score", choice[4:])], "score")
     pair = g.pair(box, "boxes", scale, zero=zero)

@@ -420,8 +420,7 @@ def test_noise_over_samples(count: int) -> None:
 
 def test_levels_of_a_head_are_compared_apart(g: Graph) -> None:
     """Boxes and scores of two levels, joined along the last axis and reshaped in between."""
-    x = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
-    levels = []
+    x, levels = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r"), []
     for i in range(2):
         box, score = (g.conv(x, f"{name}{i}", 4, k=1) for name in ("box", "score"))
         both = g.op("Concat", [box, g.op("Sigmoid", score, f"s{i}")], f"cat{i}", axis=1)

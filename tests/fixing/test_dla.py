@@ -163,8 +163,7 @@ def test_asymmetric_scales_become_symmetric_ones_of_the_same_range(zero: Any, am
 def test_clipping_of_quantizers_remains_in_the_float_model() -> None:
     """A range from 0 is a Relu; weights beyond the range of their scale are clipped."""
     model = change_quantizers(quantize(one_layer()), "x", scale=np.float32(0.1), zero=np.uint8(0))
-    halved = multiply_weight_scales(model, 0.5)
-    translation = translate(model)
+    halved, translation = multiply_weight_scales(model, 0.5), translate(model)
     (sample, *_) = images()
     floats = open_session(translation.model.SerializeToString()).run(None, sample)[0]
     sample = {"x": np.maximum(sample["x"], 0)}

@@ -59,8 +59,7 @@ def leading_norm(
     net = Net(channels=cin)
     if len(weight) == 3:
         net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, cin, 64])
-    normed = net.norm("n", "x", cin)
-    weights = net.const("w", net.rng.standard_normal(weight))
+    normed, weights = net.norm("n", "x", cin), net.const("w", net.rng.standard_normal(weight))
     model = net.output(net.op("Conv", "c", normed, weights, **attributes)).model()
     for name in () if shift else ("n.beta", "n.mean"):
         set_value(model, name, np.zeros(cin, np.float32))
@@ -235,8 +234,7 @@ def test_fold_leaves_normalization_without_convolution_next_to_it(
 
 @pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading_batch_normalization])
 def test_fold_leaves_network_without_normalization(fold: Callable[[Model], int]) -> None:
-    net = Net(channels=1)
-    values = {"starts": 1, "ends": 8, "axes": 3, "steps": 2}
+    net, values = Net(channels=1), {"starts": 1, "ends": 8, "axes": 3, "steps": 2}
     bounds = [net.const(name, [value], np.int64) for name, value in values.items()]
     cut = net.conv("c", net.op("Slice", "t", "x", *bounds), 1, 4, 1)
     assert fold(Model(net.output(net.op("Slice", "s", cut, *bounds)).model())) == 0

@@ -456,8 +456,7 @@ def test_confirmed_losses_state_their_cost_in_time(yolov8: Insertion) -> None:
     """The cost equals the difference between the times of the two written models."""
     first, *others = yolov8.losses.tensors
     confirmed = replace(first, confirmed_gain=0.4, confirmed_on=6, confirmed=True)
-    losses = replace(yolov8.losses, tensors=[confirmed, *others])
-    target = target_named("trt10")
+    losses, target = replace(yolov8.losses, tensors=[confirmed, *others]), target_named("trt10")
     _, time = predict_on_gpu(yolov8.model, target, TimingOptions(gpu="Orin Nano 8GB"))
     timed = add_times(
         losses,

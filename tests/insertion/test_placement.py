@@ -447,8 +447,7 @@ def test_unsuitable_weights_are_left_float_with_reason(net: Net) -> None:
 
 
 def test_unsuitable_inputs_are_left_float_even_if_included(net: Net) -> None:
-    constant = net.const("k", np.ones((1, 16, 8, 8)))
-    flat = net.op("Flatten", "f", "x")
+    constant, flat = net.const("k", np.ones((1, 16, 8, 8))), net.op("Flatten", "f", "x")
     square = [net.const(f"w{i}", np.ones((16, 16, 1, 1))) for i in range(4)]
     net.output(
         net.op("Conv", "constant", constant, square[0]),

@@ -118,8 +118,7 @@ def test_random_einsums_keep_values() -> None:
     rng, counts_by_form = np.random.default_rng(0), {"MatMul": 0, "Einsum": 0}
     for _ in range(120):
         # Number of batch axes, summed axes, and axes of the left and the right operand alone.
-        counts = rng.integers((0, 1, 1, 1), (3, 3, 3, 3))
-        letters = iter("abcdefgh")
+        counts, letters = rng.integers((0, 1, 1, 1), (3, 3, 3, 3)), iter("abcdefgh")
         batch, summed, rows, columns = (
             ["".join(next(letters) for _ in range(n))][0] for n in counts
         )
@@ -127,8 +126,7 @@ def test_random_einsums_keep_values() -> None:
             "".join(rng.permutation([*t]))
             for t in (batch + summed + rows, batch + summed + columns, batch + rows + columns)
         )
-        sizes = {c: int(rng.integers(1, 5)) for c in left + right}
-        net = Net()
+        sizes, net = {c: int(rng.integers(1, 5)) for c in left + right}, Net()
         net.inputs, feeds, shared = [], {}, rng.random() < 0.5
         for name, axes in (("x", left), ("y", right)):
             shape = [1 if not shared and rng.random() < 0.1 else sizes[c] for c in axes]

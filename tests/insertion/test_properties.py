@@ -477,8 +477,7 @@ def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_ty
     ends = net.conv("b", joined, 32), net.conv("c", "x"), net.conv("d", other)
     options = {"target": "trt11", "method": "max", "head": "none", "input_type": input_type}
     result = qdqtool.insert(net.output(*ends).model(19, ir=9), images(2), **options)
-    index = Model(result.model)
-    reported = {q.node: q.scale for q in result.quantized}
+    index, reported = Model(result.model), {q.node: q.scale for q in result.quantized}
     for q in (n for n in index.nodes if n.op == "QuantizeLinear"):
         scale = index.constant(q.input(1))
         np.testing.assert_array_equal(scale, np.asarray(reported[q.name], scale.dtype))

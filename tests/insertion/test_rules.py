@@ -41,8 +41,7 @@ def sketch(model: Model, **options: Any) -> Model:
 
 def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     """Return INT8 convolutions with INT8 output and conversions, by whether the Add fuses."""
-    proto = sketch(model, residual_after_activation=option).proto
-    result = {}
+    proto, result = sketch(model, residual_after_activation=option).proto, {}
     for fused in (False, True):
         target = replace(TRT85, residual_through_activation=fused)
         summary = simulate(Model(proto), target).summary()
@@ -155,8 +154,7 @@ def test_placements_are_simulated_if_one_residual_has_activation(
 
 def test_sketch_has_no_large_weights_and_numbers_groups() -> None:
     model = bottleneck("silu")
-    before = model.proto.SerializeToString(deterministic=True)
-    proto = sketch(model).proto
+    before, proto = model.proto.SerializeToString(deterministic=True), sketch(model).proto
     assert model.proto.SerializeToString(deterministic=True) == before
     scales = {n.input[0]: value_of(proto, n.input[1]) for n in nodes_of(proto, "QuantizeLinear")}
     assert {t: float(s) for t, s in scales.items() if not s.ndim} == {

@@ -466,8 +466,7 @@ def test_pad_between_two_consumers_keeps_one_scale(
     net: Net, mode: str, method: str, unify: bool
 ) -> None:
     """With two scales at its output, ``c0`` would write float."""
-    c0 = net.conv("c0", "x")
-    pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    c0, pads = net.conv("c0", "x"), net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
     net.output(net.conv("c1", net.op("Pad", "pad", c0, pads, mode=mode)), net.conv("c2", c0))
     samples = images(2, seed=3)
     samples[0]["x"][..., 0] = 30.0  # at the border, which padding repeats

@@ -136,11 +136,13 @@ def test_attention_int8_without_attention_is_a_note(attention: str) -> None:
 
 def test_unused_and_constant_products_are_not_counted() -> None:
     model = copy_model(vit())
-    for name, operands in (
-        ("unused", ["b0.attn.q.add.out", "b0.attn.k.heads.out"]),
-        ("folded", ["b0.fc1.weight", "b0.fc2.weight"]),
-    ):
-        model.graph.node.append(onnx.helper.make_node("MatMul", operands, [name], name))
+    model.graph.node.extend(
+        onnx.helper.make_node("MatMul", operands, [name], name)
+        for name, operands in (
+            ("unused", ["b0.attn.q.add.out", "b0.attn.k.heads.out"]),
+            ("folded", ["b0.fc1.weight", "b0.fc2.weight"]),
+        )
+    )
     for target in ("trt8.6", "trt10"):
         assert predict(model, target).summary()["matrix_products"] == 17
     assert "folded" not in predict(model, "rtx1.7").float_products
@@ -263,8 +265,10 @@ def add_pairs(model: onnx.ModelProto, *consumers: str) -> onnx.ModelProto:
         pairs = [f"{node.name}.{i}" for i in range(len(node.input)) if node.name in consumers]
         for base, tensor in zip(pairs, node.input, strict=False):
             parameters = [f"{base}.scale", f"{base}.zero"]
-            for name, value in zip(parameters, (np.float32(0.05), np.int8(0)), strict=True):
-                copy.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+            copy.graph.initializer.extend(
+                onnx.numpy_helper.from_array(value, name)
+                for name, value in zip(parameters, (np.float32(0.05), np.int8(0)), strict=True)
+            )
             for op, source, output in (
                 ("Quantize", tensor, "q"),
                 ("Dequantize", f"{base}.q", "dq"),

@@ -182,8 +182,10 @@ def test_folded_branches_compute_the_same(proto: ModelProto, convolutions: int) 
 
 def test_branch_that_passes_a_tensor_on() -> None:
     node = conditional(then_branch=helper.make_graph([], "then", [], [image("x")]))
-    model = load(model_with(node, boolean("flag", True)))
-    assert [n.op for n in model.nodes] == ["Identity", "Relu"]
+    assert [n.op for n in load(model_with(node, boolean("flag", True))).nodes] == [
+        "Identity",
+        "Relu",
+    ]
 
 
 @pytest.mark.parametrize("target", ["trt8.6", "trt10", "rtx1.7"])

@@ -71,8 +71,7 @@ def repeated(net: Net, count: int, op: str, operands: int, **attributes: int) ->
 def test_expensive_constant_is_not_computed(net: Net, build: Callable[[Net], str]) -> None:
     # A few hundred bytes of nodes compute each constant for hours or in gigabytes.
     net.output(net.conv("end", "x"))
-    tensor = build(net)
-    constants = ConstantEvaluator(net.index(), work=1 << 28)
+    tensor, constants = build(net), ConstantEvaluator(net.index(), work=1 << 28)
     tracemalloc.start()
     assert constants.evaluate(tensor) is None
     peak = tracemalloc.get_traced_memory()[1]

@@ -375,8 +375,7 @@ def test_output_axis_of_weights(operator: Operator) -> None:
 def test_weights_quantized_along_outputs_run_in_int8(
     g: Graph, operator: Operator, axis: int
 ) -> None:
-    data = g.pair(g.input(1, 8, 8, 8), "in")
-    weights = g.weights("n", (8, 8, 3, 3), "qdq", axis)
+    data, weights = g.pair(g.input(1, 8, 8, 8), "in"), g.weights("n", (8, 8, 3, 3), "qdq", axis)
     model = Model(g.model(g.op(operator.name, [data, weights], "n", kernel_shape=[3, 3])))
     (outcome,) = simulate(model, TARGET).convolutions
     # TensorRT requires scales along the output channels: axis 0 of a Conv, axis 1 of a ConvTranspose.

@@ -233,8 +233,7 @@ def test_search_for_activation_is_linear_in_levels(net: Net) -> None:
     a, b = net.conv("a", "x"), net.conv("b", "x")
     for i in range(40):
         a, b = net.op("Add", f"p{i}", a, b), net.op("Mul", f"m{i}", a, b)
-    model = net.output(net.op("Add", "last", a, b)).index()
-    profile = cProfile.Profile()
+    model, profile = net.output(net.op("Add", "last", a, b)).index(), cProfile.Profile()
     assert profile.runcall(pointwise.activation_input, model, model.node("last")) is None
     assert sum(entry.callcount for entry in profile.getstats()) < 5000
 

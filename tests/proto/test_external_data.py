@@ -19,8 +19,7 @@ from tests.errors import has
 
 def documented() -> onnx.ModelProto:
     model = conv_net()
-    graph = model.graph
-    large = onnx.numpy_helper.from_array(np.ones(2048, np.float32), "large")
+    graph, large = model.graph, onnx.numpy_helper.from_array(np.ones(2048, np.float32), "large")
     large.doc_string = "after the data"
     large.metadata_props.add(key="k", value="v")
     graph.initializer.insert(0, large)
@@ -58,8 +57,7 @@ UNKNOWN_FIELD = b"\xc2\xbb\x01\x03new"
 
 
 def with_function() -> onnx.ModelProto:
-    model = documented()
-    body = [onnx.helper.make_node("Relu", ["a"], ["b"])]
+    model, body = documented(), [onnx.helper.make_node("Relu", ["a"], ["b"])]
     model.functions.append(
         onnx.helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import))
     )

@@ -226,5 +226,6 @@ def test_fix_writes_the_model_without_functions() -> None:
 def test_compare_and_extract_see_functions() -> None:
     model = quantized_blocks()
     assert qdqtool.compare(model, load(model).copy()).summary()["lost_int8"] == 0
-    part = qdqtool.extract(model, node="layer1/Conv", hops=1).proto
-    assert "Conv" in [n.op_type for n in part.graph.node]
+    assert "Conv" in [
+        n.op_type for n in qdqtool.extract(model, node="layer1/Conv", hops=1).proto.graph.node
+    ]

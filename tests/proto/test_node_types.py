@@ -12,8 +12,9 @@ def test_infer_node_uses_types_and_values() -> None:
     node = onnx.helper.make_node("Reshape", ["x", "s"], ["y"])
     types = {"x": value("x", IMAGE).type, "s": value("s", [2], INT64).type}
     values = {"s": onnx.numpy_helper.from_array(sizes(4, 32), "s")}
-    inferred = infer_node(node, types, 18, values)["y"].tensor_type
-    assert [d.dim_value for d in inferred.shape.dim] == [4, 32]
+    assert [
+        d.dim_value for d in infer_node(node, types, 18, values)["y"].tensor_type.shape.dim
+    ] == [4, 32]
     assert infer_node(onnx.helper.make_node("Own", ["x"], ["y"], domain="own"), types, 18, {}) == {}
     assert infer_node(node, {"x": types["x"], "s": value("s", [LONG], INT64).type}, 18, {}) == {}
 
@@ -60,8 +61,12 @@ def test_node_type_cache_agrees_with_inference_of_the_model(op: str) -> None:
     proto = one_node(op, dims, outputs, **attributes)
     inferred = onnx.shape_inference.infer_shapes(proto).graph.output
     expected = [(FLOAT, tuple(d.dim_value for d in v.type.tensor_type.shape.dim)) for v in inferred]
-    inputs = [(FLOAT, tuple(d)) for d in dims]
-    assert NodeTypeCache(proto).infer_outputs(proto.graph.node[0], op, inputs) == expected
+    assert (
+        NodeTypeCache(proto).infer_outputs(
+            proto.graph.node[0], op, [(FLOAT, tuple(d)) for d in dims]
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ class NetworkFiles:
         act = net.op("Relu", "act", net.conv("first", "x"))
         joined = net.op("Concat", "join", act, net.conv("second", act), axis=1)
         net.output(net.op("Sigmoid", "end", net.conv("third", joined, cin=32)))
-        self.float = folder / "float.onnx"
-        self.cache = folder / "cache.npz"
+        self.float, self.cache = folder / "float.onnx", folder / "cache.npz"
         self.model = folder / "model_qdq.onnx"
         onnx.save(net.model(), self.float)
         self.data = folder / "data.npz"

@@ -628,8 +628,7 @@ def test_tuning_of_tune_command_is_read(files: NetworkFiles, tmp_path: Path) -> 
     options = ["--gpu", "Jetson Orin Nano 4GB", "--keep", "0.999", "--front", "--no-state"]
     paths = ["--calib", files.data, "-o", tmp_path / "tuned.onnx", "--result", out]
     assert run(["tune", str(files.float), *options, *map(str, paths)]) in (0, 1)
-    written = json.loads(out.read_text())
-    tuning = read_tuning(out, load(files.model))
+    written, tuning = json.loads(out.read_text()), read_tuning(out, load(files.model))
     assert [(p.metric, p.x) for p in tuning.points if p.on_front] == [
         (p["metric"], p["ms"]) for p in written["front"]
     ]
@@ -654,8 +653,7 @@ def test_float_type_is_that_of_the_build(
 def test_report_counts_mismatches_that_it_does_not_list(omitted: int, text: str) -> None:
     model, target = published(FIRST[0]), target_named("trt8.6")
     mismatch = Mismatch(MismatchKind.TRACE, "line", {}, {}, Difference.LOGGED)
-    mismatches = [mismatch] * (MAX_MISMATCHES + omitted)
-    build = read_build(build_file(FIRST[0]))
+    mismatches, build = [mismatch] * (MAX_MISMATCHES + omitted), read_build(build_file(FIRST[0]))
     verification = dataclasses.replace(verify(model, build), mismatches=mismatches)
     subject = ReportSubject(
         model, qdqtool.predict(model, target), target, verification=verification, build=build

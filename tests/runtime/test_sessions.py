@@ -20,8 +20,7 @@ from qdqtool.util.limits import PROCESSES
 
 
 def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
-    rng = np.random.default_rng(0)
-    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    rng, kind = np.random.default_rng(0), onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     second = rng.normal(0, 0.1, (256, 256)).astype(dtype)
     graph = onnx.helper.make_graph(
         [
@@ -96,8 +95,7 @@ def test_large_weights_go_into_message_without_temporary_file(
 ) -> None:
     if fault == "no folder":
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    model = wide()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    model, limits = wide(), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if fault == "no room":
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -109,8 +107,7 @@ def test_large_weights_go_into_message_without_temporary_file(
 
 def test_error_of_onnxruntime_does_not_depend_on_temporary_file() -> None:
     model = wide()
-    model.graph.node[2].op_type = "Nonsense"
-    errors = []
+    model.graph.node[2].op_type, errors = "Nonsense", []
     for weights in (True, False):
         part = partial_model(Model(model), ["y"], weights=weights)
         with pytest.raises(Exception, match="Nonsense") as caught:

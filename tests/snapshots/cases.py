@@ -382,8 +382,7 @@ def list_files() -> dict[Path, int]:
 def command_cases(name: str) -> Cases:
     lines = (f"{name} --help", *ANSWERS[name])
     answers = {f"$ qdqtool {line.removesuffix(' #')}": answer(line) for line in lines}
-    files = list_files()
-    errors = {f"$ qdqtool {line}": answer(line) for line in ERRORS[name]}
+    files, errors = list_files(), {f"$ qdqtool {line}": answer(line) for line in ERRORS[name]}
     assert list_files() == files, "files that a command wrote before it failed"
     return answers | errors
 

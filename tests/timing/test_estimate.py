@@ -67,8 +67,9 @@ def test_total_time_is_the_sum_of_kernels_and_gaps() -> None:
         estimate_model(convolution_chain(), cuda_graph=True),
     )
     overhead, gap = load_constants().overhead_us * 1e-3, load_constants().gap_us * 1e-3
-    kernels = sum(k.ms - overhead + gap for k in time.kernels)
-    assert time.total_ms == pytest.approx(kernels, rel=1e-6)
+    assert time.total_ms == pytest.approx(
+        sum(k.ms - overhead + gap for k in time.kernels), rel=1e-6
+    )
     assert (
         graph.total_ms == pytest.approx(time.total_ms - gap * len(time.kernels), rel=1e-6)
         and time.low_ms < time.total_ms < time.high_ms
@@ -434,8 +435,7 @@ def test_input_bytes_of_a_bias_and_of_a_residual(g: Graph, is_shared: bool) -> N
     first = g.relu(g.op("Conv", [x, weights[0], bias], "first"), "r")
     second = g.op("Conv", [first, weights[1], *([bias] if is_shared else [])], "second")
     layers = model_workload(g.model(g.relu(g.op("Add", [second, x], "sum"), "last"))).layers
-    elements = 64 * 32 * 32
-    reads = [w.read for w in layers if w.kind == work.CONV]
+    elements, reads = 64 * 32 * 32, [w.read for w in layers if w.kind == work.CONV]
     assert reads == [2 * (elements + 64), 2 * (2 * elements + 64 * is_shared)]
 
 
@@ -705,8 +705,7 @@ def test_float_model_of_fp8_file_has_no_node_for_the_cast_of_the_output() -> Non
     proto = convolution_chain(quantized=False)
     del proto.graph.node[-2:]  # the last Relu and the Sigmoid, which are not converted to FP16
     proto.graph.output[0].name = proto.graph.node[-1].output[0]
-    float_model = load(proto)
-    typed = strongly_typed(target_named("trt10.13"))
+    float_model, typed = load(proto), strongly_typed(target_named("trt10.13"))
     written = model_variants.quantized_variant(float_model, typed, "fp8")
     assert written.producer(written.outputs[0]).op == "Cast"
     variant = model_variants.fill_missing_weights(model_variants.float_variant(written))

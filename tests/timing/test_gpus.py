@@ -307,8 +307,7 @@ def test_busy_network_is_timed_at_the_clock_of_the_power_limit() -> None:
     )
     assert same.total_ms == pytest.approx(limited.total_ms, rel=1e-3)
     # The upper end of the range is that of busy tensor cores.
-    share = gpus.find_gpu("T4").clock_share_under_load
-    usual = load_constants().spreads["total"]
+    share, usual = gpus.find_gpu("T4").clock_share_under_load, load_constants().spreads["total"]
     assert limited.high_ms / limited.total_ms == pytest.approx(usual * limited.clock_share / share)
 
 

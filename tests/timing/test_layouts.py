@@ -317,8 +317,7 @@ def test_kernel_of_fused_fp8_attention(g: Graph) -> None:
         2 * 16 * 64,
         1,
     )
-    unfused = model_workload(model, "10.5").all_work
-    fused = engine.all_work
+    unfused, fused = model_workload(model, "10.5").all_work, engine.all_work
     # Both products, the scale and the Softmax are separate kernels on 10.5.
     assert sum(w.steps for w in unfused) - sum(w.steps for w in fused) == 3
     assert sum(w.macs for w in unfused) == sum(w.macs for w in fused)
@@ -333,8 +332,11 @@ def test_qdq_in_a_region_adds_no_kernels() -> None:
         )
         works = [w for w in engine.all_work if w.kind not in (work.NOTHING, work.CONVERSION)]
         kernels.append(sum(w.steps for w in works))
-        pairs = zip(layers, engine.layers, strict=True)
-        assert all(w.kind == work.NOTHING for x, w in pairs if x.type == "Conversion")
+        assert all(
+            w.kind == work.NOTHING
+            for x, w in zip(layers, engine.layers, strict=True)
+            if x.type == "Conversion"
+        )
     assert kernels[0] == kernels[1]
 
 
@@ -379,8 +381,7 @@ def test_time_of_kernels() -> None:
         / (256 + c["narrow"])
     )
     clocks = 28 * 1777e6
-    compute = 1e6 * 256 * 2304 / (clocks * rate)
-    moved = 1e6 * 256 * 2 + 256 * 2304
+    compute, moved = 1e6 * 256 * 2304 / (clocks * rate), 1e6 * 256 * 2 + 256 * 2304
     memory = max(
         moved * (1 - 3e6 * c["l2_share"] / (2 * moved)) / (c["dram"] * 360e9),
         moved / (c["l2"] * clocks * 32),

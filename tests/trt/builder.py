@@ -34,8 +34,7 @@ class Graph:
         fp8: bool = False,
     ) -> None:
         self.opset, self.fp8 = opset, fp8
-        self.constant_nodes = constant_nodes
-        self.random = np.random.default_rng(seed)
+        self.constant_nodes, self.random = constant_nodes, np.random.default_rng(seed)
         self.dtype: Any = np.float16 if half else np.float32
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []

@@ -119,8 +119,9 @@ def test_unnamed_nodes_have_layer_names_of_parser() -> None:
     model = chain(Graph(), "int8")
     for node in model.graph.node:
         node.name = ""
-    prediction = predict(model, advice=False)
-    assert prediction.convolutions[0].layer == "a.weight + node_of_a:0 + node_of_r:0"
+    assert (
+        predict(model, advice=False).convolutions[0].layer == "a.weight + node_of_a:0 + node_of_r:0"
+    )
 
 
 def test_onnxruntime_asymmetric_runs_in_float(tmp_path: Path) -> None:
@@ -332,8 +333,9 @@ def test_convolution_without_effect_is_not_listed(g: Graph) -> None:
 
 
 def test_network_output_of_integers(g: Graph) -> None:
-    prediction = predict(g.model(g.q(g.conv(g.input(1, 3, 8, 8), "c"), "out")), advice=False)
-    assert outcomes(prediction) == {"c": ([INT8], INT8)}
+    assert outcomes(
+        predict(g.model(g.q(g.conv(g.input(1, 3, 8, 8), "c"), "out")), advice=False)
+    ) == {"c": ([INT8], INT8)}
 
 
 def test_consumer_in_branch_keeps_output_float(g: Graph) -> None:

@@ -100,8 +100,9 @@ def test_property_is_added_and_dropped_by_versions(
 
 @pytest.mark.parametrize("evidence", [Evidence.SEEN, Evidence.ASSUMED])
 def test_outcomes_on_rtx_have_evidence_of_target(evidence: Evidence) -> None:
-    target = replace(RTX, evidence=evidence)
-    assert {conv.evidence for conv in outcomes(stem(), target).values()} == {evidence}
+    assert {
+        conv.evidence for conv in outcomes(stem(), replace(RTX, evidence=evidence)).values()
+    } == {evidence}
 
 
 @pytest.mark.parametrize(
@@ -151,8 +152,10 @@ def test_strongly_typed_before_trt10_is_an_error() -> None:
 def test_strongly_typed_float_output_has_onnx_type(half: bool, precision: Precision) -> None:
     assert outcomes(stem(half), "trt11")["b"].output == precision
     prediction = predict(stem(half).model("s:0"), "trt11", advice=False)
-    softmax = next(layer for layer in prediction.layers if layer.type == "Softmax")
-    assert [t.precision for t in softmax.inputs] == [precision]
+    assert [
+        t.precision
+        for t in next(layer for layer in prediction.layers if layer.type == "Softmax").inputs
+    ] == [precision]
 
 
 @pytest.mark.parametrize(
@@ -186,8 +189,9 @@ def test_unknown_scale_makes_outcome_an_assumption(g: Graph) -> None:
             tensor.ClearField("raw_data")
             tensor.data_location = 1
             tensor.external_data.add(key="location", value="gone.bin")
-    prediction = predict(model, advice=False)
-    assert {c.name: c.evidence for c in prediction.convolutions}["c"] == Evidence.ASSUMED
+    assert {c.name: c.evidence for c in predict(model, advice=False).convolutions}[
+        "c"
+    ] == Evidence.ASSUMED
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,7 @@ def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
     net = Net(3, 16, seed=seed)
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 16, stride=2))
     x = net.op("Relu", "r1", net.conv("c1", x))
-    x = net.conv("c2", x, 16, classes, 1)
-    scales = net.const("scales", [1.0, 1.0, 2.0, 2.0])
+    x, scales = net.conv("c2", x, 16, classes, 1), net.const("scales", [1.0, 1.0, 2.0, 2.0])
     options = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
     return net.output(net.op("Resize", "up", x, "", scales, **options)).model()
 

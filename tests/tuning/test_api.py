@@ -71,8 +71,11 @@ def test_result_has_ranges_from_all_images(tuned: Tuning) -> None:
     assert note.values["images"] == len(DATA)
     metric = agreement(tuned.model, JUDGED)
     assert note.values["metric"] == tuned.written_metric == pytest.approx(metric, abs=1e-6)
-    other = replace(tuned, written_metric=0.5)
-    assert render_tuning(other, 500).lines[0].startswith("goal met: 0.500 on ")
+    assert (
+        render_tuning(replace(tuned, written_metric=0.5), 500)
+        .lines[0]
+        .startswith("goal met: 0.500 on ")
+    )
 
 
 def test_ranges_from_all_images_that_miss_the_goal_are_not_used(
@@ -80,8 +83,9 @@ def test_ranges_from_all_images_that_miss_the_goal_are_not_used(
 ) -> None:
     monkeypatch.setattr(PlacementSearch, "judge_recipe", lambda search, recipe: KEEP - 0.01)
     tuning = tune(keep=KEEP)
-    expected = insert(tuning.chosen.configuration.floats)
-    assert [q.scale for q in tuning.quantized] == [q.scale for q in expected.quantized]
+    assert [q.scale for q in tuning.quantized] == [
+        q.scale for q in insert(tuning.chosen.configuration.floats).quantized
+    ]
     assert "ranges-from-all-worse" in note_codes(tuning.notes)
     assert tuning.insert_arguments() is None and tuning.images["calibration"] == len(CALIBRATION)
 
@@ -400,8 +404,9 @@ def test_tune_for_strongly_typed_target_is_fp16() -> None:
     model = Model(tuning.model)
     types = {model.elem_type(t) for t in model.node("c3").inputs}
     assert types == {onnx.TensorProto.FLOAT16} and tuning.as_json()["float_type"] == "fp16"
-    ends = [o.type.tensor_type.elem_type for o in tuning.model.graph.output]
-    assert ends == [onnx.TensorProto.FLOAT]
+    assert [o.type.tensor_type.elem_type for o in tuning.model.graph.output] == [
+        onnx.TensorProto.FLOAT
+    ]
     inserted = insert({"c3", *tuning.chosen.configuration.floats}, DATA, target="trt11")
     assert tuning.model.graph.node == inserted.model.graph.node
     assert np.array_equal(run(tuning.model, DATA[0])[0], run(inserted.model, DATA[0])[0])

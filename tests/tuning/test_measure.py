@@ -358,8 +358,9 @@ def test_interval_of_few_or_equal_images_is_that_of_wilson(equal: int, missing: 
     images = [detections(FIRST, SECOND)] * equal + [detections(FIRST)] * missing
     evidence = [METRIC.observe(kept, image, "a") for image in images]
     ends = np.array(estimate_interval(METRIC, evidence))
-    deviations = np.sqrt(ends * (1 - ends) / len(images))
-    assert np.abs(METRIC.value(evidence) - ends) == pytest.approx(1.96 * deviations)
+    assert np.abs(METRIC.value(evidence) - ends) == pytest.approx(
+        1.96 * np.sqrt(ends * (1 - ends) / len(images))
+    )
     codes = note_codes(note_wide_interval(METRIC, len(images)))
     assert codes == (["wide-interval"] if len(images) < 10 else [])
 

@@ -108,8 +108,9 @@ def test_accurate_int8_of_an_earlier_run_is_a_complete_result(clock: Clock, tmp_
     assert second.chosen.configuration == first.chosen.configuration
     assert second.effort["stopped"] == "" and second.effort["runs"] == 0
     # The third run is faster than the first one, so there is time for the ranges of all images.
-    third = qdqtool.tune(branchy(), TUNED_ON, time_limit=200.0, **options)
-    assert third.images["calibration"] == 16
+    assert (
+        qdqtool.tune(branchy(), TUNED_ON, time_limit=200.0, **options).images["calibration"] == 16
+    )
 
 
 def collect_slowly(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -12,8 +12,7 @@ from qdqtool.util.json_text import TooManyValues, parse_json
 )
 def test_json_with_too_many_values_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Lists and dicts take thirty times the memory of their text. Separators in strings count as well.
-    value = parse_json(text)
-    marks = sum(text.count(mark) for mark in ",[{")
+    value, marks = parse_json(text), sum(text.count(mark) for mark in ",[{")
     monkeypatch.setattr(limits, "JSON_VALUES", marks)
     assert parse_json(text) == parse_json(text.encode()) == value
     monkeypatch.setattr(limits, "JSON_VALUES", marks - 1)

@@ -43,8 +43,12 @@ def test_output_of_the_stem_depends_on_scales(equal: bool, output: str) -> None:
     INT8 reaches the stem only if their scales are equal.
     """
     model = published("resnet18-qat-rtx2000-trt8510").proto
-    scaled = Model(api.copy_with_artificial_scales(model, equal))
-    assert predict(scaled, advice=False).convolution("Conv_9").output == output
+    assert (
+        predict(Model(api.copy_with_artificial_scales(model, equal)), advice=False)
+        .convolution("Conv_9")
+        .output
+        == output
+    )
 
 
 @pytest.mark.parametrize(

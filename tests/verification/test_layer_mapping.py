@@ -143,8 +143,10 @@ def test_name_conflicts_of_a_parsed_node(
 ) -> None:
     model = Model(g.model(g.conv(g.input(1, 4, 16, 16), "c", 8, 3)))
     node = ParsedNode("c", op, [None, ParsedTensor("w", shape, "FLOAT")])
-    build = Build(parse=ParseSection([node]))
-    assert find_name_conflicts(View(model), build, NodeMapper(model, [])) == conflict
+    assert (
+        find_name_conflicts(View(model), Build(parse=ParseSection([node])), NodeMapper(model, []))
+        == conflict
+    )
 
 
 @pytest.mark.parametrize("name", ["a.b", "a_b"])

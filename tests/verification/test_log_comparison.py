@@ -218,8 +218,9 @@ def q(name: str, line: int = 0) -> BuiltLayer:
     ],
 )
 def test_number_of_built_conversions(build: Build, ended: bool, built: int | None) -> None:
-    counts = compare_conversions(predicted(), build, ended).counts
-    assert counts == ConversionCounts(BASE.conversions, built)
+    assert compare_conversions(predicted(), build, ended).counts == ConversionCounts(
+        BASE.conversions, built
+    )
 
 
 TWO_CONVERSIONS = Build(

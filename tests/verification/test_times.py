@@ -94,8 +94,10 @@ def test_compare_times_needs_a_gpu_and_a_time(build: Build, is_compared: bool) -
 
 
 def test_compare_times_on_another_gpu() -> None:
-    times = compare_times(MODEL, PREDICTED, timed(1.0), TARGET, GpuOptions(GPU, 1500.0))
-    assert times["clock_mhz"] == 1500
+    assert (
+        compare_times(MODEL, PREDICTED, timed(1.0), TARGET, GpuOptions(GPU, 1500.0))["clock_mhz"]
+        == 1500
+    )
 
 
 def test_compare_times_rejects_unknown_gpus() -> None:
@@ -376,5 +378,9 @@ def test_count_errors(
     """Wrong convolutions, and the sum of wrong lines, layers and mismatches."""
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
     mismatches = [Mismatch(names[k], "n", {}, {}, Difference.ABSENT) for k in kinds]
-    result = Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
-    assert count_disagreements(result) == wrong
+    assert (
+        count_disagreements(
+            Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
+        )
+        == wrong
+    )

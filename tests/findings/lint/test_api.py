@@ -243,8 +243,7 @@ def test_axis_finding_knows_whether_the_axis_is_written(
 
 def shared_model(copies: bool = False) -> onnx.ModelProto:
     g = Graph()
-    x = g.pair(g.input(1, 16, 8, 8), "in")
-    w = g.weights("w", (16, 16, 1, 1), "qdq")
+    x, w = g.pair(g.input(1, 16, 8, 8), "in"), g.weights("w", (16, 16, 1, 1), "qdq")
     other = g.weights("v", (16, 16, 1, 1), "qdq") if copies else w
     a = g.op("Conv", [x, w], "a", kernel_shape=[1, 1])
     return g.model(g.add(a, g.op("Conv", [x, other], "b", kernel_shape=[1, 1]), "sum"))

@@ -54,8 +54,9 @@ def test_parsers_before_9_refuse_bfloat16(target: str, is_refused: bool) -> None
 
 @pytest.mark.parametrize(("sm", "is_refused"), [("7.0", True), ("7.5", True), ("8.0", False)])
 def test_gpus_before_8_have_no_bfloat16(sm: str, is_refused: bool) -> None:
-    findings = qdqtool.predict(quantized(), "trt10", sm=sm).findings_by_code()
-    assert ("GPU-NO-BF16" in findings) == is_refused
+    assert (
+        "GPU-NO-BF16" in qdqtool.predict(quantized(), "trt10", sm=sm).findings_by_code()
+    ) == is_refused
 
 
 def test_insert_widens_bfloat16() -> None:

@@ -43,8 +43,9 @@ def conv3d(quantized: bool = True) -> onnx.ModelProto:
 def test_3d_convolution_is_reported_where_builds_fail(
     quantized: bool, target: str, convolutions: list[list[str]]
 ) -> None:
-    findings = findings_of(conv3d(quantized), "CONV3D-INT8", target)
-    assert [f.convolutions for f in findings] == convolutions
+    assert [
+        f.convolutions for f in findings_of(conv3d(quantized), "CONV3D-INT8", target)
+    ] == convolutions
 
 
 @pytest.mark.parametrize(
@@ -90,8 +91,7 @@ def test_product_of_activations_is_reported(
 
 @pytest.mark.parametrize(("size", "nodes"), [(32, ["c"]), (14, ["c"]), (7, [])])
 def test_patch_embedding_is_reported(g: Graph, size: int, nodes: list[str]) -> None:
-    x = g.pair(g.input(1, 3, 64, 64), "in")
-    w = g.weights("w", (16, 3, size, size), "qdq")
+    x, w = g.pair(g.input(1, 3, 64, 64), "in"), g.weights("w", (16, 3, size, size), "qdq")
     model = g.model(g.op("Conv", [x, w], "c", kernel_shape=[size, size], strides=[size, size]))
     assert nodes_of(model, "KERNEL-LARGE") == nodes
 
@@ -604,8 +604,7 @@ def test_fix_writes_no_layer_normalization_before_trt8_6() -> None:
     "form", ["as it is", "no bias", "nothing behind", "two axes", "one number as scale"]
 )
 def test_layer_norm_of_the_pieces_computes_the_same(form: str) -> None:
-    rng = np.random.default_rng(1)
-    axes = [-2, -1] if form == "two axes" else [-1]
+    rng, axes = np.random.default_rng(1), [-2, -1] if form == "two axes" else [-1]
     sizes = (6, 8) if form == "two axes" else (8,)
     gamma = rng.uniform(0.5, 1.5, () if form == "one number as scale" else sizes).astype(np.float32)
     beta, net = rng.normal(0, 1, sizes).astype(np.float32), Tokens(4, 6)

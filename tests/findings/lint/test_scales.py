@@ -114,8 +114,10 @@ def test_zero_point_moves_the_range(
 
 @pytest.mark.parametrize("method", ["focus", "mse", "percentile", "entropy", "max"])
 def test_scales_of_insert_fit(method: str) -> None:
-    inserted = qdqtool.insert(float_network(), DATA, method=method, predict=False)
-    assert activation_scales(inserted.model) is None
+    assert (
+        activation_scales(qdqtool.insert(float_network(), DATA, method=method, predict=False).model)
+        is None
+    )
 
 
 @pytest.mark.parametrize(("shared", "others", "fits"), [(2, 1, True), (3, 6, True), (3, 5, False)])
@@ -245,8 +247,7 @@ def test_outliers_are_compared_with_the_range_of_their_sign(
 
 @pytest.mark.parametrize("largest", [2000.0, 150.0])
 def test_outlier_fix_has_options_to_paste_and_only_smaller_ranges(g: Graph, largest: float) -> None:
-    data = outliers(1 / 8, 300.0)
-    x = g.pair(g.input(1, 8, 16, 16), "p", largest / 127)
+    data, x = outliers(1 / 8, 300.0), g.pair(g.input(1, 8, 16, 16), "p", largest / 127)
     ends = [g.conv(x, name, scale=None, weights="float") for name in ("c.0", "d")]
     prediction = qdqtool.predict(model := g.model(*ends))
     check_activations(model, prediction, data)
@@ -292,8 +293,7 @@ def test_outliers_after_a_normalization_are_reported_unless_smoothed(
 
     Without gains, the normalization keeps them within a few times the others.
     """
-    large = np.arange(64) < count
-    data = tokens(outliers(0.0, 1.0), 32, 64)
+    large, data = np.arange(64) < count, tokens(outliers(0.0, 1.0), 32, 64)
     gains, shift = np.where(large & by_gain, 60.0, 1.0), np.where(large, 20.0, 0.0)
     model = norm_and_linear(Graph(17), gains, shift)
     for inserted, reported in (
@@ -450,8 +450,10 @@ def test_scales_that_clip_outliers_are_not_reported(placed: onnx.ModelProto) -> 
         quantiles = np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1)
         return np.maximum(quantiles, 1e-9) / 127
 
-    heavy_tails = reweighted(placed, lambda w: rng.standard_t(3, w.shape))
-    assert weight_scales_of(rescaled(heavy_tails, clip)) is None
+    assert (
+        weight_scales_of(rescaled(reweighted(placed, lambda w: rng.standard_t(3, w.shape)), clip))
+        is None
+    )
 
 
 @pytest.mark.parametrize(

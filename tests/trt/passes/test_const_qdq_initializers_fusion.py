@@ -36,8 +36,7 @@ def test_shared_constants_go_with_last_consumer(g: Graph) -> None:
 
 
 def test_computed_scale_stays_an_input(g: Graph) -> None:
-    x = g.input(1, 3, 4, 4)
-    scale = g.op("Abs", g.input(name="s"), "abs")
+    x, scale = g.input(1, 3, 4, 4), g.op("Abs", g.input(name="s"), "abs")
     out = g.dq(g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "Q"), "DQ")
     result = run_pass(g.model(out), ConstQDQInitializersFusion)
     assert result.reasons == [("Q", "scale-computed")] and ("Removing", "z") in result.lines

@@ -22,8 +22,7 @@ def test_float_weights_are_fused_with_their_q(g: Graph, target: str, name: str) 
 
 
 def test_constant_with_two_qs_is_fused_with_each(g: Graph) -> None:
-    x = g.input(1, 8, 8, 8)
-    weights = g.const("w", g.random.normal(0, 1, (8, 8, 3, 3)))
+    x, weights = g.input(1, 8, 8, 8), g.const("w", g.random.normal(0, 1, (8, 8, 3, 3)))
     for i in range(2):
         x = g.op("Conv", [g.pair(x, f"in{i}"), g.pair(weights, f"w{i}")], f"c{i}", pads=[1] * 4)
     result = run_pass(g.model(x), ConstWeightsQuantizeFusion)

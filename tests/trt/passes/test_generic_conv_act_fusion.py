@@ -53,8 +53,7 @@ def test_silu_joined_with_residual_add_is_reported(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     x = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")
     x = g.add(g.silu(g.conv(x, "Conv2"), "act2"), x, "Add2")
-    result = run_pass(g.model(x), GenericConvActFusion)
-    kind = "activation-before-add"
+    result, kind = run_pass(g.model(x), GenericConvActFusion), "activation-before-add"
     assert (result.lines, result.reasons) == ([], [("Conv", kind), ("Conv2", kind)])
     assert [(r.add, r.activation, r.residual.node, r.residual.op) for r in result.records] == [
         ("Add", "act.m", "before", "Softmax"),

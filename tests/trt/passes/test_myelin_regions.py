@@ -169,8 +169,7 @@ def test_gemm_before_trt10_is_convolution_with_conversion(g: Graph, target: str)
 
 
 def projections(g: Graph, *names: str) -> list[str]:
-    x = g.pair(g.op("Softmax", g.input(1, 16, 32), "before"), "in")
-    outputs = []
+    x, outputs = g.pair(g.op("Softmax", g.input(1, 16, 32), "before"), "in"), []
     for name in names:
         weights = g.pair(g.const(f"{name}.w", np.ones((32, 32), np.float32)), f"{name}.wq", 0.01)
         outputs.append(g.op("MatMul", [x, weights], name))

@@ -35,6 +35,7 @@ def test_dq_and_q_of_other_scale_become_one_layer(
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", scale)
     outputs = [g.op("Softmax", tensor, "t") for tensor in others]
     network = run_pass(g.model(g.conv(x, "c"), *outputs), RequantizeFusion).network
-    quantizers = network.layers_of_kind(LayerKind.QUANTIZE)
-    assert [(layer.name, layer.data.source) for layer in quantizers] == qs
+    assert [
+        (layer.name, layer.data.source) for layer in network.layers_of_kind(LayerKind.QUANTIZE)
+    ] == qs
     assert [layer.name for layer in network.layers_of_kind(LayerKind.DEQUANTIZE)] == dqs

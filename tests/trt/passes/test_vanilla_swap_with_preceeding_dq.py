@@ -123,5 +123,6 @@ GRAPHS = {
 )
 def test_dq_after_pool_is_copied_for_each_q(g: Graph, target: str, conversions: list[str]) -> None:
     # unet-resnet50-orinnano-trt10162: /pool/input_quantizer/DequantizeLinear_clone_0 + ...
-    prediction = predict(g.model(*requantized_pool(g)), target, advice=False)
-    assert prediction.conversion_nodes == conversions
+    assert (
+        predict(g.model(*requantized_pool(g)), target, advice=False).conversion_nodes == conversions
+    )
