@@ -383,8 +383,8 @@ class PlacementSearch:
         """
         self.report("measuring further choices in the time that is left")
         try:
-            self._sweep_choices()
-            return self._combine_choices(self.start)
+            complete = self._sweep_choices()
+            return self._combine_choices(self._choose_ranges() if complete else self.start)
         except OutOfTime:
             return False
 
