@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +21,7 @@ from qdqtool.timing.engine_time import (
     target_with_layers,
     time_engine,
 )
-from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.gpus import Gpu, find_gpu
 from qdqtool.timing.ranges import set_time_range
 from qdqtool.timing.results import KernelTime, TimeEstimate
 from qdqtool.timing.savings import add_insert_saving, add_savings
@@ -55,6 +57,21 @@ def _note_limits(gpu: Gpu, model: Model, is_float: bool, uses_int8: bool) -> lis
             )
         )
     return notes
+
+
+def _with_full_bandwidth(gpu: Gpu) -> Gpu | None:
+    """Return the GPU with its full bandwidth; None if no power mode lowers the bandwidth."""
+    if all(note.code not in ("power-mode", "power-mode-assumed") for note in gpu.notes):
+        return None
+    full = find_gpu(gpu.name).bandwidth
+    return replace(gpu, bandwidth=full) if gpu.bandwidth < full else None
+
+
+def _note_bandwidth(gpu: Gpu, engine: TimedEngine, unlimited: TimedEngine) -> list[Note]:
+    if not np.array_equal(engine.running_ms(), unlimited.running_ms()):
+        return []
+    text = f"the memory bandwidth of {gpu.bandwidth:g} GB/s limits no layer in this estimate"
+    return [Note(text, code="bandwidth-unused", gb_per_s=gpu.bandwidth)]
 
 
 def estimate_time(
@@ -108,6 +125,9 @@ def estimate_time(
     is_float = not model_variants.has_qdq(resolved_model)
     float_types = list_float_types(resolved_model, target, float_type)
     engine = time_engine(resolved_model, simulated, gpu, float_types, factor)
+    if (unlimited := _with_full_bandwidth(gpu)) is not None:
+        other = time_engine(resolved_model, simulated, unlimited, float_types, factor)
+        notes += _note_bandwidth(gpu, engine, other)
     uses_int8 = is_float or simulated.summary()["int8"] > 0
     notes += _note_limits(gpu, resolved_model, is_float, uses_int8)
     correction = None

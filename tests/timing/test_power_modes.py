@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+import qdqtool
 from qdqtool.errors import QdqtoolError
 from qdqtool.timing import gpus
+from tests.insertion.nets import chain
 from tests.notes import note_codes
 
 JETSONS = [gpu for gpu in gpus.all_gpus() if gpu.is_jetson]
@@ -39,6 +41,13 @@ def test_power_mode_limits(gpu: str, power: str, limits: tuple[float, ...]) -> N
     limited = gpus.choose_gpu(gpu, power=power)
     assert (limited.sms, limited.clock, limited.bandwidth) == pytest.approx(limits, rel=4e-3)
     assert note_codes(limited.notes) == ["power-mode"]
+
+
+def test_bandwidth_of_a_mode_has_a_note_if_it_does_not_change_the_time() -> None:
+    times = [qdqtool.predict(chain(), gpu="Orin NX 16GB", power=w).time for w in ("15W", "10W")]
+    codes = [note_codes(time["notes"]) for time in times]
+    assert times[0]["total_ms"] == times[1]["total_ms"]
+    assert ["bandwidth-unused" in notes for notes in codes] == [False, True]
 
 
 @pytest.mark.parametrize(
