@@ -125,9 +125,6 @@ def estimate_time(
     is_float = not model_variants.has_qdq(resolved_model)
     float_types = list_float_types(resolved_model, target, float_type)
     engine = time_engine(resolved_model, simulated, gpu, float_types, factor)
-    if (unlimited := _with_full_bandwidth(gpu)) is not None:
-        other = time_engine(resolved_model, simulated, unlimited, float_types, factor)
-        notes += _note_bandwidth(gpu, engine, other)
     uses_int8 = is_float or simulated.summary()["int8"] > 0
     notes += _note_limits(gpu, resolved_model, is_float, uses_int8)
     correction = None
@@ -169,6 +166,9 @@ def estimate_time(
         clock_share=engine.clock_share,
     )
     set_time_range(result, float(engine.counts.sum()))
+    if (unlimited := _with_full_bandwidth(gpu)) is not None:
+        other = time_engine(resolved_model, simulated, unlimited, float_types, factor)
+        result.notes += _note_bandwidth(gpu, engine, other)
     result.kernels = _list_kernels(engine, profile_ms)
     if simulated is prediction:
         result.layers = profile_ms[: len(workload.layers)].tolist()
