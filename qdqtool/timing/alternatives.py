@@ -55,6 +55,7 @@ def add_alternative_times(
             result.notes.append(Note(text, code="other-types-weakly-typed"))
         target = without_fp8_typing(target)
         plain = model_variants.float_variant(model)
+        result.notes += _note_float_inputs(model, plain, "the other times are")
         float_model = model_variants.fill_missing_weights(plain)
         # In a file with FP8 or for a strongly typed target, FP16 and its Casts may be from
         # `insert`. In another file they are from the export of the float network.
@@ -71,6 +72,25 @@ def add_alternative_times(
             typed = strongly_typed(target)
             pixels_as_float = model_variants.undo_uint8_input_of_insert(float_model)
             result.best_fp8 = _best_time(result, simulated, pixels_as_float, typed, Precision.FP8)
+            if result.best_fp8 is not None:
+                subject = "the time of insert with FP8 is"
+                result.notes += _note_float_inputs(float_model, pixels_as_float, subject)
+
+
+def _note_float_inputs(model: Model, other: Model, subject: str) -> list[Note]:
+    """Return a note on the inputs that have another type in a float model.
+
+    Args:
+        model: The model.
+        other: The same network with float inputs.
+        subject: Start of the note, which names the times for `other`.
+    """
+    names = [n for n in model.inputs if model.elem_type(n) != other.elem_type(n)]
+    if not names:
+        return []
+    listed = ", ".join(f"'{name}'" for name in names)
+    text = f"{subject} for a model with float input {listed}"
+    return [Note(text, code="other-inputs-float", inputs=names)]
 
 
 def _float_time(result: TimeEstimate, model: Model, target: Target, has_weights: bool) -> FloatTime:

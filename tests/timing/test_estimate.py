@@ -680,13 +680,17 @@ def test_times_of_float_and_written_file_agree(
     assert written_base == base and (make is not small_chain or base == Precision.FP16)
 
 
-def test_fp8_time_of_file_with_uint8_input_is_for_a_float_input() -> None:
-    """`insert` has no uint8 inputs for FP8."""
-    settings = {"input_type": "uint8", "method": "max", "losses": 0, "predict": False}
+@pytest.mark.parametrize(("input_type", "noted"), [("uint8", 1), ("int8", 1), ("float", 0)])
+def test_fp8_time_of_file_with_integer_input_is_for_a_float_input(
+    input_type: str, noted: int
+) -> None:
+    """`insert` has no uint8 or int8 inputs for FP8."""
+    settings = {"input_type": input_type, "method": "max", "losses": 0, "predict": False}
     written = qdqtool.insert(detector(), np.ones((1, 3, 64, 64), np.float32), **settings).model
     options = TimingOptions(gpu="RTX 4090")
-    of_float, of_uint8 = (predict_on_gpu(m, "trt10", options)[1] for m in (detector(), written))
-    assert of_uint8.best_fp8.total_ms == pytest.approx(of_float.best_fp8.total_ms, rel=1e-9)
+    of_float, of_integer = (predict_on_gpu(m, "trt10", options)[1] for m in (detector(), written))
+    assert of_integer.best_fp8.total_ms == pytest.approx(of_float.best_fp8.total_ms, rel=1e-9)
+    assert note_codes(of_integer.notes).count("other-inputs-float") == noted
 
 
 def test_int8_model_of_a_half_export_is_compared_with_times_of_the_export() -> None:
