@@ -158,7 +158,7 @@ def command(
         page = render(result, width, everything=everything)
         if time is not None and result.precision != FLOAT:
             page.add_heading(f"Estimated on {time.gpu.name}")
-            add_speed_verdict(page, [time])
+            add_speed_verdict(page, [time], result.prediction)
             if formats is not None and (fastest := describe_fastest(formats, time)):
                 page.fill(fastest, 4, "  ")
         page.add_gap()

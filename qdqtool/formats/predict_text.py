@@ -170,7 +170,7 @@ def _add_verdict(
                 )
             return
     if times and verdicts.is_analyzed(prediction):
-        add_speed_verdict(page, times)
+        add_speed_verdict(page, times, prediction)
         if placement := describe_repeated_placement(times):
             page.fill(f"note: {placement}", 4, "  ")
     elif problem is None:

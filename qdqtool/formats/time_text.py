@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qdqtool.ir.precision import Precision
     from qdqtool.reasons.finding import Finding
     from qdqtool.timing.results import BestTime, SpeedGain, TimeEstimate
+    from qdqtool.trt.result import Prediction
 
 _MAX_LAYERS = 10
 _MAX_TYPES = 4  # maximum number of columns of times in a table of GPUs
@@ -31,8 +32,13 @@ _WARNING_NOTES = ("batch-scaled",)  # codes of notes that are printed as warning
 _MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total
 
 
-def add_speed_verdict(page: TextPage, times: Sequence[TimeEstimate]) -> None:
-    """Add the verdict on the speed, and a table with a row for each type or for each GPU."""
+def add_speed_verdict(
+    page: TextPage, times: Sequence[TimeEstimate], prediction: Prediction | None = None
+) -> None:
+    """Add the verdict on the speed, and a table with a row for each type or for each GPU.
+
+    If the prediction is given, a note explains why ``insert`` is slower than a quantized head.
+    """
     supported = [time for time in times if time.is_supported]
     if len(times) > 1:
         labels = _list_columns(times)
@@ -45,6 +51,12 @@ def add_speed_verdict(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     _add_remarks(page, supported if len(times) > 1 else times, name_gpus=len(times) > 1)
     if supported and any(label.startswith("FP8") for label in labels):
         page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
+    if prediction is not None and _has_slower_insert(prediction, supported):
+        text = (
+            "note: the row INT8 by qdqtool insert is slower because insert keeps the end of the "
+            "head in float for accuracy (HEAD-QUANT)."
+        )
+        page.fill(text, 4, "  ")
 
 
 def _add_remarks(page: TextPage, times: Sequence[TimeEstimate], *, name_gpus: bool) -> None:
@@ -119,6 +131,16 @@ def describe_repeated_placement(times: Sequence[TimeEstimate]) -> str:
         if best.is_repeated
     ]
     return f"The Q/DQ pairs are placed as by {repeated[0]}." if repeated else ""
+
+
+def _has_slower_insert(prediction: Prediction, times: Sequence[TimeEstimate]) -> bool:
+    """Return whether ``insert`` is slower than the model because it quantizes less of its head."""
+    int8 = prediction.summary()["int8"]
+    return any(f.code == "HEAD-QUANT" for f in prediction.findings) and any(
+        time.best.int8 < int8 and time.best.total_ms > (1 + _MIN_SAVING) * time.total_ms
+        for time in times
+        if time.best is not None
+    )
 
 
 def describe_clock(time: TimeEstimate) -> str:
