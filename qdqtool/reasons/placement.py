@@ -111,8 +111,8 @@ PresetPart = StrEnum(
 
 
 _PRESET_REASONS = {
-    PresetPart.BOX: "last convolutions of the box branches, which lose accuracy in INT8 and FP8 in "
-    "some networks (`head='none'` quantizes them)",
+    PresetPart.BOX: "last box convolutions, which lose accuracy in INT8 or FP8 in some "
+    "networks (`head='none'` quantizes them)",
     PresetPart.DFL: f"DFL, the convolution that computes the box sides {_HEAD_OPTION}",
     PresetPart.PLACES: f"produces boxes or sampling points {_HEAD_OPTION}",
     PresetPart.MLP: f"MLP of a box output {_HEAD_OPTION}",

@@ -90,7 +90,7 @@ def test_predict_build_command_has_the_types_of_the_estimate(
 
 @pytest.mark.parametrize(
     ("options", "noted", "listed"),
-    [([], ["3"], 3), (["--no-fp16"], [], 0), (["--strongly-typed"], [], 0)],
+    [([], ["2"], 2), (["--no-fp16"], [], 0), (["--strongly-typed"], [], 0)],
 )
 def test_predict_layers_states_the_number_of_layers_estimated_in_fp32(
     model: str, cli: Cli, options: list[str], noted: list[str], listed: int
