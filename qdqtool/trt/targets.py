@@ -689,7 +689,7 @@ class PublishedBuild(NamedTuple):
     @property
     def versions(self) -> list[tuple[int, int] | None]:
         """Major and minor numbers of the versions; empty if only the major number is known."""
-        return [version_numbers(text) for text in re.findall(r"\d+\.\d+", self.tensorrt)]
+        return [version_numbers(text) for text in re.findall(r"\b\d+\.\d+", self.tensorrt)]
 
 
 _ROWS: list[dict[str, Any]] = [*read_rows(Path(__file__).with_name("builds.tsv"))]

@@ -496,7 +496,8 @@ def test_focus_shortens_a_range_that_rounds_a_flat_area_the_same_way_everywhere(
     # At this range, the background is 0.46 of a step from the nearest integer. At a smaller range, it is
     # nearer to two steps.
     background = 1.46 * least / 127
-    flat.spots, amax = [np.full_like(s, background) for s in spots], amax_of(flat, "focus")
+    flat.spots = [np.full_like(s, background) for s in spots]
+    amax = amax_of(flat, "focus")
 
     def bias(amax: float) -> float:
         return abs(round(background / amax * 127) * amax / 127 - background)
