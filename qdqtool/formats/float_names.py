@@ -9,8 +9,11 @@ from qdqtool.trt.result import Prediction
 # Findings on the types in the model, or on the flags of the builder.
 _OTHER_TYPES = ("BIAS-DQ", "CONST-FP16", "FLAG-FP16", "FLOAT-BF16", "FLOAT-FP32", "FLOAT-MIXED")
 _FLOAT = (
-    r"float\b(?! (?:image|input|model|network|scale|tensor|type|value|weight)s?\b)(?=[\s.,;:()]|$)"
+    r"float\b(?! (?:image|input|model|network|scale|tensor|type|value|weight)s?\b)"
+    r"(?=[.,;:()]*(?:\s|$))"
 )
+_OPTION_VALUE = r"(--[a-z][a-z-]*[ =])float\b"
+_HIDDEN_VALUE = "\0"  # stands for the value "float" of an option while phrases are replaced
 # Phrases on the types of layers and of their inputs and outputs. "The float model" is a file.
 _PHRASES = (
     (rf"\b(as|be|in|instead of|is|writes?|wrote) {_FLOAT}", r"\1 {}"),
@@ -34,6 +37,8 @@ def find_float_type(prediction: Prediction, *, half: bool = True) -> Precision |
 def name_floats(text: str, code: str, float_type: Precision | None) -> str:
     """Write the float type of the engine in place of the word "float".
 
+    Values of options, such as ``--head float``, are not changed.
+
     Args:
         text: Title, message or fix of a finding.
         code: Code of the finding. The text of a code on the types in the model is not changed.
@@ -41,6 +46,7 @@ def name_floats(text: str, code: str, float_type: Precision | None) -> str:
     """
     if float_type is None or code in _OTHER_TYPES or "float" not in text:
         return text
+    text = re.sub(_OPTION_VALUE, rf"\1{_HIDDEN_VALUE}", text)
     for pattern, replacement in _PHRASES:
         text = re.sub(pattern, replacement.format(float_type), text)
-    return text
+    return text.replace(_HIDDEN_VALUE, "float")

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from qdqtool.comparison.api import compare
@@ -21,6 +23,7 @@ from qdqtool.timing.results import SpeedGain
 from tests.comparison.networks import network
 from tests.findings.test_causes import residual
 from tests.insertion.nets import detector
+from tests.sources import ROOT
 from tests.trt.builder import Graph
 
 
@@ -183,10 +186,20 @@ def test_confidence_states_products_that_it_does_not_count(attention: bool, g: G
         ("Quantize it again from the float model.", "", "Quantize it again from the float model."),
         ("Use it in float models, or as float weights", "", "Use it in float models, or as float weights"),
         ("Store the bias as float", "BIAS-DQ", "Store the bias as float"),
+        ("keep these float (insert --head float).", "", "keep these in FP16 (insert --head float)."),
+        ("run in float. It is in float.onnx, float16", "", "run in FP16. It is in float.onnx, float16"),
     ],
 )  # fmt: skip
 def test_float_type_in_messages(text: str, code: str, expected: str) -> None:
     assert [name_floats(text, code, t) for t in (Precision.FP16, None)] == [expected, text]
+
+
+def test_float_type_replaces_no_option_of_a_command() -> None:
+    texts = (ROOT / "tests/snapshots/findings.txt").read_text()
+    options = re.compile(r"--[a-z][a-z-]*(?:[ =][^\s,;()]+)?").findall
+    before = options(texts)
+    assert "--head float" in {option.rstrip(".") for option in before}
+    assert options(name_floats(texts, "", Precision.FP16)) == before
 
 
 def test_float_type_is_unknown_if_layers_have_several_types() -> None:
