@@ -36,6 +36,9 @@ _LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; 127 for all 
 _MAX_FORMAT_ERROR = 0.01
 # Maximum relative difference of scales that count as equal. Some exporters store float32 as text.
 _MAX_RELATIVE_ERROR = 1e-5
+# Relative differences of times from which one side is faster. Equal models have equal estimates,
+# but the measured times of two equal builds differ.
+_MIN_ESTIMATED_CHANGE, _MIN_MEASURED_CHANGE = 0.005, 0.02
 
 
 class ChangeKind(StrEnum):
@@ -539,6 +542,23 @@ class Comparison(SavableResult):
     def times_as_long(self) -> float | None:
         """Time of the second side divided by the time of the first; None if unknown."""
         return self.b.ms / self.a.ms if self.a.ms and self.b.ms else None
+
+    @property
+    def min_speed_change(self) -> float:
+        """Relative difference of the two times from which one side is faster."""
+        is_measured = self.a.measured and self.b.measured
+        return _MIN_MEASURED_CHANGE if is_measured else _MIN_ESTIMATED_CHANGE
+
+    @property
+    def is_as_fast(self) -> bool:
+        """Whether the two times differ by less than `min_speed_change`; False if unknown."""
+        ratio = self.times_as_long
+        return ratio is not None and abs(ratio - 1) < self.min_speed_change
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the second side takes at least `min_speed_change` longer; False if unknown."""
+        return (self.times_as_long or 0.0) > 1 and not self.is_as_fast
 
     @property
     def is_faster_surely(self) -> bool:

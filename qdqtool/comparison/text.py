@@ -35,7 +35,6 @@ _ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
 _UNKNOWN = "unknown"
 _MIN_IMAGES = 100  # with 100 images, the 95 % interval of an agreement near 0.97 is about 0.03 wide
 _MIN_TIMES = 0.1  # a relative change of at least this is printed as a factor, such as "times 2"
-_MIN_SPEED_CHANGE = 0.005  # a smaller relative change of the time is printed as "as fast"
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
 
@@ -346,13 +345,18 @@ def _describe_time(comparison: Comparison) -> list[str]:
     unsure = "" if comparison.is_faster_surely else ", uncertain"
     estimated = f"{f' on {gpu}' if gpu else ''} (estimated{unsure})"
     is_measured = comparison.a.measured and comparison.b.measured
-    text = describe_speed(comparison.times_as_long)
-    return [f"{text}{'' if is_measured else estimated}"]
+    if is_measured and comparison.is_as_fast:
+        return [f"as fast (the times differ by less than {100 * comparison.min_speed_change:g} %)"]
+    return [f"{describe_speed(comparison)}{'' if is_measured else estimated}"]
 
 
-def describe_speed(ratio: float) -> str:
-    """Return ``1.3x faster``, ``5 % slower`` or ``as fast`` for the time of B divided by A's."""
-    return "as fast" if abs(ratio - 1) < _MIN_SPEED_CHANGE else format_speed(1 / ratio)
+def describe_speed(comparison: Comparison) -> str:
+    """Return ``1.3x faster``, ``5 % slower`` or ``as fast`` for B compared with A.
+
+    The times of both sides must be known.
+    """
+    assert comparison.times_as_long is not None
+    return "as fast" if comparison.is_as_fast else format_speed(1 / comparison.times_as_long)
 
 
 def describe_changes(

@@ -184,7 +184,7 @@ def render_comparison(
     from qdqtool.comparison.text import summarize_comparison
 
     page = TextPage(width, everything)
-    losses = comparison.count(ChangeKind.LOST_INT8) or (comparison.times_as_long or 1.0) > 1.0
+    losses = comparison.count(ChangeKind.LOST_INT8) or comparison.is_slower
     style = Style.BAD if losses else Style.GOOD if comparison.changed else Style.BOLD
     float_type = _find_float_type(comparison)
     summary = name_floats(summarize_comparison(comparison), "", float_type)
@@ -213,12 +213,12 @@ def add_times_on_gpus(page: TextPage, comparisons: Sequence[Comparison]) -> None
 
     page.add_heading("Times by GPU (estimated)")
     for comparison in comparisons:
-        a, b, ratio = comparison.a, comparison.b, comparison.times_as_long
-        if a.ms is None or b.ms is None or ratio is None:
+        a, b = comparison.a, comparison.b
+        if a.ms is None or b.ms is None or comparison.times_as_long is None:
             continue
         times = f"A {format_ms(a.ms):<9}  B {format_ms(b.ms):<9}"
         unsure = "" if comparison.is_faster_surely else ", uncertain"
-        page.add_lines(f"  {b.gpu:<26}  {times}  {describe_speed(ratio)}{unsure}")
+        page.add_lines(f"  {b.gpu:<26}  {times}  {describe_speed(comparison)}{unsure}")
 
 
 _COUNTED = {"agreement-map": "detection", "mask-agreement": "mask"}
@@ -367,8 +367,8 @@ def add_engines(page: TextPage, comparison: EngineComparison) -> None:
     if timed and first.total_ms:
         change = second.total_ms - first.total_ms
         page.add_lines(
-            f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / first.total_ms:.1%}) "
-            f"{'slower' if change > 0 else 'faster'}"
+            f"Sum of layers: B takes {abs(change):.4f} ms ({abs(change) / first.total_ms:.1%}) "
+            f"{'more' if change > 0 else 'less'}"
         )
     _add_kind_table(page, comparison, timed)
     pairs = comparison.pairs

@@ -77,6 +77,13 @@ def test_compare_fail_on(models: Path, cli: Cli, condition: str, code: int) -> N
     assert (f"--fail-on {condition}" in cli.err) == bool(code)
 
 
+def test_compare_fails_if_b_is_slower_by_one_percent(models: Path, cli: Cli) -> None:
+    for name, spoilt in (("a.onnx", ()), ("b.onnx", [0])):
+        (models / name).write_bytes(network(100, spoilt=spoilt).SerializeToString())
+    text = cli("compare", "a.onnx", "b.onnx", "--gpu=T4", "--fail-on=slower", code=1)
+    assert "1 % slower" in text and "B takes longer" in cli.err
+
+
 UNKNOWN = [
     ("good.onnx", "good.json", ("scales", "slower", "any")),  # a layer listing has no Q
     ("good.json", "good.json", ("scales", "slower")),

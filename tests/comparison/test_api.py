@@ -10,8 +10,14 @@ from hypothesis import given, strategies as st
 
 import qdqtool
 from qdqtool.comparison.matching import match_nodes
-from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
-from qdqtool.comparison.text import describe_speed, summarize_comparison
+from qdqtool.comparison.result import (
+    ChangeKind,
+    Comparison,
+    LossReason,
+    NodeChange,
+    SideSummary,
+)
+from qdqtool.comparison.text import summarize_comparison
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.verdicts import verdict
@@ -372,11 +378,24 @@ def test_rejected_model_has_no_times_and_no_qdq_layers(float_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("ratio", "text"),
-    [(1.05, "5 % slower"), (1 / 1.05, "5 % faster"), (1.7, "1.7x slower"), (1.004, "as fast")],
+    ("ratio", "measured", "text", "is_slower"),
+    [
+        (1.05, False, "5 % slower (estimated)", True),
+        (1.0098, False, "1 % slower (estimated)", True),
+        (1 / 1.05, False, "5 % faster (estimated)", False),
+        (1.7, True, "1.7x slower", True),
+        (1.0214, True, "2 % slower", True),
+        (1.004, False, "as fast (estimated)", False),
+        (1.0145, True, "as fast (the times differ by less than 2 %)", False),
+    ],
 )
-def test_speed_of_b_is_a_factor_or_a_percentage(ratio: float, text: str) -> None:
-    assert describe_speed(ratio) == text
+def test_speed_of_b_is_a_factor_or_a_percentage(
+    ratio: float, measured: bool, text: str, is_slower: bool
+) -> None:
+    sides = [SideSummary("build", "", False, 1, ms=ms, measured=measured) for ms in (1, ratio)]
+    comparison = Comparison(*sides)
+    assert summarize_comparison(comparison).endswith(f"; {text}")
+    assert comparison.is_slower == is_slower
 
 
 def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
