@@ -55,7 +55,7 @@ _CALIBRATION_PARAMETERS = (
     "--losses",
     type=click.IntRange(0),
     metavar="N",
-    help="Samples on which the accuracy loss of activations is measured. [default: 8; single "
+    help="Images on which the accuracy loss of activations is measured. [default: 8; single "
     "activations only if outputs change by 10% or more]",
 )
 @click.option(

@@ -111,7 +111,7 @@ class FormatChoice:
         reason: Text with the reason for the choice.
         errors: Output error of each format against the float model, as a fraction of the outputs'
             standard deviation; empty if not measured.
-        samples: Number of samples on which the errors were measured.
+        samples: Number of images on which the errors were measured.
         ms: Estimated milliseconds of each format and of FP16; empty if unknown.
         gpu: Name of the GPU; empty if none was given.
         at_objects: Whether the errors are those at the positions of objects.
@@ -150,6 +150,7 @@ def choose_number_format(
     ms: Mapping[str, float],
     gpu: str,
     formats: Sequence[NumberFormat] = (INT8, FP8),
+    images: int | None = None,
 ) -> FormatChoice:
     """Choose a format by measured errors and estimated times.
 
@@ -171,10 +172,12 @@ def choose_number_format(
         ms: Estimated milliseconds of the formats and of ``fp16``; empty if unknown.
         gpu: Name of the GPU; empty if none was given.
         formats: The measured formats, in the order of the columns of `errors`; INT8 first.
+        images: Number of images in the samples. None: one in each sample.
     """
+    images = len(errors) if images is None else images
     means = dict(zip((f.name for f in formats), errors.mean(axis=0).tolist(), strict=True))
     percent = " and ".join(f"{_format_error(e)} in {n.upper()}" for n, e in means.items())
-    measured = f"output error {percent} on {format_count(len(errors), 'image')}"
+    measured = f"output error {percent} on {format_count(images, 'image')}"
     obstacles = {name: _describe_obstacle(error, name, ms) for name, error in means.items()}
     suitable = [name for name, obstacle in obstacles.items() if not obstacle]
     if len(suitable) > 1:
@@ -190,7 +193,7 @@ def choose_number_format(
     reason = "; ".join(filter(None, (obstacle, measured, times)))
     if precision == FLOAT:
         reason = f"the float model is the best choice: {reason}"
-    return FormatChoice(precision, reason, means, len(errors), ms, gpu)
+    return FormatChoice(precision, reason, means, images, ms, gpu)
 
 
 def _describe_obstacle(error: float, name: str, ms: Mapping[str, float]) -> str:

@@ -73,7 +73,8 @@ class TensorLoss:
         confirmed_gain: Gain measured again on confirming samples, if possible other ones than the
             trial samples. None if there are too few of them, or if the activation was not measured
             on them.
-        confirmed_on: Number of confirming samples; 0 if the gain was not measured again.
+        confirmed_on: Number of images in the confirming samples; 0 if the gain was not measured
+            again.
         confirmed: Whether the confirmed gain is at least 0.1 and more than two standard errors.
     """
 
@@ -123,9 +124,10 @@ class ActivationLosses:
         error: Output error of all quantized activations together, as a fraction of the outputs'
             standard deviation.
         tensors: The worst activations, worst first.
-        samples: Number of calibration samples on which the error was measured.
+        samples: Number of calibration images on which the error was measured. With a fixed batch, a
+            sample has several images.
         tried: Number of activations that were left float one at a time.
-        trial_samples: Number of samples on which each of these activations was left float.
+        trial_samples: Number of images on which each of these activations was left float.
         at_objects: Whether the error is that of the last convolutions at the positions of objects,
             before decoding. If not, it is that of all outputs.
         uncovered: Outputs of the network that the error does not include, such as the prototypes of
@@ -225,7 +227,7 @@ def measure_losses(
         data: The calibration data.
         activations: All quantized activations.
         images: How images become inputs.
-        samples: Number of samples, spread evenly over the data, for the error and each candidate.
+        samples: Number of images, spread evenly over the data, for the error and each candidate.
             None: :data:`SAMPLES` for the error. If the error is not small, each candidate runs on
             :data:`TRIAL_SAMPLES` of these samples, and the best candidates on the others.
 
@@ -259,7 +261,7 @@ def measure_losses(
     result = ActivationLosses(
         error,
         [],
-        len(total),
+        measurement.count_images(total),
         0,
         at_objects=measurement.compared.at_objects,
         uncovered=_find_uncovered_outputs(model, measurement.compared),
@@ -270,7 +272,12 @@ def measure_losses(
         trial = trial if len(trial) <= TRIAL_SAMPLES else [trial[0], trial[-1]]
         errors |= measurement.measure(names, trial)
     losses = _rank_losses(measurement, errors, candidates, trial)[:REPORTED]
-    return replace(result, tensors=losses, tried=len(candidates), trial_samples=len(trial))
+    return replace(
+        result,
+        tensors=losses,
+        tried=len(candidates),
+        trial_samples=measurement.count_images(trial),
+    )
 
 
 def _find_uncovered_outputs(model: Model, compared: ComparedOutputs) -> tuple[str, ...]:
@@ -318,10 +325,10 @@ def _rank_losses(
         name = activation.tensor
         if gains[name] > 0.0:
             loss = TensorLoss(name, measurement.find_consumers(activation), gains[name])
-            is_best = name in best
-            losses.append(
-                _confirm_gain(loss, total, confirmed[name], confirming) if is_best else loss
-            )
+            if name in best:
+                loss = _confirm_gain(loss, total, confirmed[name], confirming)
+                loss = replace(loss, confirmed_on=measurement.count_images(confirming))
+            losses.append(loss)
     return losses
 
 
@@ -336,7 +343,7 @@ def _confirm_gain(
     gain = float(gains.sum() / before.sum())
     deviation = float(gains.std(ddof=1) / np.sqrt(len(gains)))
     is_confirmed = gain >= MIN_GAIN and float(gains.mean()) > _MIN_DEVIATIONS * deviation
-    return replace(loss, confirmed_gain=gain, confirmed_on=len(numbers), confirmed=is_confirmed)
+    return replace(loss, confirmed_gain=gain, confirmed=is_confirmed)
 
 
 class _ErrorMeasurement:
@@ -344,6 +351,7 @@ class _ErrorMeasurement:
 
     Attributes:
         references: Outputs with all activations float, by sample number.
+        images: Number of images in each sample, by sample number.
         compared: The compared outputs.
     """
 
@@ -359,6 +367,7 @@ class _ErrorMeasurement:
         from calibration.session import return_freed_memory, worker_count
 
         self.references: dict[int, ReferenceOutputs] = {}
+        self.images: dict[int, int] = {}
         self._model = model
         self._activations = [activation.tensor for activation in activations]
         self._dataset = dataset
@@ -392,7 +401,8 @@ class _ErrorMeasurement:
                 loaded = load()
                 if loaded is None:
                     continue
-                sample, errors = loaded[0], {}
+                sample, self.images[number] = loaded
+                errors = {}
                 reference = self._compute_reference(number, sample)
                 for tensor in left_out:
                     if tasks.stopped:  # another thread has failed
@@ -405,6 +415,10 @@ class _ErrorMeasurement:
         return {
             name: {number: float(errors[name]) for number, errors in results} for name in left_out
         }
+
+    def count_images(self, numbers: Collection[int]) -> int:
+        """Return the number of images in samples, without those that only fill a fixed batch."""
+        return sum(self.images[number] for number in numbers)
 
     def find_consumers(self, activation: QuantizedTensor) -> tuple[str, ...]:
         names: dict[str, None] = {}

@@ -226,7 +226,7 @@ class InsertOptions:
         cluster: Workers that run the network for the calibration.
         calib_table: Table of ranges from TensorRT or another tool, to be used instead of
             calibration data.
-        losses: Number of samples on which the output error is measured. None: the default number.
+        losses: Number of images on which the output error is measured. None: the default number.
             0: no measurement.
         predict: Whether to predict what TensorRT will do with the Q/DQ model.
         progress: Whether to draw a progress bar.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +122,18 @@ def find_last_convolution_outputs(model: Model) -> list[str]:
     return list(dict.fromkeys(ends)) or list(model.outputs)
 
 
+class SampleErrors(NamedTuple):
+    """Output errors of models on calibration samples.
+
+    Attributes:
+        values: The errors, of shape [samples, models].
+        images: Number of images in the samples. With a fixed batch, a sample has several images.
+    """
+
+    values: npt.NDArray[np.float64]
+    images: int
+
+
 def measure_sample_errors(
     float_model: Model,
     models: Sequence[Model],
@@ -130,10 +142,10 @@ def measure_sample_errors(
     *,
     samples: int,
     images: ImageOptions = DEFAULT_IMAGES,
-) -> npt.NDArray[np.float64]:
-    """Return the output errors of Q/DQ models on samples, of shape [samples, models].
+) -> SampleErrors:
+    """Return the output errors of Q/DQ models on samples.
 
-    An error is NaN if an output is not finite. The array has no rows if no sample can be read, or
+    An error is NaN if an output is not finite. The errors have no rows if no sample can be read, or
     if the data is an iterator.
 
     Raises:
@@ -142,15 +154,17 @@ def measure_sample_errors(
     from calibration import Focus
 
     if isinstance(data, Iterator):
-        return np.empty((0, len(models)))
+        return SampleErrors(np.empty((0, len(models))), 0)
     focus = Focus(compared.scores) if compared.at_objects else None
     rows: list[list[float]] = []
-    for floats, *others in run_samples(
+    image_count = 0
+    for (floats, *others), count in run_samples(
         [float_model, *models], compared.tensors, data, images, samples
     ):
+        image_count += count
         reference = ReferenceOutputs(floats, focus.find(floats) if focus else None)
         rows.append([_measure_error(reference, outputs) for outputs in others])
-    return np.array(rows, np.float64).reshape(-1, len(models))
+    return SampleErrors(np.array(rows, np.float64).reshape(-1, len(models)), image_count)
 
 
 def _measure_error(reference: ReferenceOutputs, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
@@ -166,7 +180,7 @@ class Fp16Agreement:
     Attributes:
         error: Mean over samples and outputs of the root mean squared difference, as a fraction of
             the float output's standard deviation; NaN if an output is not finite.
-        samples: Number of calibration samples.
+        samples: Number of calibration images.
         at_objects: Whether the compared outputs are those of the last convolutions at the positions
             of objects, as in the output error of a detector.
     """
@@ -202,6 +216,6 @@ def compare_outputs(
     errors = measure_sample_errors(
         float_model, [model], data, compared, samples=samples, images=images
     )
-    if not len(errors):
+    if not errors.images:
         return None
-    return Fp16Agreement(float(errors.mean()), len(errors), compared.at_objects)
+    return Fp16Agreement(float(errors.values.mean()), errors.images, compared.at_objects)

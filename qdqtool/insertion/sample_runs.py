@@ -98,7 +98,7 @@ def compute_sample_values(
     """
     nodes = [helper.make_node("Shape", [t], [name]) for t, name in shapes.items()]
     outputs = [*tensors, *shapes.values()]
-    (values,) = next(
+    (values,), _ = next(
         run_samples([copy_with_nodes(model, nodes)], outputs, data, images, 1, exact=True)
     )
     return values
@@ -137,7 +137,9 @@ def _measure_maxima(
         nodes.append(helper.make_node("ReduceMax", inputs, [name], keepdims=0, **attributes))
     watched = copy_with_nodes(model, nodes, constants)
     maxima: dict[str, npt.NDArray[Any]] = {}
-    for (values,) in run_samples([watched], [t + _SUFFIX for t in tensors], data, images, samples):
+    for (values,), _ in run_samples(
+        [watched], [t + _SUFFIX for t in tensors], data, images, samples
+    ):
         for tensor in tensors:
             value = values[tensor + _SUFFIX]
             maxima[tensor] = np.maximum(maxima[tensor], value) if tensor in maxima else value
@@ -152,10 +154,11 @@ def run_samples(
     samples: int,
     *,
     exact: bool = False,
-) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
-    """Yield a list for each sample: for each model, the values of the tensors by name.
+) -> Iterator[tuple[list[dict[str, npt.NDArray[Any]]], int]]:
+    """Yield a list for each sample, and the sample's number of images.
 
-    Values are converted to float32 unless `exact` is set.
+    The list contains, for each model, the values of the tensors by name. Values are converted to
+    float32 unless `exact` is set.
     """
     from calibration import open_data
     from calibration.options import YOLO_PREPROCESS
@@ -163,8 +166,14 @@ def run_samples(
 
     fetchers = [TensorFetcher(open_session(model, tensors, core_count())) for model in models]
     preprocess = images.preprocess or YOLO_PREPROCESS
-    for sample in open_data(data, input_specs(models[0]), preprocess, samples, images.size):
-        yield [
+    dataset = open_data(data, input_specs(models[0]), preprocess, samples, images.size)
+    for _, load in dataset.tasks():
+        loaded = load()
+        if loaded is None:
+            continue
+        sample, count = loaded
+        values = [
             {t: np.array(v, None if exact else np.float32) for t, v in f.run(sample).items()}
             for f in fetchers
         ]
+        yield values, count

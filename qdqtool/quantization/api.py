@@ -106,7 +106,7 @@ def insert(
         precision: ``int8``, or ``fp8`` (E4M3) for GPUs from compute capability 8.9 on and
             TensorRT 10.3 or newer, strongly typed. With FP8, the range of a tensor is its largest
             magnitude, and more nodes remain float (:mod:`qdqtool.insertion.placement`). ``auto``
-            measures the output error of both formats on 8 samples, and chooses by error and time
+            measures the output error of both formats on 8 images, and chooses by error and time
             (:func:`qdqtool.insertion.format_choice.choose_number_format`). If neither format suits,
             the result is the float model: in FP16 if the target is strongly typed (it computes in
             the types of the ONNX file), else unchanged.
@@ -150,13 +150,13 @@ def insert(
         calib_table: Table with the ranges, instead of `data`: a TensorRT calibration table, AIMET
             encodings, JSON of PPQ or onnxruntime, or lines of Paddle; see
             :mod:`calibration.range_tables`.
-        losses: Number of samples for three measurements: the output error, the activations that
+        losses: Number of images for three measurements: the output error, the activations that
             cause most of it (:mod:`qdqtool.insertion.losses`), and the difference between an FP16
-            model and the float model. The network runs up to 14 times for each sample. Default: 0,
+            model and the float model. The network runs up to 14 times for each image. Default: 0,
             which measures nothing. None, the default of the command line: the error is measured on
-            8 samples. If the error is 10 % or more, the gain of leaving single activations float is
-            measured on 2 of the samples, and the largest gains are confirmed on the other 6. If a
-            gain is confirmed, the error with the excluded layers is measured on all samples.
+            8 images. If the error is 10 % or more, the gain of leaving single activations float is
+            measured on 2 of the images, and the largest gains are confirmed on the other 6. If a
+            gain is confirmed, the error with the excluded layers is measured on all images.
         predict: Whether to predict the engine of the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. With
             ``precision="fp8"``, a GPU without FP8 is an error.
@@ -279,7 +279,8 @@ def _choose_format(trials: Sequence[Inserter], timing: TimingOptions) -> FormatC
         ms = {}
     title = next((time.gpu.name for time in times.values()), "")
     formats = [find_number_format(name) for name in names]
-    return replace(choose_number_format(errors, ms, title, formats), at_objects=at_objects)
+    choice = choose_number_format(errors.values, ms, title, formats, errors.images)
+    return replace(choice, at_objects=at_objects)
 
 
 def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[Inserter]) -> str:

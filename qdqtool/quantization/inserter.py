@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from qdqtool import prediction
 from qdqtool.errors import DataError, ModelError, QdqtoolError
@@ -35,6 +34,7 @@ from qdqtool.insertion.number_formats import FP8, INT8, find_number_format
 from qdqtool.insertion.options import CacheOptions, InsertOptions
 from qdqtool.insertion.output_errors import (
     Fp16Agreement,
+    SampleErrors,
     compare_outputs,
     find_compared_outputs,
     measure_sample_errors,
@@ -192,11 +192,11 @@ class Inserter:
             fp16.convert_to_fp16(model, self.find_wide_tensors())
         return model
 
-    def measure_errors(self, models: Sequence[Model]) -> tuple[npt.NDArray[np.float64], bool]:
+    def measure_errors(self, models: Sequence[Model]) -> tuple[SampleErrors, bool]:
         """Measure the output errors of models relative to the float model.
 
         Returns:
-            The errors, of shape [samples, models], and whether they are those at objects.
+            The errors, and whether they are those at objects.
         """
         assert self._data is not None
         float_model = self._network.load_float_model()

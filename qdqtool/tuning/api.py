@@ -683,7 +683,7 @@ class _TuningRun:
             compared = output_errors.find_compared_outputs(self.model, fp32_model)
             errors = output_errors.measure_sample_errors(
                 self.model, [fp32_model, model], data, compared, samples=FP16_SAMPLES
-            )
+            ).values
         except ModelError as error:
             text = f"the output error of the FP16 model was not measured: {error}"
             self.warnings.append(Note(text, code="half-not-measured"))
