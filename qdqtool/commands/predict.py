@@ -423,8 +423,11 @@ def _find_code(text: str) -> str:
 
     entry = codes.find(text)
     if entry is None:
+        advice = codes.suggest_code(text)
+        if text.lower() == "slower":  # a condition of compare
+            advice = "'qdqtool compare A B --gpu NAME --fail-on slower' compares times"
         raise click.BadParameter(
-            f"no finding has the code '{text}'; {codes.suggest_code(text)}", param_hint="--fail-on"
+            f"no finding has the code '{text}'; {advice}", param_hint="--fail-on"
         )
     return entry.code
 

@@ -94,6 +94,11 @@ def test_option_without_effect_is_refused(cli: Cli, line: str, parameter: str) -
     cli.refuse(*line.split(), cause=f"option-without-effect {parameter}")
 
 
+def test_predict_names_the_command_that_compares_times(cli: Cli) -> None:
+    message = cli.refuse("predict", "q.onnx", "--fail-on", "slower")
+    assert "'qdqtool compare A B --gpu NAME --fail-on slower' compares times" in message
+
+
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
