@@ -148,8 +148,11 @@ def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], tar
         text += f" on {times[0].gpu.name} ({describe_clock(times[0])})"
     elif not times and prediction.compute_capabilities:
         text += f" on compute capability {', '.join(prediction.compute_capabilities)}"
-    if times and times[0].batch != 1:
-        text += f", batch x{times[0].batch:g}"
+    if times and times[0].requested_batch is not None:
+        batch, factor = times[0].requested_batch, times[0].batch
+        text += f", batch {batch}"
+        if factor != 1:
+            text += f" (file: {batch / factor:g})"
     return f"{text}, {target.title}"
 
 

@@ -174,9 +174,8 @@ def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli
 
 
 def test_predict_warns_of_a_batch_that_the_file_does_not_have(model: str, cli: Cli) -> None:
-    assert "warning: the times are for the model" in cli(
-        "predict", model, "--gpu", "L4", "--batch", "8"
-    )
+    text = cli("predict", model, "--gpu", "L4", "--batch", "8")
+    assert ", batch 8 (file: 1)," in text and "warning: the times are for the model" in text
     assert "fixed batch" not in cli("predict", model, "--gpu", "L4")
 
 
