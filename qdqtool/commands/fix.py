@@ -133,7 +133,7 @@ def command(
             width,
             options=repeated,
             fix_options=options.repeat_options("inputs", "effort"),
-            compare_options=compare_options(chosen_target),
+            compare_options=compare_options(),
             seconds=seconds,
         ),
     )

@@ -169,9 +169,9 @@ def command(
         if result.precision == FLOAT:
             page.add_page(_suggest_tune(model, calib, width))
             return page
-        _suggest_predict(page, path, chosen_target)
+        _suggest_predict(page, path)
         if calib is not None:
-            suggest_compare(page, model, path, chosen_target, settings["input_type"])
+            suggest_compare(page, model, path, settings["input_type"])
         suggest_build(page, path, built, result.model, gpu)
         return page
 
@@ -362,11 +362,9 @@ def _estimate_formats(
     return _estimate_time(model, options, without_fp8_typing(target))
 
 
-def _suggest_predict(page: TextPage, path: str, target: Target) -> None:
-    from qdqtool.formats.predict_text import target_option
-
-    command = f"qdqtool predict {shlex.quote(path)}{target_option(target.display_name)}"
-    page.add_command("Next:", f"{command}{options.repeat_options(*options.time_parameters())}")
+def _suggest_predict(page: TextPage, path: str) -> None:
+    repeated = options.repeat_options("target", "strongly_typed", *options.time_parameters())
+    page.add_command("Next:", f"qdqtool predict {shlex.quote(path)}{repeated}")
 
 
 def _estimate_time(

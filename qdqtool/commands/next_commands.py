@@ -20,21 +20,16 @@ _MAX_PATTERNS = 8  # maximum number of --exclude and --include in a suggested co
 OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
 
 
-def compare_options(target: Target) -> str:
+def compare_options() -> str:
     """Return the options of a suggested ``compare``: other images, and options of this command.
 
-    The text begins with a space. ``compare`` has no --strongly-typed, so the name of the target
-    expresses this option.
+    The text begins with a space.
     """
-    from qdqtool.formats.predict_text import target_option
-
     repeated = options.repeat_options("gpu", "power", *options.IMAGE_PARAMETERS)
-    return f" --calib {OTHER_IMAGES}{target_option(target.display_name)}{repeated}"
+    return f" --calib {OTHER_IMAGES}{options.repeat_target_name()}{repeated}"
 
 
-def suggest_compare(
-    page: TextPage, model: str, path: str, target: Target, input_type: str = "float"
-) -> None:
+def suggest_compare(page: TextPage, model: str, path: str, input_type: str = "float") -> None:
     """Suggest ``compare`` of a float model with the written model, on other images.
 
     ``compare`` cannot run a model whose `input_type` is int8.
@@ -47,7 +42,7 @@ def suggest_compare(
         page.fill(text, 9, "Compare: ")
         return
     command = shlex.join(["qdqtool", "compare", model, path])
-    page.add_command("Compare:", f"{command}{compare_options(target)}")
+    page.add_command("Compare:", f"{command}{compare_options()}")
     text = (
         f"{OTHER_IMAGES} stands for images that were not used for calibration. The "
         "calibration images may give an optimistic result."

@@ -135,6 +135,19 @@ def repeat_options(*names: str) -> str:
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
+def repeat_target_name() -> str:
+    """Return ``--target`` as the user wrote it, with ``--strongly-typed`` as part of the name.
+
+    The text is for commands that have no ``--strongly-typed``. It is empty or begins with a space.
+    """
+    from qdqtool.trt.targets import STRONGLY_TYPED
+
+    if not repeat_options("strongly_typed"):
+        return repeat_options("target")
+    name = click.get_current_context().params["target"] or DEFAULT_TARGET
+    return f" --target {shlex.quote(name.removesuffix(STRONGLY_TYPED) + STRONGLY_TYPED)}"
+
+
 def time_parameters() -> tuple[str, ...]:
     """Return the parameters of estimated times that a suggested ``predict`` repeats.
 

@@ -208,7 +208,7 @@ def command(
         if not tuning.unchanged:
             repeated = options.repeat_options("target", *options.time_parameters())
             page.add_command("Next:", f"qdqtool predict {shlex.quote(path)}{repeated}")
-            suggest_compare(page, model, path, chosen_target)
+            suggest_compare(page, model, path)
             is_fp8 = settings["precision"] == "fp8"
             built = restrict_to_fp8(chosen_target) if is_fp8 else chosen_target
             suggest_build(page, path, built, tuning.model, gpu)

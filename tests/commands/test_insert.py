@@ -180,6 +180,23 @@ def test_insert_and_its_next_command_print_the_same_times(
 
 
 @pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--target", "8.6"], "8.6"),
+        (["--target", "10.3", "--strongly-typed"], "10.3-strongly-typed"),
+        (["--strongly-typed"], "trt10-strongly-typed"),
+    ],
+)
+def test_next_commands_of_insert_repeat_the_target_as_written(
+    folder: Path, cli: Cli, options: list[str], name: str
+) -> None:
+    """`compare` has no --strongly-typed, so its target expresses this option."""
+    text = cli("insert", "small.onnx", "--calib", "images", *options, *QUICK)
+    predict, compare = next_commands(text)[:2]
+    assert (predict[2:], compare[-2:]) == (options, ["--target", name])
+
+
+@pytest.mark.parametrize(
     ("options", "is_faster"),
     [
         (["--gpu", "L4"], True),
