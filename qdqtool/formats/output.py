@@ -307,13 +307,15 @@ def _format_option(name: str, value: str) -> str:
 
 
 def fixed_model_path(path: str) -> str:
-    """Return the path to suggest for ``fix -o``: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
+    """Return the path to suggest for ``fix -o``: ``a_fixed.onnx``, then ``a_fixed_2.onnx``.
+
+    The number is separate, because digits after ``fixed`` may be a version: ``a_fixed86_2.onnx``.
+    """
     file = Path(path)
-    number = re.search(r"(?<=fixed)\d*$", file.stem)
-    if number is None:
+    match = re.fullmatch(r"(.*fixed\d*)(?:_(\d+))?", file.stem)
+    if match is None:
         return str(file.with_name(f"{file.stem}_fixed.onnx"))
-    stem = file.stem[: number.start()]
-    return str(file.with_name(f"{stem}{int(number[0] or 1) + 1}.onnx"))
+    return str(file.with_name(f"{match[1]}_{int(match[2] or 1) + 1}.onnx"))
 
 
 def use_option_names(answer: dict[str, Any]) -> dict[str, Any]:
