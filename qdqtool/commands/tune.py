@@ -1,18 +1,23 @@
 """``qdqtool tune``: find the fastest choice of INT8 layers that keeps the accuracy."""
 
+from __future__ import annotations
+
 import contextlib
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qdqtool.commands import options
 from qdqtool.commands.next_commands import suggest_build, suggest_compare, suggest_uint8_input
 from qdqtool.commands.usage import UsageError
+
+if TYPE_CHECKING:
+    from qdqtool.tuning.result import Tuning
 
 
 @click.command("tune", cls=options.HelpCommand)
@@ -163,11 +168,10 @@ def command(
 
     for output_path, option in ((path, "-o"), (result, "--result"), (state, "--state")):
         reserve_output(output_path, option)
-    from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
+    from qdqtool.formats.output import Style, TextPage, use_option_names
     from qdqtool.formats.tuning_text import render_tuning
     from qdqtool.insertion.rules import restrict_to_fp8
     from qdqtool.tuning.api import tune
-    from qdqtool.util.text import as_line
 
     with contextlib.redirect_stdout(sys.stderr), _explain_interrupt(state):
         # Redirect stdout, because the user's metric may print.
@@ -185,12 +189,13 @@ def command(
             state=state,
             **settings,
             progress=True,
-            say=lambda line: print(f"qdqtool: {as_line(as_options(line))}", file=sys.stderr),
+            say=_print_line,
         )
     tuning.save(path)
     seconds = perf_counter() - started
     if result is not None:
         tuning.save_result(result)
+    _warn_float_result(tuning, path)
 
     def render_text(width: int) -> TextPage:
         page = render_tuning(tuning, width, everything=everything)
@@ -217,6 +222,20 @@ def command(
 
     answer.write(lambda: use_option_names(tuning.as_json()), render_text)
     return 0 if tuning.reached else 1
+
+
+def _print_line(line: str) -> None:
+    from qdqtool.formats.output import as_options
+    from qdqtool.util.text import as_line
+
+    print(f"qdqtool: {as_line(as_options(line))}", file=sys.stderr)
+
+
+def _warn_float_result(tuning: Tuning, path: str) -> None:
+    from qdqtool.formats.tuning_text import describe_float_result
+
+    if warning := describe_float_result(tuning, path):
+        _print_line(f"warning: {warning}")
 
 
 @contextlib.contextmanager

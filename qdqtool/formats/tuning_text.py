@@ -46,6 +46,18 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     return page
 
 
+def describe_float_result(tuning: Tuning, path: str) -> str:
+    """Return a warning if only the float model reaches the goal; empty for other results.
+
+    Args:
+        tuning: The result.
+        path: Path of the written model.
+    """
+    if tuning.chosen.cost.int8 or tuning.budget_ms is not None:
+        return ""
+    return f"{_describe_slow_placements(tuning)} reaches the goal; {path} is the float model"
+
+
 def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
     is_good = tuning.reached and not _ended_with_float_model(tuning)
     page.fill(_describe_goal(tuning), style=Style.GOOD if is_good else Style.UNCLEAR)
@@ -154,7 +166,8 @@ def _describe_float_model(tuning: Tuning) -> str:
     if tuning.budget_ms is not None:
         lead = "goal met by the float model. " if tuning.reached else ""
         return f"{lead}The float model is within {tuning.budget_ms:g} ms. {written}"
-    placement = f"No measured {_format_title(tuning)} placement faster than {_float_type(tuning)}"
+    placement = _describe_slow_placements(tuning)
+    placement = placement[0].upper() + placement[1:]
     goal = f"{_format_goal(tuning)} on both the selection and the held-out images"
     if _ended_with_float_model(tuning):
         return (
@@ -162,6 +175,10 @@ def _describe_float_model(tuning: Tuning) -> str:
             "or a lower --keep"
         )
     return f"{placement} reached {goal}. {written}"
+
+
+def _describe_slow_placements(tuning: Tuning) -> str:
+    return f"no measured {_format_title(tuning)} placement faster than {_float_type(tuning)}"
 
 
 def _goal_level(tuning: Tuning, images: str = "float") -> float:

@@ -55,8 +55,14 @@ def test_tune_goal_out_of_reach_exits_with_1_and_writes_the_best(folder: Path, c
     assert Path("m_qdq.onnx").exists() and not list(folder.glob("*.tuning"))
 
 
-def test_tune_that_writes_the_float_model_ends_with_this_statement(folder: Path, cli: Cli) -> None:
-    text = cli(*TUNE, "--budget-ms", "1000", "--gpu", "T4")
+@pytest.mark.parametrize(("goal", "warns"), [(["--budget-ms", "1000"], 0), (["--keep", "1"], 1)])
+def test_tune_that_writes_the_float_model_ends_with_this_statement(
+    folder: Path, cli: Cli, goal: list[str], warns: int
+) -> None:
+    """A float model that reaches the goal of the accuracy is not what the user wants."""
+    text = cli(*TUNE, *goal, "--gpu", "T4")
+    warning = "warning: no measured INT8 placement faster than FP16 reaches the goal; m_qdq.onnx is"
+    assert cli.err.count(warning) == warns
     *_, last = " ".join(text.split()).split("Delete the files when done. ")
     assert last.startswith("Wrote the float model unchanged to m_qdq.onnx: no layer is quantized (")
 
