@@ -108,7 +108,8 @@ def _fp8(g: Graph) -> Graph:
 
 def mixed_operands(g: Graph) -> onnx.ModelProto:
     g.opset = 19
-    x, g.fp8 = g.pair(g.input(1, 16, 8, 8), "in"), True
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    g.fp8 = True
     return g.model(g.op("Conv", [x, g.pair(ones(g), "wq")], "c", kernel_shape=[1, 1]))
 
 

@@ -135,5 +135,6 @@ def test_fix_raises_opset_of_per_channel_quantizers(is_explicit: bool) -> None:
 
 def test_fix_of_other_codes_keeps_the_opset() -> None:
     model = network("none", stored)
-    model.opset_import[0].version, fixed = 12, qdqtool.fix(model, only=["SILU-INNER-Q"])
+    model.opset_import[0].version = 12
+    fixed = qdqtool.fix(model, only=["SILU-INNER-Q"])
     assert fixed.proto.opset_import[0].version == 12 and not fixed.applied
