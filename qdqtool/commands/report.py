@@ -68,6 +68,7 @@ def command(
     from qdqtool.formats.output import Style, TextPage
     from qdqtool.reporting.api import report
     from qdqtool.reporting.page import require_packages
+    from qdqtool.util.limits import format_bytes
 
     require_packages()
     others = [f for f in files if is_model_name(f)]
@@ -85,7 +86,7 @@ def command(
     result.save(path)
     fields = result.as_json()
     model_page = result.page.model
-    size = f"{fields['bytes'] / 1e6:.1f} MB, {perf_counter() - started:.1f} s"
+    size = f"{format_bytes(fields['bytes'])}, {perf_counter() - started:.1f} s"
 
     def render_text(width: int) -> TextPage:
         page = TextPage(width)

@@ -13,6 +13,7 @@ from qdqtool.formats.output import ROW_COLUMN, Style, TextPage, as_options
 from qdqtool.formats.verdicts import describe_subgraphs
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.targets import target_named
+from qdqtool.util.limits import format_bytes
 from qdqtool.util.text import cut_middle, format_count, format_layer_counts, format_ms
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def render(
         "inputs -> outputs",
         0,
     )
-    page.add_lines(f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer")
+    page.add_lines(f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'bytes':>9} {'MAC/B':>7}  layer")
     for row in page.iterate_rows(report.sorted_rows(sort), _MAX_LAYERS, "... "):
         _add_layer(page, row)
     _add_slow_layers(page, report)
@@ -86,7 +87,7 @@ def render(
 def _add_layer(page: TextPage, row: LayerCost) -> None:
     ms = f"{row.ms:8.4f}" if row.ms is not None else " " * 8
     share = f"{row.share:6.1%}" if row.share is not None else " " * 6
-    size = "?" if row.total_bytes is None else f"{row.total_bytes / 1000:,.1f}"
+    size = "?" if row.total_bytes is None else format_bytes(row.total_bytes)
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
     name = row.name if page.everything else layer_title(row)
     numbers = f"{row.index:>4} {ms} {share} {_format_macs(row):>9} {size:>9} {intensity}"
@@ -130,12 +131,12 @@ def _add_slow_layers(page: TextPage, report: EngineReport) -> None:
 
 
 def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, timed: bool) -> None:
-    page.add_lines("", f"{f'By {key}':<26} {'layers':>6} {'ms':>9} {'GMACs':>9} {'MB':>10}")
+    page.add_lines("", f"{f'By {key}':<26} {'layers':>6} {'ms':>9} {'GMACs':>9} {'bytes':>10}")
     for name, total in totals.items():
         ms = f"{total.ms:9.4f}" if timed else " " * 9
         page.add_lines(
             f"  {cut_middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} "
-            f"{total.bytes / 1e6:10.3f}"
+            f"{format_bytes(total.bytes):>10}"
         )
     unknown = sum(total.unknown for total in totals.values())
     if unknown and key == "kind":

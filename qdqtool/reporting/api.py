@@ -48,7 +48,7 @@ class Report:
 
     def __repr__(self) -> str:
         output = f", {self.output}" if self.output else ""
-        return f"Report({len(self.html.encode()) / 1e6:.2f} MB{output})"
+        return f"Report({limits.format_bytes(len(self.html.encode()))}{output})"
 
     @property
     def ok(self) -> bool:

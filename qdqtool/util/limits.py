@@ -125,7 +125,8 @@ def format_bytes(size: float) -> str:
     """Format a number of bytes in GB, MB or KB with three digits, or as bytes below 1 KB."""
     for unit, name in ((GB, "GB"), (MB, "MB"), (1 << 10, "KB")):
         if size >= unit:
-            return f"{size / unit:.3g} {name}"
+            digits = ".0f" if size >= 999.5 * unit else ".3g"  # no exponent such as 1.02e+03
+            return f"{size / unit:{digits}} {name}"
     return f"{size:.0f} bytes"
 
 

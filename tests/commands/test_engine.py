@@ -42,7 +42,7 @@ def rows(data: dict[str, Any], *keys: str) -> list[tuple[Any, ...]]:
 def test_engine_table_is_sorted_by_time(engine: Path, cli: Cli) -> None:
     text = cli("engine", "layers.json", "--profile", "profile.json")
     table = [line.split() for line in text.splitlines() if line.endswith(("  conv", "  q0"))]
-    assert table[0] == ["1", "1.5000", "75.0%", "115.6", "1,278.0", "90.5", "conv"]
+    assert table[0] == ["1", "1.5000", "75.0%", "115.6", "1.22", "MB", "90.5", "conv"]
     assert table[1][:3] == ["0", "0.5000", "25.0%"]
     assert "2x64x56x56 INT8:32, 2x128x28x28 FP16 -> 2x128x28x28 FP16" in " ".join(text.split())
 

@@ -366,6 +366,7 @@ def answer(line: str) -> str:
         lambda match: "python" + re.sub(r"\\\n +", "", match[1]),
         text,
     )
+    text = re.sub(r"(^Wrote page\.html \()[\d.]+ [KM]B", r"\1# KB", text, flags=re.MULTILINE)
     text = re.sub(r"(^Took |^Wrote .*[ (])\d+\.\d s", r"\1#.# s", text, flags=re.MULTILINE)
     if command != line:
         text = MEASURED.sub("#.#", text)
