@@ -75,6 +75,7 @@ class BuildFacts(_SubscriptableRecord):
         status: Result of a builder that ran on this machine (``built``, ``refused``, ``crashed``).
             None for a build that was read from files.
         message: Reason that the builder gave for its status.
+        names_only: Whether the engine listing has only names of layers.
     """
 
     source: BuildSource
@@ -85,6 +86,7 @@ class BuildFacts(_SubscriptableRecord):
     missing: tuple[str, ...] = ()
     status: str | None = None
     message: str = ""
+    names_only: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields of the JSON output."""

@@ -624,6 +624,7 @@ class Build:
             self.device,
             self.complete,
             tuple(self.missing),
+            names_only=self.names_only,
         )
 
     def milestone(self, name: str) -> int | None:

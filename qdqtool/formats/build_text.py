@@ -418,7 +418,7 @@ def _add_layer_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
 _STATUS = {
     0: ("PASS", "built what was predicted", Style.GOOD),
     1: ("FAIL", "did not build what was predicted", Style.BAD),
-    2: ("INCOMPLETE", "agrees, but parts of the build are missing", Style.UNCLEAR),
+    2: ("INCOMPLETE", "", Style.UNCLEAR),
 }
 
 
@@ -463,8 +463,8 @@ def render_verification(
 
     page = TextPage(width)
     outcome, consequence, style = _STATUS[exit_code(result, allow_partial)]
-    if outcome == "INCOMPLETE":
-        consequence = _describe_missing(result, consequence)
+    if not (result.mismatches or result.complete):
+        consequence = _describe_missing(result)
     exceptions = _describe_exceptions(result)
     page.fill(f"{outcome}: {_describe_build(result)} {consequence}{exceptions}", style=style)
     page.add_gap()
@@ -476,11 +476,13 @@ def render_verification(
     return page
 
 
-def _describe_missing(result: Verification, consequence: str) -> str:
+def _describe_missing(result: Verification) -> str:
+    if result.build.names_only and not (result.convolutions.agree or result.trace.agree):
+        return "has no data types to compare: the build lists names of layers only"
     if not any((result.convolutions.agree, result.layers.agree, result.trace.agree)):
         return "has no data to compare"
     if not result.build.complete:
-        return consequence
+        return "agrees, but parts of the build are missing"
     listed = format_count(result.convolutions.unknown, "layer")
     return f"agrees, but the data types of {listed} are unknown"
 
@@ -529,7 +531,8 @@ def _add_compared_counts(page: TextPage, result: Verification) -> None:
         page.add_row(label, text)
     if result.layers.total:
         counts = f"{result.layers.agree} of {result.layers.total}"
-        page.add_row("Engine layers", f"{counts} have the predicted name and types")
+        compared = "name" if build.names_only else "name and types"
+        page.add_row("Engine layers", f"{counts} have the predicted {compared}")
     kinds = result.layers.not_compared
     if kinds:
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())

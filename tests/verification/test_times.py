@@ -7,6 +7,7 @@ import pytest
 from qdqtool import Precision, Verification
 from qdqtool.buildlog.agreement import (
     BuildFacts,
+    ConvolutionCounts,
     Difference,
     LayerCounts,
     Mismatch,
@@ -230,6 +231,21 @@ def test_verify_states_its_result_once_and_names_layers_with_other_names() -> No
     assert text.count("PASS") == 1 and "32 of 34" in text
     assert "13 further layers" in text and "9 Constant, 4 Reformat" in text
     assert all(name in text for name in layers.unmatched)
+
+
+@pytest.mark.parametrize(("allow_partial", "outcome"), [(False, "INCOMPLETE"), (True, "PASS")])
+def test_verify_of_layer_names_states_that_no_types_were_compared(
+    allow_partial: bool, outcome: str
+) -> None:
+    facts = Build(names_only=True).facts
+    result = Verification(facts, ConvolutionCounts(43, 0, 43), LayerCounts(76, 67, ("a",) * 9))
+    page = render_verification(result, 300, allow_partial=allow_partial)
+    assert page.lines[0] == (
+        f"{outcome}: TensorRT (unknown version) has no data types to compare: the build lists "
+        "names of layers only; 9 of 76 engine layers have another name"
+    )
+    assert "67 of 76 have the predicted name\n" in str(page)
+    assert exit_code(result, allow_partial) == (0 if allow_partial else 2)
 
 
 def test_verify_notes_begin_with_the_version() -> None:
