@@ -213,8 +213,8 @@ def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
     if not page.everything:
         listed = [g for g in ranked[:_MAX_GROUPS] if _max_loss([g]) >= _MIN_BITS_LOST]
     for group in listed:
-        # Adding 0.0 turns -0.0 into 0.0.
-        members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
+        # A range smaller than the tensor's own clips values, but does not make the steps larger.
+        members = ", ".join(f"{m.tensor} {max(0.0, m.bits_lost):.1f}" for m in group.members)
         page.add_row_item(f"scale {group.scale:.4g}, bits lost: {members}")
 
 

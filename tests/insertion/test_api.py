@@ -12,6 +12,7 @@ from calibration.runner import CacheMismatch
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.formats import insertion_text
 from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
 from qdqtool.insertion.rewrite import QuantizedTensor
@@ -301,6 +302,11 @@ def test_json_of_losses_groups_and_prediction() -> None:
         "tensors": [],
     }
     assert data["prediction"] == result.prediction.summary()
+
+
+def test_shared_range_below_that_of_a_tensor_loses_no_bits() -> None:
+    text = str(insertion_text.render(insertion(), 200, everything=True))
+    assert "bits lost: y 0.0\n" in text
 
 
 BOXES = {f"/model.22/cv2.{i}/cv2.{i}.2/Conv" for i in range(3)}
