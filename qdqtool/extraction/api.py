@@ -38,7 +38,7 @@ from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.process import INTERRUPTED
 from qdqtool.util.progress import track_progress
-from qdqtool.util.text import format_list
+from qdqtool.util.text import format_count, format_list
 
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import ModelCheck
@@ -149,7 +149,7 @@ class ExtractionJob:
             return
         self._set_part(self.cutter.complete_part(self.cutter.find_nodes_within([node], hops)))
         self._describe_selection = lambda rename: (
-            f"{rename(node.name)} and the nodes up to {hops} hops around it"
+            f"{rename(node.name)} and the nodes up to {format_count(hops, 'hop')} around it"
         )
         missing = self.invariants.find_missing(self._predict_proto(self.proto))
         if missing:
