@@ -103,7 +103,8 @@ class DetectionCounts(NamedTuple):
 def count_detections(matches: Sequence[DetectionMatches], min_score: float) -> DetectionCounts:
     """Count the detections of all images whose score is at least `min_score`.
 
-    A detection of a lower score takes no match from these, because matching follows the scores.
+    A detection with a lower score takes no match from them, because matching starts with the
+    highest scores.
     """
     hits = [m.hits[m.scores >= min_score, 0] for m in matches]
     found = sum(int(row.sum()) for row in hits)

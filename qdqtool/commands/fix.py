@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 )
 @options.image_options
 @options.gpu_option(
-    "Estimate the times on one GPU (see qdqtool gpus). Fixes that are to save time, but make the "
-    "model slower there, are not kept unless --only names them."
+    "Estimate the times on one GPU (see qdqtool gpus). A fix for speed that makes "
+    "the model slower there is not kept, unless --only names it."
 )
 @options.power_option
 @options.output_format_option

@@ -719,7 +719,7 @@ class _FixSavings:
         return later
 
     def add_accuracy_steps(self) -> None:
-        """Add the time that the fixes on request cost that are for accuracy.
+        """Add the time that fixes on request cost if they are for accuracy.
 
         A kind of fix is left out if it cannot be applied, or if the model cannot be predicted.
         """

@@ -67,7 +67,7 @@ class DetectionVerdict:
         return f"agreement mAP with float activations {self.describe_values()}"
 
     def describe_values(self) -> str:
-        """Describe the same without the name of the metric."""
+        """Describe the agreement without the name of the metric."""
         return (
             f"{self.before:.3f} -> {self.after:.3f} (difference {self.low:+.3f} to "
             f"{self.high:+.3f}) on {format_count(self.images, 'image')} with {self.count} "

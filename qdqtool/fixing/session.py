@@ -165,7 +165,7 @@ def find_needless_sites(
         return predict(candidate, target)
 
     def find_cost(numbers: Collection[int]) -> Note | None:
-        """Return what the sites of these indices make worse; None if the others are not better."""
+        """Return why to omit the sites of these indices; None if they improve the model."""
         without = predict_without(numbers)
         if gains.find_objection(prediction, without, step) is not None:
             return None

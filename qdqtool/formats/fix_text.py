@@ -299,7 +299,7 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
     if is_head_fixed and fixed.detections is None:
         text += (
             " HEAD-QUANT hardly changes these errors, but can raise the agreement: from 0.79 to "
-            "0.97 for a YOLOv8n, whose error fell by 0.04 points."
+            "0.97 for a YOLOv8n, whose error fell by 0.04 percentage points."
         )
     page.add_row("Output error", text)
     for error in fixed.errors:

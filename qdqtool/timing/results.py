@@ -196,8 +196,8 @@ class TimeEstimate:
         requested_batch: Batch size that the caller requested. None for the model's batch size.
         fixes: Savings of automatic fixes by kind, the largest first.
         further_fixes: Savings of automatic fixes that save time only after those in `fixes`.
-        accuracy_fixes: Costs of automatic fixes that are for accuracy and need a request, each
-            after the fixes that need no request.
+        accuracy_fixes: Costs of automatic fixes that are for accuracy and need a request. Each is
+            estimated after the fixes that need no request.
         fixed_ms: Milliseconds after all fixes of ``fix`` without ``only``. None if no fix saves
             time, and for fixes that change FP32 to FP16.
         workload: Work of all layers and kernels. Layers are in the prediction's order, unless the
