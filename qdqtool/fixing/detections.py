@@ -58,6 +58,11 @@ class DetectionVerdict:
         return self.has_enough_detections and self.before >= _MIN_AGREEMENT
 
     @property
+    def finds_objects_again(self) -> bool:
+        """Whether the changed model finds the objects, and the model before found none of them."""
+        return round(self.before, 3) == 0 and self.after >= _MIN_AGREEMENT
+
+    @property
     def permits_change(self) -> bool:
         """Whether the comparison is meaningful, and shows no clear loss of agreement."""
         return self.is_meaningful and self.high >= 0 and self.after >= self.before - _MAX_LOSS

@@ -311,11 +311,20 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         page.add_row("Agreement", f"{text}as in compare")
     if any(error.has_grown for error in fixed.errors):
         page.fill(
-            "warning: an output error grew. Measure the agreement with the float model on images "
-            "(command at the end). If it is too low, quantize the float model again "
-            "(qdqtool insert).",
+            f"warning: an output error grew{_describe_recovery(fixed)}. Measure the agreement with "
+            "the float model on images (command at the end). If it is too low, quantize the float "
+            "model again (qdqtool insert).",
             style=Style.UNCLEAR,
         )
+
+
+def _describe_recovery(fixed: Fixed) -> str:
+    """Return the agreement if the fixed model finds objects, but the model before found none."""
+    detections = fixed.detections
+    if detections is None or not detections.finds_objects_again:
+        return ""
+    values = f"{detections.before:.3f} -> {detections.after:.3f}"
+    return f", but the model finds objects again: agreement {values}"
 
 
 def _rate_change(error: OutputError) -> str:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,6 +9,7 @@ import qdqtool
 from qdqtool.accuracy.metrics import DetectionAgreementMetric
 from qdqtool.fixing.detections import DetectionJudge, DetectionVerdict
 from qdqtool.fixing.judge import OutputJudge
+from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.formats.fix_text import render
 from qdqtool.ir.graph import Model
@@ -68,6 +70,23 @@ def test_fix_prints_the_agreement_before_and_after() -> None:
     numbers = fixed.as_json()["agreement"]
     assert numbers["before"] == pytest.approx(1.0) and numbers["detections"] == OBJECTS
     assert f"Agreement        1.000 -> {numbers['after']:.3f}" in str(render(fixed, "f.onnx", 80))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "recovers"),
+    [(0.0, 0.86, True), (0.0004, 0.86, True), (0.3, 0.86, False), (0.0, 0.1, False)],
+)
+def test_warning_of_a_grown_error_states_that_objects_are_found_again(
+    before: float, after: float, recovers: bool
+) -> None:
+    fixed = replace(
+        qdqtool.fix(detector(GRID, zero=-1), inputs={"x": image(0.0)}),
+        errors=[OutputError("boxes", "", None, 0.0275, 0.0488)],
+        detections=DetectionVerdict(before, after, 0.1, 0.9, 8, 80),
+    )
+    text = " ".join(str(render(fixed, "f.onnx", 80)).split())
+    remark = ", but the model finds objects again: agreement 0.000 -> 0.860" if recovers else ""
+    assert f"warning: an output error grew{remark}. Measure" in text
 
 
 def test_note_on_a_small_loss_does_not_deny_it() -> None:
