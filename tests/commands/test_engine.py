@@ -48,8 +48,10 @@ def test_engine_table_is_sorted_by_time(engine: Path, cli: Cli) -> None:
 
 
 def test_engine_json_has_times_of_a_profile(engine: Path, cli: Cli) -> None:
-    arguments = (["--sort", "bytes"], ["--profile", "profile.json"])
-    data, timed = (cli.json("engine", "layers.json", *words) for words in arguments)
+    data, timed = (
+        cli.json("engine", "layers.json", *words)
+        for words in (["--sort", "bytes"], ["--profile", "profile.json"])
+    )
     assert rows(timed, "name", "ms") == [("q0", 0.5), ("conv", 1.5)]
     assert (timed["total_ms"], timed["unmatched"]) == (2.0, ["other"])
     assert (data["schema"], data["total_ms"]) == ("qdqtool/engine/1", None)
@@ -59,8 +61,10 @@ def test_engine_json_has_times_of_a_profile(engine: Path, cli: Cli) -> None:
 
 
 def test_engine_compare(engine: Path, cli: Cli) -> None:
-    inputs = [tensor("i", [2, 64, 56, 56], FP16), *CONV["Inputs"][1:]]
-    fp16 = {"Layers": [{**CONV, "Inputs": inputs}], "Bindings": []}
+    fp16 = {
+        "Layers": [{**CONV, "Inputs": [tensor("i", [2, 64, 56, 56], FP16), *CONV["Inputs"][1:]]}],
+        "Bindings": [],
+    }
     (engine / "fp16.json").write_text(json.dumps(fp16))
     (engine / "fp16-profile.json").write_text(profile(("conv", 3.0)))
     arguments = shlex.split(

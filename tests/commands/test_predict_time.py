@@ -31,8 +31,9 @@ def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
     (note,) = (part for part in text.split("\n\n") if part.startswith("note INPUT-CONVERSION"))
     (saving,) = re.findall(r"saves: at most ([\d.]+) ms", note)
     assert re.search(rf"Q/DQ layers .*[( ]{saving} ms\)", text)
-    time = cli.json("predict", model, "--gpu", "rtx 3060")["time"]
-    assert float(saving) == pytest.approx(time["conversions_ms"], rel=1e-2)
+    assert float(saving) == pytest.approx(
+        cli.json("predict", model, "--gpu", "rtx 3060")["time"]["conversions_ms"], rel=1e-2
+    )
 
 
 @pytest.mark.parametrize("has_next", [True, False])
@@ -134,13 +135,19 @@ def test_predict_gpu_that_the_target_does_not_support(
     severities = {f["code"]: f["severity"] for f in cli.json(*arguments)["findings"]}
     assert severities.get("GPU-VERSION") == severity
     text = cli(*arguments)
-    has_times = bool(re.search(r"^  INT8 +[\d.]+ ms", text, re.MULTILINE))
-    assert has_times is ("trtexec" in text) is (severity != "error")
+    assert (
+        bool(re.search(r"^  INT8 +[\d.]+ ms", text, re.MULTILINE))
+        is ("trtexec" in text)
+        is (severity != "error")
+    )
 
 
 def test_predict_lists_a_gpu_without_int8_next_to_others(model: str, cli: Cli) -> None:
-    gpus = ("Jetson Nano", "P100", "GTX 1080", "L4")
-    arguments = ("predict", model, *(f"--gpu={gpu}" for gpu in gpus))
+    arguments = (
+        "predict",
+        model,
+        *(f"--gpu={gpu}" for gpu in ("Jetson Nano", "P100", "GTX 1080", "L4")),
+    )
     assert "no engine: GPU-VERSION" in cli(*arguments)
     answer = cli.json(*arguments)
     nano, *_, l4 = answer["times"]
@@ -229,8 +236,9 @@ def test_predict_gain_has_a_range(model: str, cli: Cli) -> None:
     assert gain["faster"] == ("INT8" if gain["value"] > 1 else "FP16")
     assert 0 < gain["signs_right"] <= gain["signs_measured"]
     page = (Path(__file__).parents[2] / "docs" / "times.md").read_text("utf-8")
-    rows = "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))
-    assert time.keys() == set(re.findall(r"`(\w+)`", rows))
+    assert time.keys() == set(
+        re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)))
+    )
 
 
 @pytest.mark.parametrize(("share", "code"), [(0.9, 0), (1.1, 1)])
@@ -250,8 +258,9 @@ def test_note_about_fp8_comes_with_a_row_of_fp8(
 ) -> None:
     path = save_model(tmp_path, convolution_chain(quantized=False))
     text = cli("predict", path, *(word for gpu in gpus for word in ("--gpu", gpu)))
-    table = text.split("\n  note")[0]
-    has_row = re.search(r"^ +FP8 by| FP8 +speed", table, re.MULTILINE) is not None
+    has_row = (
+        re.search(r"^ +FP8 by| FP8 +speed", text.split("\n  note")[0], re.MULTILINE) is not None
+    )
     assert has_row == ("FP8 times are computed" in " ".join(text.split()))
     assert has_row == any(find_gpu(gpu).has_fp8 for gpu in gpus)
 
@@ -262,8 +271,9 @@ def test_advice_to_quantize_depends_on_the_fastest_type(
 ) -> None:
     """INT8 is far slower than FP16 on B300."""
     path = save_model(tmp_path, convolution_chain(channels=256, quantized=False))
-    text = cli("predict", path, "--gpu", gpu)
-    assert ("--precision auto --gpu" in " ".join(text.split())) == advises_auto
+    assert (
+        "--precision auto --gpu" in " ".join(cli("predict", path, "--gpu", gpu).split())
+    ) == advises_auto
 
 
 def test_ranges_of_several_gpus_are_those_of_a_single_gpu(model: str, cli: Cli) -> None:

@@ -87,8 +87,10 @@ def quantize(
     **options: Any,
 ) -> Path:
     ort = pytest.importorskip("onnxruntime.quantization")
-    specs = input_specs(Model(onnx.load(path)))
-    batches = iter(samples or [{s.name: np.ones(s.shape, np.float32) for s in specs}])
+    batches = iter(
+        samples
+        or [{s.name: np.ones(s.shape, np.float32) for s in input_specs(Model(onnx.load(path)))}]
+    )
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
         def get_next(self) -> Mapping[str, np.ndarray] | None:

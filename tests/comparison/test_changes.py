@@ -298,8 +298,9 @@ def test_compare_builds(files: Path, a: str, b: str, change: ChangeKind, engines
 def test_compare_recorded_builds_with_profiles() -> None:
     """The expected times are the sums of the recorded profiles."""
     cases = ("resnet18-a100-fp16", "resnet18-a100-qat-residual")
-    files = ([build_file(case, f"{name}.json") for name in ("graph", "profile")] for case in cases)
-    result = qdqtool.compare(*files)
+    result = qdqtool.compare(
+        *([build_file(case, f"{name}.json") for name in ("graph", "profile")] for case in cases)
+    )
     assert (result.a.int8, result.b.int8) == (0, 21)
     assert result.times_as_long == pytest.approx(0.731136 / 1.016832)
 
@@ -513,8 +514,9 @@ def test_finding_of_a_convolution_that_is_predicted_int8_is_no_reason(
     result = qdqtool.compare(
         build_file("resnet18-a100-qat", "model.onnx.gz"), build_file(build, "graph.json")
     )
-    reasons = {(n.lost, n.finding) for n in result.where(ChangeKind.LOST_INT8)}
-    assert reasons == ({(lost, "")} if lost else set())
+    assert {(n.lost, n.finding) for n in result.where(ChangeKind.LOST_INT8)} == (
+        {(lost, "")} if lost else set()
+    )
 
 
 @pytest.mark.parametrize(

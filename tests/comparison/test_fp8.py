@@ -22,8 +22,9 @@ def quantized(precision: str, scale: float = 1.0) -> onnx.ModelProto:
 
 def test_format_change_is_no_loss() -> None:
     comparison = qdqtool.compare(quantized("int8"), quantized("fp8"))
-    sides = [(s.int8, s.int8_to_int8, s.fp8, s.fp8_to_fp8) for s in (comparison.a, comparison.b)]
-    assert sides == [(3, 2, 0, 0), (0, 0, 2, 0)]
+    assert [
+        (s.int8, s.int8_to_int8, s.fp8, s.fp8_to_fp8) for s in (comparison.a, comparison.b)
+    ] == [(3, 2, 0, 0), (0, 0, 2, 0)]
     assert [n.name for n in comparison.where(ChangeKind.FORMAT)] == ["a", "b"]
     assert [n.name for n in comparison.where(ChangeKind.LOST_INT8)] == ["d"]
     assert re.search(
@@ -62,15 +63,17 @@ def test_fp8_that_becomes_int8_is_a_change_back() -> None:
 def test_rounding_of_scales_to_fp16_is_no_change() -> None:
     """FP8 files have FP16 scales, so their ranges differ from those of INT8 by up to .1 %."""
     options = {"head": "none", "method": "max", "predict": False, "precision": "fp8"}
-    half = qdqtool.insert(three_convolutions(), DATA, **options).model
-    comparison = qdqtool.compare(quantized("int8"), half)
+    comparison = qdqtool.compare(
+        quantized("int8"), qdqtool.insert(three_convolutions(), DATA, **options).model
+    )
     assert comparison.where(ChangeKind.SCALE) == comparison.where(ChangeKind.WEIGHTS_SCALE) == []
 
 
 @pytest.mark.parametrize("is_quantized", [True, False])
 def test_agreement_names_the_models_a_and_b_and_notes_a_quantized_a(is_quantized: bool) -> None:
-    reference = quantized("int8") if is_quantized else three_convolutions()
-    answer = qdqtool.compare(reference, quantized("fp8"), data=DATA).as_json()
+    answer = qdqtool.compare(
+        quantized("int8") if is_quantized else three_convolutions(), quantized("fp8"), data=DATA
+    ).as_json()
     assert ("reference-quantized" in note_codes(answer["notes"])) == is_quantized
     assert re.search(r"of B's .* of A's$", answer["agreement"]["sentence"])
 

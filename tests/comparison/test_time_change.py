@@ -45,16 +45,19 @@ def test_parts_of_the_time_change_add_up(
     parts, nodes = answer["time_change"], {n["name"]: n["change_ms"] for n in answer["nodes"]}
     before, after = (qdqtool.predict(model, gpu=gpu) for model in models)
     nodes_ms = sum(ms or 0.0 for ms in nodes.values())
-    shared_ms = sum_layers(after, nodes) - sum_layers(before, nodes) - nodes_ms
-    assert parts["shared_ms"] == pytest.approx(shared_ms, abs=1e-6)
+    assert parts["shared_ms"] == pytest.approx(
+        sum_layers(after, nodes) - sum_layers(before, nodes) - nodes_ms, abs=1e-6
+    )
     rest_ms = parts["shared_ms"] + parts["layouts_ms"] + parts["other_layers_ms"]
-    total_ms = after.time["total_ms"] - before.time["total_ms"]
-    assert nodes_ms + rest_ms == pytest.approx(total_ms, abs=1e-4)
+    assert nodes_ms + rest_ms == pytest.approx(
+        after.time["total_ms"] - before.time["total_ms"], abs=1e-4
+    )
     text = str(render_comparison(comparison)).partition("Time of B minus time of A")[2]
     total, *rows = map(float, re.findall(r"^(?: on|  [nlo]).* ([+-]\S+) ms$", text, re.M))
     assert sum(rows) == pytest.approx(total, abs=2e-4)
-    headings = re.findall(r"^\w.*\): ([+-]\S+) ms$", text, re.M)
-    assert sum(map(float, headings)) == pytest.approx(nodes_ms, abs=2e-4)
+    assert sum(map(float, re.findall(r"^\w.*\): ([+-]\S+) ms$", text, re.M))) == pytest.approx(
+        nodes_ms, abs=2e-4
+    )
 
 
 def sum_layers(prediction: qdqtool.Prediction, names: Container[str]) -> float:
