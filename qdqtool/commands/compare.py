@@ -42,7 +42,10 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
         "convolutions are on one side only",
     ),
     "slower": (lambda result: result.is_slower, "B takes longer"),
-    "any": (lambda result: bool(result.changed or result.more_conversions), "something differs"),
+    "any": (
+        lambda result: bool(result.changed or result.interface or result.more_conversions),
+        "something differs",
+    ),
 }
 
 

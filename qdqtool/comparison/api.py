@@ -20,6 +20,7 @@ from qdqtool.comparison.build_side import (
     map_nodes,
     summarize_build,
 )
+from qdqtool.comparison.interface import compare_interfaces
 from qdqtool.comparison.matching import NodeMatching, is_same_network, match_nodes
 from qdqtool.comparison.model_side import ModelSide, summarize_model, use_fp16_time
 from qdqtool.comparison.result import (
@@ -318,6 +319,7 @@ def _compare_models(
         )
     comparison.notes += _note_different_constants(a.view, b.view, matching)
     comparison.nodes = _compare_nodes(a, b, matching)
+    comparison.interface = compare_interfaces(first, second)
     comparison.time_change = split_time_change(comparison, a.time, b.time)
     return comparison
 

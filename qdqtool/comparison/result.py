@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.buildlog.types import Gap, GapKind, Section
+from qdqtool.comparison.interface import InterfaceChange
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
 from qdqtool.trt.result import Prediction
 from qdqtool.util.files import InputFiles, SavableResult
@@ -454,6 +455,7 @@ class Comparison(SavableResult):
         agreement: Agreement of the second model with the first one on images; None without images.
         time_change: Estimated time of the second model minus that of the first, in parts. None for
             builds, and if the times of the layers of a model are unknown.
+        interface: Inputs and outputs of the network that differ between two models.
     """
 
     a: SideSummary
@@ -465,6 +467,7 @@ class Comparison(SavableResult):
     read: InputFiles | None = field(default=None, compare=False)
     agreement: NetworkAgreement | None = None
     time_change: TimeChange | None = None
+    interface: list[InterfaceChange] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Comparison {self.a.title} with {self.b.title}: {len(self.changed)} nodes differ>"
@@ -611,7 +614,7 @@ class Comparison(SavableResult):
             "time_change": None if self.time_change is None else self.time_change.as_json(),
             "layers": self.engines.as_json() if self.engines is not None else None,
             "agreement": self.agreement.as_json() if self.agreement is not None else None,
-            **to_json_fields(self, "notes", "ok"),
+            **to_json_fields(self, "interface", "notes", "ok"),
         }
 
 

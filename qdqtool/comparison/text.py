@@ -35,6 +35,7 @@ _ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
 _UNKNOWN = "unknown"
 _MIN_IMAGES = 100  # with 100 images, the 95 % interval of an agreement near 0.97 is about 0.03 wide
 _MIN_TIMES = 0.1  # a relative change of at least this is printed as a factor, such as "times 2"
+_MAX_INTERFACE_CHANGES = 2  # more inputs and outputs that differ are listed below the summary
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
 
@@ -50,16 +51,34 @@ def summarize_comparison(comparison: Comparison) -> str:
         *_describe_conversions(comparison),
         *_describe_all_scales(comparison),
         *_describe_change_counts(comparison, {kind: _CHANGES[kind] for kind in _ONE_SIDED}),
+        *_describe_interface(comparison),
     ]
     if not parts and comparison.changed:
         verb = "differs" if len(comparison.changed) == 1 else "differ"
         parts = [f"{format_count(len(comparison.changed), 'node')} {verb}"]
     elif not parts:
         is_equal = comparison.nodes and not comparison.unknown
-        parts = ["no difference" if is_equal else "data types are not known"]
+        parts = [_describe_equal_nodes(comparison) if is_equal else "data types are not known"]
         if not comparison.nodes and (comparison.a.subgraphs or comparison.b.subgraphs):
             parts = ["nothing to compare outside of the subgraphs of If, Loop and Scan"]
     return "; ".join([*_describe_agreement(comparison), *parts, *_describe_time(comparison)])
+
+
+def _describe_equal_nodes(comparison: Comparison) -> str:
+    is_other_time = comparison.times_as_long is not None and not comparison.is_as_fast
+    return "no difference at layers with weights or Q/DQ" if is_other_time else "no difference"
+
+
+def _describe_interface(comparison: Comparison) -> list[str]:
+    """Describe the changes of inputs and outputs, or only count them if they are listed."""
+    if is_interface_listed(comparison):
+        return [f"{len(comparison.interface)} inputs and outputs differ"]
+    return [change.why for change in comparison.interface]
+
+
+def is_interface_listed(comparison: Comparison) -> bool:
+    """Return whether the inputs and outputs that differ are too many for the summary."""
+    return len(comparison.interface) > _MAX_INTERFACE_CHANGES
 
 
 def _describe_agreement(comparison: Comparison) -> list[str]:

@@ -182,7 +182,7 @@ def render_comparison(
     If `everything` is set, all nodes and layers are listed.
     """
     from qdqtool.comparison.result import ChangeKind
-    from qdqtool.comparison.text import summarize_comparison
+    from qdqtool.comparison.text import is_interface_listed, summarize_comparison
 
     page = TextPage(width, everything)
     losses = comparison.count(ChangeKind.LOST_INT8) or comparison.is_slower
@@ -201,6 +201,10 @@ def render_comparison(
         add_agreement(page, comparison.agreement)
     for note in comparison.notes:
         page.fill(f"note: {as_options(note)}", style=Style.NOTE)
+    if is_interface_listed(comparison):
+        page.add_heading(f"Inputs and outputs that differ ({len(comparison.interface)})")
+        for change in page.iterate_rows(comparison.interface, _MAX_LAYERS, "  ... "):
+            page.fill(change.why, 4, "  ")
     _add_changes(page, comparison, float_type)
     if comparison.engines is not None:
         page.add_gap()

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 from qdqtool.util.text import format_ms
 from tests.commands.conftest import Cli, next_commands
-from tests.comparison.networks import float_network, network
+from tests.comparison.networks import float_network, network, with_dynamic_size
 from tests.comparison.test_changes import listing
 
 CONDITIONS = (
@@ -77,11 +78,24 @@ def test_compare_fail_on(models: Path, cli: Cli, condition: str, code: int) -> N
     assert (f"--fail-on {condition}" in cli.err) == bool(code)
 
 
-def test_compare_fails_if_b_is_slower_by_one_percent(models: Path, cli: Cli) -> None:
-    for name, spoilt in (("a.onnx", ()), ("b.onnx", [0])):
-        (models / name).write_bytes(network(100, spoilt=spoilt).SerializeToString())
-    text = cli("compare", "a.onnx", "b.onnx", "--gpu=T4", "--fail-on=slower", code=1)
-    assert "1 % slower" in text and "B takes longer" in cli.err
+@pytest.mark.parametrize(
+    ("b", "arguments", "expected"),
+    [
+        (network(100, spoilt=[0]), ("--gpu=T4", "--fail-on=slower"), "1 % slower on Tesla T4"),
+        (
+            with_dynamic_size(network(100)),
+            ("--fail-on=any",),
+            "input x has the shape 1x4x-1x-1 instead of 1x4x16x16",
+        ),
+    ],
+    ids=["slower", "other input"],
+)
+def test_compare_fails_if_its_summary_names_the_change(
+    current_folder: Path, cli: Cli, b: ModelProto, arguments: tuple[str, ...], expected: str
+) -> None:
+    for name, model in (("a.onnx", network(100)), ("b.onnx", b)):
+        (current_folder / name).write_bytes(model.SerializeToString())
+    assert expected in " ".join(cli("compare", "a.onnx", "b.onnx", *arguments, code=1).split())
 
 
 UNKNOWN = [
