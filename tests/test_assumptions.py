@@ -105,22 +105,28 @@ def test_predict_wrong_assumption_is_refused(
         qdqtool.predict(OPEN, target, assume=assume)
 
 
-def test_predict_text_has_the_range_of_both_outcomes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (
+            "predict m.onnx",
+            ["1 to 2 of them", "1 to 3 remain at run time", "--assume silu-add=fused"],
+        ),
+        # 1 to 2 of the 4 layers have float output, so 2 to 3 have INT8 output.
+        ("compare m.onnx m.onnx", ["4 in INT8 (2 to 3 with INT8 output), 1 to 3 Q/DQ layers"]),
+        (
+            "predict m.onnx --assume silu-add=fused",
+            ["all 4 in INT8 (1 of them with FP16 output) Q/DQ layers 1 remains"],
+        ),
+    ],
+)
+def test_text_has_the_range_of_both_outcomes(
+    current_folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, parts: list[str]
 ) -> None:
-    model = str(tmp_path / "m.onnx")
-    onnx.save(OPEN, model)
-    assert run(["predict", model]) == 0
+    onnx.save(OPEN, current_folder / "m.onnx")
+    assert run(arguments.split()) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "1 to 2 of them" in text and "1 to 3 remain at run time" in text
-    assert "--assume silu-add=fused" in text
-    # 1 to 2 of the 4 layers have float output, so 2 to 3 have INT8 output.
-    assert run(["compare", model, model]) == 0
-    part = "4 in INT8 (2 to 3 with INT8 output), 1 to 3 Q/DQ layers"
-    assert part in " ".join(capsys.readouterr().out.split())
-    assert run(["predict", model, "--assume", "silu-add=fused"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "all 4 in INT8 (1 of them with FP16 output) Q/DQ layers 1 remains" in text
+    assert [part for part in parts if part not in text] == []
 
 
 @pytest.mark.parametrize("built", ["fused", "apart"])

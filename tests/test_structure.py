@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import nodes_like, sources
+from tests.sources import ROOT, nodes_like, sources
 
-ROOT = Path(__file__).parents[1]
 # Modules beside qdqtool/ir that edit a graph: copies and parts that are not a model yet.
 GRAPH_EDITORS = {
     "qdqtool.extraction.reductions",

@@ -71,7 +71,10 @@ def test_engine_compare(engine: Path, cli: Cli) -> None:
         "engine fp16.json --profile fp16-profile.json --compare layers.json --compare profile.json"
     )
     text = cli(*arguments)
-    assert "1.0000 ms (33.3%)" in text
-    assert "3.0000    1.5000   -1.5000  A FP16, FP16 -> FP16" in text
-    assert "-    0.5000   +0.5000  B FP32 -> INT8" in text
+    for part in (
+        "1.0000 ms (33.3%)",
+        "3.0000    1.5000   -1.5000  A FP16, FP16 -> FP16",
+        "-    0.5000   +0.5000  B FP32 -> INT8",
+    ):
+        assert part in text
     assert [pair["change_ms"] for pair in cli.json(*arguments)["pairs"]] == [-1.5, 0.5]

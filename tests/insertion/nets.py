@@ -198,6 +198,10 @@ def assert_same_outputs(
         np.testing.assert_allclose(new, old, rtol=rtol, atol=atol)
 
 
+def wide_samples(count: int) -> Array:
+    return np.random.default_rng(3).standard_normal((count, 32, 8, 8)).astype(np.float32)
+
+
 @functools.lru_cache(4)  # a test runs several samples, often through two models in turn
 def open_session(model: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()

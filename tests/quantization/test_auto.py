@@ -1,6 +1,5 @@
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
@@ -8,7 +7,7 @@ import qdqtool
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.insertion_text import render
 from tests.errors import has
-from tests.insertion.nets import Array, Net, check
+from tests.insertion.nets import Net, check, wide_samples
 
 
 def deep_net(gain: float = 1.0) -> onnx.ModelProto:
@@ -22,14 +21,10 @@ def deep_net(gain: float = 1.0) -> onnx.ModelProto:
     return net.output(tensor).model(19, ir=9)
 
 
-def samples(count: int = 8) -> Array:
-    return np.random.default_rng(3).standard_normal((count, 32, 8, 8)).astype(np.float32)
-
-
 def insert_auto(model: onnx.ModelProto, **options: Any) -> qdqtool.Insertion:
     return qdqtool.insert(
         model,
-        samples(),
+        wide_samples(8),
         head="none",
         **{"precision": "auto", "high_precision": "fp32", **options},
     )

@@ -10,7 +10,7 @@ from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.insertion.number_formats import FP8
 from qdqtool.tuning.recipe import Recipe
 from tests.errors import has
-from tests.insertion.nets import Array, Net, check
+from tests.insertion.nets import Net, check, wide_samples
 
 OPTIONS: Any = {"precision": "fp8", "head": "none", "high_precision": "fp32"}
 
@@ -22,24 +22,20 @@ def network() -> onnx.ModelProto:
     return net.output(tensor).model()
 
 
-def samples(count: int = 12) -> Array:
-    return np.random.default_rng(3).standard_normal((count, 32, 8, 8)).astype(np.float32)
-
-
 def test_tuned_model_is_that_of_insert() -> None:
-    tuning = qdqtool.tune(network(), samples(), keep=0.5, **OPTIONS)
+    tuning = qdqtool.tune(network(), wide_samples(12), keep=0.5, **OPTIONS)
     check(tuning.model)
     counts = tuning.prediction.summary()
     assert (counts["int8"], counts["fp8"]) == (0, 3)
     assert tuning.reached and tuning.chosen.name == "FP8 by default"
     assert {q.method for q in tuning.quantized} == {"max", "weights-max"}
-    largest = float(np.abs(samples()).max())
+    largest = float(np.abs(wide_samples(12)).max())
     (first,) = [q for q in tuning.quantized if q.tensor == "x"]
     assert isinstance(first.scale, float) and first.scale <= largest / 448 * (1 + 1e-6)
 
 
 def test_high_goal_leaves_layers_float() -> None:
-    tuning = qdqtool.tune(network(), samples(), keep=0.9999, **OPTIONS)
+    tuning = qdqtool.tune(network(), wide_samples(12), keep=0.9999, **OPTIONS)
     assert tuning.prediction.summary()["fp8"] < 3
     assert "chosen: FP8" in str(render_tuning(tuning, 500))
 
@@ -51,4 +47,4 @@ def test_recipes_of_both_formats_differ() -> None:
 
 def test_tune_has_no_automatic_choice() -> None:
     with pytest.raises(QdqtoolError, check=has("unknown-choice", parameter="precision")):
-        qdqtool.tune(network(), samples(), precision="auto")
+        qdqtool.tune(network(), wide_samples(12), precision="auto")
