@@ -343,7 +343,7 @@ def blocks() -> onnx.ModelProto:
 
 
 def float_network(scale: float | None = None) -> onnx.ModelProto:
-    g, weights = Graph(), "float" if scale is None else "tensor"
+    g, weights = Graph(), ("float" if scale is None else "tensor")
     image = g.input(1, 3, 16, 16, name="images")
     pooled = g.pool(g.relu(g.conv(image, "c0", scale=scale, weights=weights), "r0"), "pool")
     branches = [pooled, g.relu(g.conv(pooled, "c1", scale=scale, weights=weights), "r1")]

@@ -70,7 +70,7 @@ def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         if name == "depthwise":
             yield "FP8 for Hopper", model, "10.2"
     for name, channels, height in (("column", 4, 8), ("kernel", 8, 16)):
-        g, k = Graph(opset=19, fp8=True), 1 if name == "column" else 7
+        g, k = Graph(opset=19, fp8=True), (1 if name == "column" else 7)
         model = g.model(g.conv(g.input(1, channels, height, 1), "c", 8, k=k))
         yield f"FP8 {name}, rtx1.7", model, "rtx1.7"
     for target in ("trt10", "rtx1.7"):

@@ -15,7 +15,7 @@ NASTY = "/a b/[x], Name: {y}, LayerType: z\n\x1e/Conv"
 
 def two_convolutions(*names: str, bad_zero_point: bool = False) -> onnx.ModelProto:
     net = Net()
-    x, zero = net.input((1, 8, 8, 8)), 3 if bad_zero_point else 0
+    x, zero = net.input((1, 8, 8, 8)), (3 if bad_zero_point else 0)
     x = net.conv(net.dq(net.q(x, zero=zero), zero=zero), 8, name="first")
     x = net.conv(net.op("Relu", x), 4, weights="none", name="second")
     model = net.model(x)

@@ -234,12 +234,8 @@ WIDE = "Thirty-two wide channel vectorized row major Int8 format"
 )
 def test_kind_of_a_reformat_layer(name: str, source: str, target: str, kind: str) -> None:
     inputs, outputs = ([{"Name": "a", "Format/Datatype": layout}] for layout in (source, target))
-    assert (
-        layers.layer_from_fields(
-            {"Name": name, "LayerType": "Reformat", "Inputs": inputs, "Outputs": outputs}
-        ).kind
-        == kind
-    )
+    fields = {"Name": name, "LayerType": "Reformat", "Inputs": inputs, "Outputs": outputs}
+    assert layers.layer_from_fields(fields).kind == kind
 
 
 @pytest.mark.parametrize(

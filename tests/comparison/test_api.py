@@ -495,7 +495,7 @@ def test_largest_scales_are_no_claim_about_all_channels_of_weights() -> None:
     """One scale for a tensor is the largest of its channels, but 3 of 4 channels differ."""
     models = []
     for scales in ([0.01, 0.001, 0.002, 0.003], 0.01):
-        g, axis = Graph(), None if isinstance(scales, float) else 0
+        g, axis = Graph(), (None if isinstance(scales, float) else 0)
         weights = g.pair(g.const("w", np.ones((4, 4, 3, 3), np.float32)), "w", scales, axis)
         inputs = [g.pair(g.input(1, 4, 8, 8), "in", 0.1), weights]
         models.append(g.model(g.op("Conv", inputs, "c", kernel_shape=[3, 3], pads=[1] * 4)))

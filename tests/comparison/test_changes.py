@@ -223,7 +223,7 @@ def listing(
         floating = node.name in float_convs
         name, quantizer = ((names or {}).get(n, n) for n in (node.name, f"{node.name}.w.Q"))
         fused = name if floating else f"{node.name}.weight + {quantizer} + {name}"
-        layout, maps = HALF if floating else INT8, [4 if node.name.endswith("stem") else 8, 8]
+        layout, maps = (HALF if floating else INT8), [4 if node.name.endswith("stem") else 8, 8]
         edge, out = (
             [
                 {

@@ -15,7 +15,7 @@ def silu_network(scale: float | None, has_inner_pairs: bool = False) -> onnx.Mod
 
     With inner pairs, as onnxruntime's quantize_static adds them, no SiLU is fused.
     """
-    g, weights = Graph(), "float" if scale is None else "qdq"
+    g, weights = Graph(), ("float" if scale is None else "qdq")
 
     def add_layer(x: str, name: str) -> str:
         y = g.conv(x, name, 256, scale=scale, weights=weights)

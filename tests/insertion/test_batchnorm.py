@@ -13,7 +13,8 @@ from tests.insertion.nets import Net, assert_same_outputs, copy_model, set_value
 def fold_and_compare(proto: onnx.ModelProto, fold: Callable[[Model], int]) -> int:
     dims = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
     feeds = {"x": np.random.default_rng(1).standard_normal(dims).astype(np.float32)}
-    before, count = copy_model(proto), fold(Model(proto))
+    before = copy_model(proto)
+    count = fold(Model(proto))  # in place
     assert_same_outputs(before, proto, feeds, rtol=0, atol=5e-5)
     return count
 

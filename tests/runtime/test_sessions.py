@@ -106,8 +106,8 @@ def test_large_weights_go_into_message_without_temporary_file(
 
 
 def test_error_of_onnxruntime_does_not_depend_on_temporary_file() -> None:
-    model = wide()
-    model.graph.node[2].op_type, errors = "Nonsense", []
+    model, errors = wide(), []
+    model.graph.node[2].op_type = "Nonsense"
     for weights in (True, False):
         part = partial_model(Model(model), ["y"], weights=weights)
         with pytest.raises(Exception, match="Nonsense") as caught:

@@ -394,9 +394,5 @@ def test_count_errors(
     """Wrong convolutions, and the sum of wrong lines, layers and mismatches."""
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
     mismatches = [Mismatch(names[k], "n", {}, {}, Difference.ABSENT) for k in kinds]
-    assert (
-        count_disagreements(
-            Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
-        )
-        == wrong
-    )
+    result = Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
+    assert count_disagreements(result) == wrong

@@ -198,7 +198,7 @@ FORMS = (
 
 def normalized(form: str, eps: float) -> onnx.ModelProto:
     """Return a Linear, a decomposed LayerNorm and a Linear; the axes are an input in opset 18."""
-    net, opset = Tokens(3, 8), 18 if form == "axes as an input" else 17
+    net, opset = Tokens(3, 8), (18 if form == "axes as an input" else 17)
     types = {"to": int(onnx.TensorProto.FLOAT)}
 
     def cast(name: str, x: str, casting_form: str) -> str:
@@ -604,10 +604,10 @@ def test_fix_writes_no_layer_normalization_before_trt8_6() -> None:
     "form", ["as it is", "no bias", "nothing behind", "two axes", "one number as scale"]
 )
 def test_layer_norm_of_the_pieces_computes_the_same(form: str) -> None:
-    rng, axes = np.random.default_rng(1), [-2, -1] if form == "two axes" else [-1]
-    sizes = (6, 8) if form == "two axes" else (8,)
+    rng, net = np.random.default_rng(1), Tokens(4, 6)
+    axes, sizes = ([-2, -1], (6, 8)) if form == "two axes" else ([-1], (8,))
     gamma = rng.uniform(0.5, 1.5, () if form == "one number as scale" else sizes).astype(np.float32)
-    beta, net = rng.normal(0, 1, sizes).astype(np.float32), Tokens(4, 6)
+    beta = rng.normal(0, 1, sizes).astype(np.float32)
     x = net.op("Reshape", "flat", "x", net.const("shape", [1, 3, 6, 8], np.int64))
     centered = net.op("Sub", "sub", x, net.op("ReduceMean", "mean", x, axes=axes))
     variance = net.op("ReduceMean", "var", net.op("Mul", "square", centered, centered), axes=axes)

@@ -176,7 +176,7 @@ def test_scale_behind_an_identity_is_folded_and_computed_again(value: float) -> 
             names[node.input[1]] = node.input[1] = f"{node.input[1]}_copy"
     for name, copy in [(copy.removesuffix("_copy"), copy) for copy in names.values()]:
         proto.graph.node.insert(0, onnx.helper.make_node("Identity", [name], [copy], copy))
-    fixed, code = qdqtool.fix(proto), EXTREME if value > 0 else NOT_POSITIVE
+    fixed, code = qdqtool.fix(proto), (EXTREME if value > 0 else NOT_POSITIVE)
     assert {change.code for change in fixed.applied} == {"SCALE-INDIRECT", code} and fixed.ok
 
 

@@ -168,7 +168,7 @@ def test_layer_of_other_kernel_fuses_no_constant(g: Graph, x: str, owner: str, t
     network = importer.build(load(model))
     network.rank_layers()
     layer = next(layer for layer in network.layers.values() if layer.name == "m")
-    layer.relu_name, layer.in_myelin = "r" if owner == "relu" else "", owner == "myelin"
+    layer.relu_name, layer.in_myelin = ("r" if owner == "relu" else ""), owner == "myelin"
     result = PointWiseFusion(target_named(target)).run(network)
     assert (layer.kind == LayerKind.POINTWISE) is not bool(owner)
     assert len(layer.inputs) == (2 if owner else 1)
