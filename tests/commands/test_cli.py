@@ -24,8 +24,7 @@ def test_errors_have_one_hint(cli: Cli, tmp_path: Path) -> None:
 
 def test_text_without_images_is_described_as_a_list(cli: Cli, tmp_path: Path) -> None:
     onnx.save(detector(), tmp_path / "m.onnx")
-    notes = tmp_path / "notes.txt"
-    notes.write_text("hello\n")
+    (notes := tmp_path / "notes.txt").write_text("hello\n")
     line = cli.refuse("insert", tmp_path / "m.onnx", "--calib", notes)
     assert str(notes) in line and "hello" in line and "list of image paths" in line
 

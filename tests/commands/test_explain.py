@@ -30,8 +30,7 @@ def test_explain_error_message(cli: Cli, message: str, entry: str) -> None:
 
 
 def test_predict_for_builder(tmp_path: Path, cli: Cli) -> None:
-    model = tmp_path / "m.onnx"
-    onnx.save(residual("own"), model)
+    onnx.save(residual("own"), model := tmp_path / "m.onnx")
     assert cli.json("predict", model, "--for", "onnxruntime")["for"]["way"] == "onnxruntime"
 
 

@@ -39,8 +39,10 @@ def verification(name: str) -> str:
 
 def test_extract_report_has_command_finding_and_mismatch(folder: Path, cli: Cli) -> None:
     (folder / "v.json").write_text(verification("b1.c1"))
-    arguments = ["--report", "r.md", "--verification", "v.json"]
-    cli("extract", "m.onnx", "--finding", "SKIP-FLOAT", "-o", "s.onnx", *arguments)
+    cli(
+        *("extract", "m.onnx", "--finding", "SKIP-FLOAT", "-o", "s.onnx"),
+        *("--report", "r.md", "--verification", "v.json"),
+    )
     text = (folder / "r.md").read_text()
     for part in (
         "qdqtool extract model.onnx --finding SKIP-FLOAT -o extract.onnx",
@@ -81,8 +83,10 @@ def test_extract_report_has_options_in_notes(folder: Path, cli: Cli) -> None:
 def test_extract_private_report_has_nothing_of_the_original(folder: Path, cli: Cli) -> None:
     onnx.save(secretive(), folder / f"{SECRET}.onnx")
     (folder / "v.json").write_text(verification(f"{SECRET}/b1.c1"))
-    arguments = ["--private", "-o", "p.onnx", "--report", "r.md", "--verification", "v.json"]
-    answer = cli.json("extract", f"{SECRET}.onnx", "--node", f"{SECRET}/b1.c1", *arguments)
+    answer = cli.json(
+        *("extract", f"{SECRET}.onnx", "--node", f"{SECRET}/b1.c1"),
+        *"--private -o p.onnx --report r.md --verification v.json".split(),
+    )
     report = (folder / "r.md").read_text()
     assert SECRET not in report and SECRET not in json.dumps(answer)
     assert SECRET.encode() not in (folder / "p.onnx").read_bytes()

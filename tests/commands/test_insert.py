@@ -58,10 +58,23 @@ def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
     assert sorted(scales) == pytest.approx(sorted(expected), rel=1e-2)
 
 
-@pytest.mark.parametrize("target", ["10.7", "10.14.1", "trt11"])
-def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, target: str) -> None:
-    text = cli("insert", "small.onnx", "--calib", "images", "--target", target, *QUICK)
-    assert [words[-2:] for words in next_commands(text)[:2]] == [["--target", target]] * 2
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("--target 8.6", "8.6"),
+        ("--target 10.14.1", "10.14.1"),
+        ("--target trt11", "trt11"),
+        ("--target 10.3 --strongly-typed", "10.3-strongly-typed"),
+        ("--strongly-typed", "trt10-strongly-typed"),
+    ],
+)
+def test_insert_next_commands_name_the_target_as_given(
+    folder: Path, cli: Cli, options: str, name: str
+) -> None:
+    """`compare` has no --strongly-typed, so its target expresses this option."""
+    text = cli("insert", "small.onnx", "--calib", "images", *options.split(), *QUICK)
+    predict, compare = next_commands(text)[:2]
+    assert (predict[2:], compare[-2:]) == (options.split(), ["--target", name])
 
 
 def test_insert_states_that_it_replaces_a_file(folder: Path, cli: Cli) -> None:
@@ -180,23 +193,6 @@ def test_insert_and_its_next_command_print_the_same_times(
 
 
 @pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        (["--target", "8.6"], "8.6"),
-        (["--target", "10.3", "--strongly-typed"], "10.3-strongly-typed"),
-        (["--strongly-typed"], "trt10-strongly-typed"),
-    ],
-)
-def test_next_commands_of_insert_repeat_the_target_as_written(
-    folder: Path, cli: Cli, options: list[str], name: str
-) -> None:
-    """`compare` has no --strongly-typed, so its target expresses this option."""
-    text = cli("insert", "small.onnx", "--calib", "images", *options, *QUICK)
-    predict, compare = next_commands(text)[:2]
-    assert (predict[2:], compare[-2:]) == (options, ["--target", name])
-
-
-@pytest.mark.parametrize(
     ("options", "is_faster"),
     [
         (["--gpu", "L4"], True),
@@ -259,28 +255,24 @@ def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None
     stem = net.op("Relu", "r0", net.conv("a", "x", 3))
     total = net.op("Relu", "r1", net.op("Add", "add", net.conv("b", stem), stem))
     onnx.save(net.output(net.conv("c", total)).model(), "skip.onnx")
-    arguments = ("--calib", "images", "--target", "rtx1.7", "--residual", "none", "--losses", "0")
-    text = cli("insert", "skip.onnx", *arguments, "--max-images", "1", "--method", "max")
+    text = cli(
+        *"insert skip.onnx --calib images --target rtx1.7 --residual none --losses 0".split(),
+        *"--max-images 1 --method max".split(),
+    )
     assert "Kept in FP16" in text and "Kept in FP32" not in text
 
 
 @pytest.mark.parametrize(("target", "int8"), [("rtx1.7", 0), ("10", 2)])
 def test_insert_predicts_int8_of_the_gpu(folder: Path, cli: Cli, target: str, int8: int) -> None:
     """TensorRT has INT8 on a T4, TensorRT-RTX does not."""
-    options = ("--losses", "0", "--gpu", "T4", "--target", target)
-    assert (
-        cli.json("insert", "small.onnx", "--calib", "images", *options)["prediction"]["int8"]
-        == int8
-    )
+    command = f"insert small.onnx --calib images --losses 0 --gpu T4 --target {target}"
+    assert cli.json(*command.split())["prediction"]["int8"] == int8
 
 
-@pytest.fixture
-def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insert_auto_writes_the_float_model_unchanged(
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("qdqtool.insertion.format_choice.LARGE_ERROR", 0.0)
-
-
-@pytest.mark.usefixtures("lossy")
-def test_insert_auto_writes_the_float_model_unchanged(folder: Path, cli: Cli) -> None:
     arguments = shlex.split(
         "insert small.onnx --calib images --precision auto -o q.onnx --write-table t.cache"
     )
@@ -304,8 +296,8 @@ def test_insert_auto_prints_the_output_error_of_its_choice(folder: Path, cli: Cl
 def test_insert_names_the_part_that_causes_the_output_error(
     folder: Path, cli: Cli, precision: str, head: str
 ) -> None:
-    options = ("--precision", precision, "--head", head)
-    text = cli("insert", "m.onnx", "--calib", "images", "-o", "q.onnx", *options)
+    command = f"insert m.onnx --calib images -o q.onnx --precision {precision} --head {head}"
+    text = cli(*command.split())
     assert f"of the {precision.upper()} activations (weights in FP32), before decoding" in text
     dfl = " Not included: the DFL" if head == "none" else "\n"
     assert f"measured by 'qdqtool compare --calib'.{dfl}" in re.sub("\n {10,}", " ", text)
@@ -316,8 +308,10 @@ def test_insert_names_the_part_that_causes_the_output_error(
     "precision", slow_after(2, ["int8", "auto", "fp8", "fp8 --strongly-typed"])
 )
 def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precision: str) -> None:
-    quick = ("--losses", "0", "--method", "max", "--max-images", "1", "--gpu", "L4")
-    data = cli.json(*f"insert m.onnx --calib images --precision {precision}".split(), *quick)
+    data = cli.json(
+        *f"insert m.onnx --calib images --precision {precision} --losses 0 --method max".split(),
+        *"--max-images 1 --gpu L4".split(),
+    )
     target = ("--target", "trt10-strongly-typed") if "typed" in precision else ()
     later = cli.json("predict", data["output"], "--gpu", "L4", *target)["time"]
     times = {
@@ -341,7 +335,6 @@ def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precisi
 
 def test_insert_suggests_tune_with_the_size(dynamic_input: str, cli: Cli) -> None:
     """The float model is as fast as INT8, and `tune` needs the size as `insert` does."""
-    arguments = ("--calib", "images", "--size", "64", "--precision", "auto", "--gpu", "RTX 5090")
-    text = cli("insert", "open.onnx", *arguments).replace("\\\n", "")
-    (line,) = (x for x in text.splitlines() if "qdqtool tune" in x)
-    assert " --size 64x64" in line
+    command = "insert open.onnx --calib images --size 64 --precision auto --gpu".split()
+    (tune,) = (w for w in next_commands(cli(*command, "RTX 5090")) if w[0] == "tune")
+    assert tune[tune.index("--size") + 1] == "64x64"

@@ -57,8 +57,7 @@ def test_log_text_of_one_profile_iteration(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_log_placement_on_dla(tmp_path: Path, cli: Cli) -> None:
-    path = tmp_path / "dla.log"
-    path.write_text(
+    (path := tmp_path / "dla.log").write_text(
         "[I] [TRT] [DlaLayer] {ForeignNode[a...b]}\n"
         "[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n"
     )
@@ -105,9 +104,10 @@ def test_log_pass_lists_its_lines(log: str, cli: Cli) -> None:
 def test_log_of_names_shows_the_command_that_builds_again(
     version: str | None, expected: list[str], unexpected: list[str], tmp_path: Path, cli: Cli
 ) -> None:
-    names = tmp_path / "layers.json"
-    names.write_text(json.dumps({"Layers": ["conv1 + relu1", "pool"], "Bindings": ["in", "out"]}))
-    files = [names]
+    files = [tmp_path / "layers.json"]
+    files[0].write_text(
+        json.dumps({"Layers": ["conv1 + relu1", "pool"], "Bindings": ["in", "out"]})
+    )
     if version:
         files.append(tmp_path / "build.log")
         files[-1].write_text(

@@ -30,8 +30,10 @@ def test_report_has_a_section_for_each_input(
 ) -> None:
     tuning, page = tmp_path / "t.json", tmp_path / "r.html"
     tuning.write_text(json.dumps(result()))
-    arguments = ["--float", network.float, "--calib-cache", network.cache, "--tuning", tuning]
-    text = cli("report", network.model, *arguments, "--gpu", "T4", "-o", page)
+    text = cli(
+        *("report", network.model, "--float", network.float, "--calib-cache", network.cache),
+        *("--tuning", tuning, "--gpu", "T4", "-o", page),
+    )
     assert cli.err == "" and str(page) in text
     assert sections(page) >= {
         "network",
@@ -71,8 +73,10 @@ def test_report_prints_the_verdict_on_a_float_model_once(
 def test_report_cache_of_another_model_is_refused(
     builds: Path, network: NetworkFiles, tmp_path: Path, cli: Cli
 ) -> None:
-    arguments = ["--calib-cache", network.cache, "-o", tmp_path / "r.html"]
-    assert network.cache.name in cli.refuse("report", builds / "residual.onnx", *arguments)
+    assert network.cache.name in cli.refuse(
+        *("report", builds / "residual.onnx", "--calib-cache", network.cache),
+        *("-o", tmp_path / "r.html"),
+    )
 
 
 def test_report_default_name(cli: Cli, network: NetworkFiles, current_folder: Path) -> None:

@@ -196,10 +196,11 @@ def test_float_type_in_messages(text: str, code: str, expected: str) -> None:
 
 def test_float_type_replaces_no_option_of_a_command() -> None:
     texts = (ROOT / "tests/snapshots/findings.txt").read_text()
-    options = re.compile(r"--[a-z][a-z-]*(?:[ =][^\s,;()]+)?").findall
-    before = options(texts)
-    assert "--head float" in {option.rstrip(".") for option in before}
-    assert options(name_floats(texts, "", Precision.FP16)) == before
+    before, after = (
+        re.findall(r"--[a-z][a-z-]*(?:[ =][^\s,;()]+)?", text)
+        for text in (texts, name_floats(texts, "", Precision.FP16))
+    )
+    assert before == after and "--head float" in {option.rstrip(".") for option in before}
 
 
 def test_float_type_is_unknown_if_layers_have_several_types() -> None:

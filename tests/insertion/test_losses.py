@@ -289,11 +289,16 @@ def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "expected"), [(None, 8), (3, 3)])
 def test_samples_of_a_fixed_batch_are_counted_as_images(count: int | None, expected: int) -> None:
     """The last batch of three images repeats an image, which does not count."""
-    options = {"high_precision": "fp16", "predict": False, "include": ["."]}
-    result = qdqtool.insert(one_layer(batch=4), images(12), losses=count, **options)
-    assert result.losses.samples == expected
+    result = qdqtool.insert(
+        one_layer(batch=4),
+        images(12),
+        losses=count,
+        high_precision="fp16",
+        predict=False,
+        include=["."],
+    )
+    assert (result.losses.samples, result.agreement.samples) == (expected, count or 2)
     assert f"standard deviation on {expected} images" in " ".join(str(render(result)).split())
-    assert result.agreement.samples == (count or 2)
 
 
 def test_losses_leave_out_activation_without_error() -> None:
