@@ -45,7 +45,7 @@ def main(model: str, images: str, output: str) -> int:
     assert result.prediction is not None
     summary = result.prediction.summary()
     print(
-        f"{summary['int8']} of {summary['convolutions']} convolutions INT8, {summary['conversions']} conversions"
+        f"{summary['int8']} of {summary['convolutions']} convolutions INT8, remaining conversions: {summary['conversions']}"
     )
     for finding in result.prediction.findings:
         if finding.severity != "info":

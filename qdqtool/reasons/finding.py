@@ -195,7 +195,7 @@ class Finding:
             names its code (:func:`split_fixable`).
         saves_ms: Largest time in milliseconds that the fix can save in one execution; None
             without a GPU, or if the fix saves no time. The sum over several findings may exceed
-            what their fixes save together.
+            the saving of their fixes together.
         saving_included_in: Code of another finding whose ``saves_ms`` includes that of this
             finding, so that the two must not be added; else None.
         gains: Whether the fix improves this model.

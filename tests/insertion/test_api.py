@@ -230,7 +230,7 @@ def test_example_quantizes_yolov8(
         run_example(monkeypatch, tmp_path / "m.onnx", tmp_path / "images", tmp_path / "q.onnx") == 0
     )
     check(onnx.load(tmp_path / "q.onnx"))
-    assert "27 of 31 convolutions INT8, 1 conversions" in capsys.readouterr().out
+    assert "27 of 31 convolutions INT8, remaining conversions: 1" in capsys.readouterr().out
     code = run_example(monkeypatch, tmp_path / "no.onnx", tmp_path / "images", tmp_path / "q.onnx")
     assert "no such file" in str(code)
 
