@@ -321,7 +321,7 @@ def test_help_states_default(command: str, name: str, text: str) -> None:
         (qdqtool.tune, f"Default: {limits.USER_SECONDS:g}."),
         (qdqtool.extract, f"Default: {limits.USER_SECONDS:g}."),
         (qdqtool.extract, f"Default: {PREDICTED_MODELS}, or {CHECKED_MODELS} with a"),
-        (qdqtool.insert, f"the error is measured on {SAMPLES} samples"),
+        (qdqtool.insert, f"the error is measured on {SAMPLES} images"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
