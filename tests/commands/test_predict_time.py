@@ -59,8 +59,10 @@ def test_predict_several_gpus_have_a_row_each(model: str, cli: Cli) -> None:
     data = cli.json(*arguments)
     assert data["time"] == data["times"][0] and [t["gpu"] for t in data["times"]] == list(gpus)
     text, markdown = cli(*arguments), cli(*arguments, "--format", "markdown")
-    for gpu in gpus:
-        assert re.search(rf"^  {gpu} +([\d.]+ +){{2}}", text, re.MULTILINE) and gpu in markdown
+    for gpu, time in zip(gpus, data["times"], strict=True):
+        (shown,) = re.findall(rf"^  {gpu} +([\d.]+) +([\d.]+) ", text, re.MULTILINE)
+        expected = time["float"]["total_ms"], time["total_ms"]
+        assert [*map(float, shown)] == pytest.approx(expected, rel=5e-3) and gpu in markdown
 
 
 def test_predict_gpu_markdown_has_the_times(model: str, cli: Cli) -> None:
