@@ -97,10 +97,8 @@ def test_mask_covers_a_map_if_it_has_all_positions(
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     assert FocusMap(masks).covers(array) is covers
     if covers:
-        assert (
-            np.concatenate([v.ravel() for v in FocusMap(masks).values(array)]).tolist()
-            == array.ravel().tolist()
-        )
+        values = np.concatenate([v.ravel() for v in FocusMap(masks).values(array)])
+        assert values.tolist() == array.ravel().tolist()
 
 
 # Positions

@@ -133,11 +133,8 @@ def test_predict_names_the_requested_version(
     assert len(rules) == borrows
     assert all(re.search(r"\bTensorRT \d", row) and target in row for row in rules)
     assert cli.json("predict", model, "--target", target)["requested_target"] == target
-    assert (
-        cli("predict", model, "--target", target, "--format", "markdown")
-        .splitlines()[0]
-        .endswith(f" on {title}")
-    )
+    markdown = cli("predict", model, "--target", target, "--format", "markdown")
+    assert markdown.splitlines()[0].endswith(f" on {title}")
     assert f" for {title}: " in repr(predict(model, target))
 
 

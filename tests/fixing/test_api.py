@@ -616,7 +616,8 @@ def marked_places(prediction):
 @given(networks())
 @settings(max_examples=settings.default.max_examples // 2)  # each is fixed three times
 def test_fixed_model_is_valid_and_not_worse(proto):
-    before, fixed = proto.SerializeToString(deterministic=True), qdqtool.fix(proto, "trt8.5")
+    before = proto.SerializeToString(deterministic=True)
+    fixed = qdqtool.fix(proto, "trt8.5")
     assert proto.SerializeToString(deterministic=True) == before
     onnx.checker.check_model(fixed.proto, full_check=True)
     assert all(b >= a for a, b in zip(worth(fixed.before), worth(fixed.after), strict=True))

@@ -154,7 +154,8 @@ def test_placements_are_simulated_if_one_residual_has_activation(
 
 def test_sketch_has_no_large_weights_and_numbers_groups() -> None:
     model = bottleneck("silu")
-    before, proto = model.proto.SerializeToString(deterministic=True), sketch(model).proto
+    before = model.proto.SerializeToString(deterministic=True)
+    proto = sketch(model).proto
     assert model.proto.SerializeToString(deterministic=True) == before
     scales = {n.input[0]: value_of(proto, n.input[1]) for n in nodes_of(proto, "QuantizeLinear")}
     assert {t: float(s) for t, s in scales.items() if not s.ndim} == {

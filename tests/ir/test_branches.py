@@ -141,7 +141,8 @@ def subgraph_reason(proto: ModelProto, target: str = "trt8.5") -> Any:
 @pytest.mark.parametrize("condition", [True, False])
 def test_if_with_constant_condition_becomes_its_branch(condition: bool) -> None:
     proto = model_with(conditional(), boolean("flag", condition))
-    text, model = proto.SerializeToString(), load(proto)
+    text = proto.SerializeToString()
+    model = load(proto)
     assert proto.SerializeToString() == text and "If" not in [n.op for n in model.nodes]
     assert ("yes_conv" if condition else "no_conv") in [n.name for n in model.nodes]
     assert qdqtool.predict(proto).summary()["int8"] == 1

@@ -113,7 +113,8 @@ def run(proto: onnx.ModelProto, flag: bool) -> np.ndarray:
 @pytest.mark.parametrize("name", MODELS)
 def test_inlined_model_computes_the_same(name: str, flag: bool) -> None:
     before = parse(MODELS[name])
-    text, after = before.SerializeToString(), load(before).proto
+    text = before.SerializeToString()
+    after = load(before).proto
     assert before.SerializeToString() == text and not after.functions
     np.testing.assert_array_equal(run(after, flag), EXPECTED[name](X, flag))
 

@@ -152,10 +152,8 @@ def test_strongly_typed_before_trt10_is_an_error() -> None:
 def test_strongly_typed_float_output_has_onnx_type(half: bool, precision: Precision) -> None:
     assert outcomes(stem(half), "trt11")["b"].output == precision
     prediction = predict(stem(half).model("s:0"), "trt11", advice=False)
-    assert [
-        t.precision
-        for t in next(layer for layer in prediction.layers if layer.type == "Softmax").inputs
-    ] == [precision]
+    (softmax,) = (layer for layer in prediction.layers if layer.type == "Softmax")
+    assert [t.precision for t in softmax.inputs] == [precision]
 
 
 @pytest.mark.parametrize(
@@ -189,9 +187,7 @@ def test_unknown_scale_makes_outcome_an_assumption(g: Graph) -> None:
             tensor.ClearField("raw_data")
             tensor.data_location = 1
             tensor.external_data.add(key="location", value="gone.bin")
-    assert {c.name: c.evidence for c in predict(model, advice=False).convolutions}[
-        "c"
-    ] == Evidence.ASSUMED
+    assert predict(model, advice=False).convolution("c").evidence == Evidence.ASSUMED
 
 
 @pytest.mark.parametrize(
