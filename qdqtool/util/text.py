@@ -166,10 +166,11 @@ def format_factor(factor: float) -> str:
 
 
 def format_speed(ratio: float) -> str:
-    """Return a ratio of speeds as ``1.7x faster``, or below 10 % as ``5 % slower``."""
+    """Return a ratio of speeds as ``1.7x faster``, or below 20 % as ``15 % slower``."""
     factor = max(ratio, 1 / ratio)
     percent = 100 * (factor - 1)
-    amount = f"{percent:.1g} %" if round(percent) < 10 else format_factor(factor)
+    number = f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}"
+    amount = f"{number} %" if round(percent) < 20 else format_factor(factor)
     return f"{amount} {'faster' if ratio >= 1 else 'slower'}"
 
 
