@@ -316,7 +316,7 @@ def _add_activation_losses(
     error = "error of the activations alone" if _has_error_of_format(insertion) else "output error"
     proposed = losses.proposed
     if not proposed:
-        page.add_row("", _describe_unconfirmed(losses, float_type))
+        page.add_row("", _describe_unconfirmed(losses, len(insertion.activations), float_type))
     for loss in losses.tensors if page.everything else proposed:
         page.add_row_item(
             f"{', '.join(loss.readers)} in {float_type}: {error} {_describe_gain(loss, losses)}"
@@ -335,15 +335,27 @@ def _add_activation_losses(
             page.add_row("", f"without {unused}, which would have no effect")
 
 
-def _describe_unconfirmed(losses: ActivationLosses, float_type: Precision) -> str:
+def _describe_unconfirmed(losses: ActivationLosses, activations: int, float_type: Precision) -> str:
+    """Describe the test of single activations if it found none to leave float.
+
+    Args:
+        losses: Results of the test.
+        activations: Number of quantized activations, tested or not.
+        float_type: Type of an activation that is left float.
+    """
     samples = format_count(losses.trial_samples, "image")
-    if losses.tried == 1:
-        tested = f"Tested 1 activation in {float_type}, on {samples}"
+    count = format_count(losses.tried, "activation")
+    one_at_a_time = ", one at a time," if losses.tried > 1 else ""
+    how = f"in {float_type}{one_at_a_time} on {samples}"
+    others = ""
+    if losses.tried < activations:
+        tested = f"Tested the {count} with the largest quantization errors {how}"
+        others = " Others may help: qdqtool tune measures them."
     else:
-        tested = f"Tested {losses.tried} activations in {float_type}, one at a time, on {samples}"
+        tested = f"Tested {'all' if losses.tried > 1 else 'the'} {count} {how}"
     seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
     if not seen or any(loss.confirmed_on for loss in seen):
-        return f"{tested}: none reliably lowers the error by {MIN_GAIN:.0%}."
+        return f"{tested}: none reliably lowers the error by {MIN_GAIN:.0%}.{others}"
     return f"{tested}: too few to find the worst activation (--losses 16 uses more)."
 
 

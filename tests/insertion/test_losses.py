@@ -81,12 +81,19 @@ def test_rating_and_test_of_activations_fit_the_printed_error(
     error: float, printed: str, rating: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReferenceOutputs, "error", lambda *_: error)
-    text = " ".join(
-        str(render(qdqtool.insert(chain(), images(1), predict=False, losses=None))).split()
-    )
+    result = qdqtool.insert(chain(), images(1), predict=False, losses=None)
+    text = " ".join(str(render(result)).split())
     assert f": {printed} of the outputs' standard deviation on 1 image ({rating})" in text
-    outcome = "Tested 4 activations in FP16, one at a time, on 1 image: none reliably lowers"
+    outcome = "Tested all 4 activations in FP16, one at a time, on 1 image: none reliably lowers"
     assert (outcome in text) == (rating != "small")
+
+
+def test_activations_that_were_not_tested_may_help() -> None:
+    result = qdqtool.insert(chain(), images(1), predict=False, losses=1)
+    result.losses = replace(result.losses, tried=3, tensors=[])
+    text = " ".join(str(render(result)).split())
+    assert "Tested the 3 activations with the largest quantization errors in FP16" in text
+    assert "10%. Others may help: qdqtool tune" in text
 
 
 def test_advice_of_act_outlier_has_the_measured_gain() -> None:
