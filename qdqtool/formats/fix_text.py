@@ -307,8 +307,11 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         change = f"{error.before:>7.2%} -> {error.after:>7.2%}{_rate_change(error)}"
         page.fill(f"{change}  {error.title}", ROW_COLUMN + 2, " " * ROW_COLUMN, style)
     if fixed.detections is not None:
-        text = f"{fixed.detections.describe_values()}: agreement mAP with float activations, "
-        page.add_row("Agreement", f"{text}as in compare")
+        text = (
+            f"{fixed.detections.describe_values()}: agreement mAP with this model's float "
+            "activations. Errors of the weights are not included; not comparable between calls."
+        )
+        page.add_row("Agreement", text)
     if any(error.has_grown for error in fixed.errors):
         page.fill(
             f"warning: an output error grew{_describe_recovery(fixed)}. Measure the agreement with "
