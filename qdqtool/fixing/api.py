@@ -292,7 +292,8 @@ def fix(
         _rewrite_quantizers(prepared, requested)
         _require_quantizers(prepared.model)
         _restore_constants(prepared)
-        images, notes = read_samples(prepared.model, data, ImageOptions(preprocess, size))
+        options_of_images = ImageOptions(preprocess, size)
+        images, count, notes = read_samples(prepared.model, data, options_of_images)
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
             speed = None if gpu is None else SpeedCheck.for_gpu(prepared.model, version, timing)
@@ -317,6 +318,9 @@ def fix(
             if speed is not None and time is not None and not before.rejected:
                 time_before_ms = speed.measure_ms(original)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
+    detections = session.judge.compare_detections() if session.applied else None
+    if detections is not None:
+        detections = replace(detections, images=count)  # a sample of a fixed batch has several
     return Fixed(
         session.model.proto,
         before,
@@ -328,10 +332,10 @@ def fix(
         session.notes,
         read,
         session.judge.list_errors(),
-        len(samples or ()),
+        count if images else len(samples or ()),
         time,
         time_before_ms,
-        session.judge.compare_detections() if session.applied else None,
+        detections,
     )
 
 

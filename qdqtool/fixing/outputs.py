@@ -286,10 +286,11 @@ def _find_channel_range(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | 
 
 def read_samples(
     model: Model, data: CalibrationSource | None, images: ImageOptions
-) -> tuple[list[Arrays], list[Note]]:
+) -> tuple[list[Arrays], int, list[Note]]:
     """Return evenly spread samples as inputs of a model, and notes on their origin.
 
-    Both lists are empty if `data` is None.
+    The number is that of the images or arrays in the samples: with a fixed batch, each sample has
+    several. Both lists are empty if `data` is None.
 
     Raises:
         DataError: The data has no usable sample.
@@ -298,19 +299,20 @@ def read_samples(
     from calibration.session import input_specs
 
     if data is None:
-        return [], []
+        return [], 0, []
     images, origin = resolve_images(model, images)
     assert images.preprocess is not None
     dataset = open_data(data, input_specs(model), images.preprocess, SAMPLES, images.size)
-    samples = list(dataset)
-    if not samples:
+    loaded = [sample for _, load in dataset.tasks() if (sample := load()) is not None]
+    if not loaded:
         raise DataError(
             "`data` contains no samples; give images or arrays",
             code="no-samples",
             parameter="data",
         )
     notes = describe_preprocess(model, dataset.source.preprocessing, origin, data)
-    return samples, [*dataset.folder_notes, *notes]
+    samples, counts = zip(*loaded, strict=True)
+    return list(samples), sum(counts), [*dataset.folder_notes, *notes]
 
 
 def measure_noise(

@@ -18,6 +18,7 @@ from qdqtool.reasons.finding import split_fixable
 from qdqtool.reasons.quantizers import AxisOpset, FakeQuantizers
 from qdqtool.reasons.scales import ScalesDiffer
 from qdqtool.trt.targets import target_named
+from tests.calibration.nets import write_pictures
 from tests.errors import has
 from tests.findings.graphs import GRAPHS
 from tests.findings.lint.test_api import shared_model
@@ -261,6 +262,12 @@ def test_weights_get_the_format_of_the_input(fp8, channels, nodes, target):
         largest = np.abs(Model(model).constant(f"{node}.weight")).max(axis=axes)
         scales = Model(fixed.proto).constant(f"{node}/weight_scale")
         assert np.allclose(scales * (448 if fp8 else 127), largest)
+
+
+def test_fix_counts_the_images_of_a_fixed_batch(g, tmp_path):
+    write_pictures(tmp_path, 3, 16, 16)
+    y = g.conv(g.pair(g.input(2, 3, 16, 16), "q", 0.1), "c", 16, weights="float")
+    assert qdqtool.fix(g.model(y), data=tmp_path).samples == 3
 
 
 def test_fix_folds_batch_norm_after_conv_transpose(g):
