@@ -8,6 +8,7 @@ import click
 
 from qdqtool.commands import options
 from qdqtool.errors import BuildLogError
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.costs import EngineReport
@@ -69,7 +70,7 @@ def command(
         _draw_engine(report, dot, svg)
         if not other and answer.form == "text" and not answer.output:
             names = ", ".join(filter(None, (dot, svg)))
-            click.echo(f"{len(report.rows)} layers drawn: {names}")
+            click.echo(f"{format_count(len(report.rows), 'layer')} drawn: {names}")
             return 0
     if other:
         _compare_engines(report, _analyze_engine(list(other), gpu, clock), everything, answer)

@@ -470,7 +470,8 @@ class Comparison(SavableResult):
     interface: list[InterfaceChange] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        return f"<Comparison {self.a.title} with {self.b.title}: {len(self.changed)} nodes differ>"
+        changed = format_count(len(self.changed), "changed node")
+        return f"<Comparison {self.a.title} with {self.b.title}: {changed}>"
 
     @property
     def changed(self) -> list[NodeChange]:
