@@ -164,8 +164,13 @@ def _describe_float_model(tuning: Tuning) -> str:
     if not tuning.unchanged:
         written = f"The float model was written in {tuning.float_type.upper()}."
     if tuning.budget_ms is not None:
-        lead = "goal met by the float model. " if tuning.reached else ""
-        return f"{lead}The float model is within {tuning.budget_ms:g} ms. {written}"
+        limit = f"within {tuning.budget_ms:g} ms"
+        if tuning.reached:
+            return f"goal met by the float model. The float model is {limit}. {written}"
+        return (
+            f"goal NOT met: no candidate is {limit}. The fastest candidate is the float model. "
+            f"{written}"
+        )
     placement = _describe_slow_placements(tuning)
     placement = placement[0].upper() + placement[1:]
     goal = f"{_format_goal(tuning)} on both the selection and the held-out images"

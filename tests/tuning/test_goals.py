@@ -145,7 +145,12 @@ def test_budget_that_the_float_model_fits_takes_it(tmp_path: Path) -> None:
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
     assert tuning.unchanged and tuning.model == network
-    assert "unchanged" in render_tuning(tuning, 500).lines[0]
+    for reached, headline in (
+        (True, "goal met by the float model. The float model is within 1000 ms."),
+        (False, "goal NOT met: no candidate is within 1000 ms. The fastest candidate is the float"),
+    ):
+        shown = str(render_tuning(replace(tuning, reached=reached), 500))
+        assert shown.startswith(headline) and "unchanged" in shown.splitlines()[0]
     stopped = {**tuning.effort, "stopped": "time limit"}
     late = replace(tuning.front[0], metric=None)
     changes = {"budget_ms": None, "keep": 0.97, "effort": stopped, "front": [late]}
