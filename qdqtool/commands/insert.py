@@ -336,9 +336,10 @@ def _suggest_tune(model: str, calib: str | None, width: int) -> TextPage:
     page = TextPage(width)
     words = ["qdqtool", "tune", model, "--calib", calib or "images/"]
     repeated = options.repeat_options(
-        "target", "gpu", "power", *options.PLACEMENT_PARAMETERS, *options.IMAGE_PARAMETERS
+        "gpu", "power", *options.PLACEMENT_PARAMETERS, *options.IMAGE_PARAMETERS
     )
-    page.add_command("Next:", f"{shlex.join(words)}{repeated}")
+    command = f"{shlex.join(words)}{options.repeat_target_name()}{repeated}"
+    page.add_command("Next:", command)
     page.fill("tune searches for layers that INT8 makes faster with enough accuracy.", 9, " " * 9)
     return page
 

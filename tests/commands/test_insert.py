@@ -333,8 +333,10 @@ def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precisi
     assert {name: len(values) for name, values in times.items()} == dict.fromkeys(times, 1)
 
 
-def test_insert_suggests_tune_with_the_size(dynamic_input: str, cli: Cli) -> None:
-    """The float model is as fast as INT8, and `tune` needs the size as `insert` does."""
+def test_insert_suggests_tune_with_its_size_and_target(dynamic_input: str, cli: Cli) -> None:
+    """The float model is as fast as INT8. `tune` has no --strongly-typed."""
     command = "insert open.onnx --calib images --size 64 --precision auto --gpu".split()
-    (tune,) = (w for w in next_commands(cli(*command, "RTX 5090")) if w[0] == "tune")
+    target = "--target 10.9 --strongly-typed".split()
+    (tune,) = (w for w in next_commands(cli(*command, "RTX 5090", *target)) if w[0] == "tune")
     assert tune[tune.index("--size") + 1] == "64x64"
+    assert tune[tune.index("--target") + 1] == "10.9-strongly-typed"
