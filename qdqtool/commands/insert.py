@@ -38,7 +38,7 @@ _CALIBRATION_PARAMETERS = (
 @click.command("insert", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
 @options.calib_option()
-@options.quantized_output_option
+@options.model_output_option("The Q/DQ model. [default: MODEL_qdq.onnx]")
 @options.target_options
 @options.precision_option("int8", "fp8", "auto")
 @options.range_options
@@ -112,7 +112,7 @@ def command(
     options.check_cluster(cluster, mixed_cpus)
     if calib is None:
         options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
-    path = options.choose_output_path(model, output)
+    path = options.choose_output_path(model, output, "qdq")
     chosen_target = options.choose_target(target, strongly_typed)
     if gpu is not None:  # an unknown GPU is rejected before the long work
         chosen_target = _restrict_to_gpu(chosen_target, gpu, power)

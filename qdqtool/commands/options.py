@@ -384,12 +384,9 @@ def model_output_option(text: str, **more: Any) -> Decorator:
     return click.option("-o", "--output", "output", type=click.Path(), help=text, **more)
 
 
-quantized_output_option = model_output_option("The Q/DQ model. [default: MODEL_qdq.onnx]")
-
-
-def choose_output_path(model: str, output: str | None) -> str:
-    """Return the output path. The default is ``model_qdq.onnx`` next to ``model.onnx``."""
-    return output or str(Path(model).with_name(f"{model_stem(model)}_qdq.onnx"))
+def choose_output_path(model: str, output: str | None, suffix: str) -> str:
+    """Return the output path. The default is ``model_SUFFIX.onnx`` next to ``model.onnx``."""
+    return output or str(Path(model).with_name(f"{model_stem(model)}_{suffix}.onnx"))
 
 
 def all_option(text: str) -> Decorator:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @options.gpu_option("Estimate milliseconds on one GPU (see qdqtool gpus).")
 @options.clock_option
 @options.power_option
-@options.quantized_output_option
+@options.model_output_option("The Q/DQ model. [default: MODEL_tuned.onnx]")
 @click.option(
     "--result",
     type=click.Path(),
@@ -159,7 +159,7 @@ def command(
             code="option-without-effect",
             parameter="gpu",
         )
-    path = options.choose_output_path(model, output)
+    path = options.choose_output_path(model, output, "tuned")
     chosen_target = options.choose_target(target)
     from qdqtool.util.files import is_stream, output_verb, reserve_output
 

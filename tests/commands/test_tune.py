@@ -34,15 +34,15 @@ def test_tune_reaches_the_goal_and_resumes(folder: Path, cli: Cli) -> None:
     text = cli(*arguments, "--result", "t.json")
     assert " 4 " in cli.err.splitlines()[0]  # images to choose on
     assert next_commands(text)[:2] == [
-        "predict m_qdq.onnx --gpu T4 --clock 300".split(),
-        "compare m.onnx m_qdq.onnx --calib other-images/ --gpu T4".split(),
+        "predict m_tuned.onnx --gpu T4 --clock 300".split(),
+        "compare m.onnx m_tuned.onnx --calib other-images/ --gpu T4".split(),
     ]
-    assert "m_qdq.onnx" in text and "m_qdq.onnx.tuning" in text and "\n* " in text
+    assert "m_tuned.onnx" in text and "m_tuned.onnx.tuning" in text and "\n* " in text
     assert not [row for row in text.splitlines() if len(row) > 80 and ".tuning" not in row]
-    check(onnx.load("m_qdq.onnx"))
+    check(onnx.load("m_tuned.onnx"))
     first = json.loads(Path("t.json").read_text())
-    again = cli.json(*arguments, "-o", "m_qdq.onnx")
-    assert again["schema"] == "qdqtool/tuning/1" and again["output"] == "m_qdq.onnx"
+    again = cli.json(*arguments, "-o", "m_tuned.onnx")
+    assert again["schema"] == "qdqtool/tuning/1" and again["output"] == "m_tuned.onnx"
     assert again["goal"]["reached"] and again["effort"]["runs"] == 0
     assert again["effort"]["resumed"] > 50
     same = {"front", "others", "sites", "chosen", "goal", "metric", "images"}
@@ -52,7 +52,7 @@ def test_tune_reaches_the_goal_and_resumes(folder: Path, cli: Cli) -> None:
 def test_tune_goal_out_of_reach_exits_with_1_and_writes_the_best(folder: Path, cli: Cli) -> None:
     answer = cli.json(*TUNE, "--keep", "1", "--no-state", "--bgr", code=1)
     assert not answer["goal"]["reached"] and any("x.npy contains" in n for n in answer["notes"])
-    assert Path("m_qdq.onnx").exists() and not list(folder.glob("*.tuning"))
+    assert Path("m_tuned.onnx").exists() and not list(folder.glob("*.tuning"))
 
 
 @pytest.mark.parametrize(("goal", "warns"), [(["--budget-ms", "1000"], 0), (["--keep", "1"], 1)])
@@ -61,10 +61,14 @@ def test_tune_that_writes_the_float_model_ends_with_this_statement(
 ) -> None:
     """A float model that reaches the goal of the accuracy is not what the user wants."""
     text = cli(*TUNE, *goal, "--gpu", "T4")
-    warning = "warning: no measured INT8 placement faster than FP16 reaches the goal; m_qdq.onnx is"
+    warning = (
+        "warning: no measured INT8 placement faster than FP16 reaches the goal; m_tuned.onnx is"
+    )
     assert cli.err.count(warning) == warns
     *_, last = " ".join(text.split()).split("Delete the files when done. ")
-    assert last.startswith("Wrote the float model unchanged to m_qdq.onnx: no layer is quantized (")
+    assert last.startswith(
+        "Wrote the float model unchanged to m_tuned.onnx: no layer is quantized ("
+    )
 
 
 def test_tune_interrupted_tells_how_to_go_on(
@@ -72,7 +76,9 @@ def test_tune_interrupted_tells_how_to_go_on(
 ) -> None:
     monkeypatch.setattr(SensitivitySweep, "measure", Mock(side_effect=KeyboardInterrupt))
     cli(*TUNE, "--keep", "0.999", code=130)
-    assert "m_qdq.onnx.tuning" in cli.err.splitlines()[-1] and Path("m_qdq.onnx.tuning").exists()
+    assert (
+        "m_tuned.onnx.tuning" in cli.err.splitlines()[-1] and Path("m_tuned.onnx.tuning").exists()
+    )
     cli(*TUNE, "--keep", "0.999", "--no-state", "-o", "other.onnx", code=130)
     assert "goes on" not in cli.err.splitlines()[-1] and not Path("other.onnx").exists()
 
