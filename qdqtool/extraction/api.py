@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from qdqtool.extraction.checks import ModelCheck
 
 _PART = "a part"  # used in place of a hash, whose computation is slow
-_HEAD_CODES = frozenset({"HEAD-QUANT", "HEAD-SCORE"})  # findings on the last convolutions of a head
+_HEAD_CODES = frozenset({"HEAD-CONCAT", "HEAD-QUANT", "HEAD-SCORE"})  # findings on a detection head
 _Rename = Callable[[str], str]
 
 
@@ -484,7 +484,7 @@ class ExtractionJob:
         )
 
     def _has_false_head(self, prediction: Prediction) -> bool:
-        """Return whether convolutions at the cut are taken for the last ones of a head."""
+        """Return whether nodes at the cut are taken for those of a head."""
         if not _HEAD_CODES.isdisjoint(f.code for f in self.invariants.findings):
             return False
         known = {f.node for f in self.whole.findings if f.code in _HEAD_CODES}

@@ -156,6 +156,18 @@ def test_convolutions_at_a_cut_are_no_head(g: Graph, private: bool) -> None:
     assert reports(qdqtool.extract(part.model, finding="HEAD-QUANT").prediction, "HEAD-QUANT")
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_concat_at_a_cut_is_no_head(g: Graph, private: bool) -> None:
+    x = g.input(1, 4, 8, 8)
+    joined = g.concat([g.conv(x, name, scale=0.05) for name in ("a", "b")], "joined")
+    cut = g.pair(joined, "cut", 0.1)
+    model = g.model(g.conv(g.relu(cut, "relu"), "last", scale=0.05))
+    part = qdqtool.extract(model, inputs=["x"], outputs=[cut], private=private)
+    assert not reports(part.prediction, "HEAD-CONCAT")
+    part.model.ClearField("metadata_props")  # without the mark, the model may be a detector
+    assert len(reports(qdqtool.predict(part.model), "HEAD-CONCAT")) == 1
+
+
 def test_extract_between_tensors() -> None:
     result = qdqtool.extract(residual(), inputs=["stem.r:0"], outputs=["b0.r1:0"])
     assert [

@@ -114,14 +114,26 @@ def run(view: View, report: FindingReport) -> None:
     head, _ = _find_float_head(view)
     for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
         add(conv, "dfl")
-    # In a part of a model, only the convolutions upstream of a DFL are known to be those of a head.
-    is_part = is_marked_part(view.model)
     for conv in last:  # a finding on "box" is a warning, a finding on "class" is a note
         if head.dfl and conv.index in head.boxes:
             add(conv, "box")
-        elif not is_part:
+        elif _belongs_to_head(view, conv):
             add(conv, "class" if head.dfl else "head")
     _check_results(view, report)
+
+
+def _belongs_to_head(view: View, node: Node) -> bool:
+    """Return whether a node that looks like one of a head belongs to a head.
+
+    In a part of a model, nodes at the cut look like those of a head. Only nodes upstream or
+    downstream of a DFL are then known to belong to one.
+    """
+    model = view.model
+    if not is_marked_part(model):
+        return True
+    dfl = _find_float_head(view)[0].dfl
+    is_upstream = not dfl.isdisjoint(model.find_downstream([node.index]))
+    return is_upstream or node.index in model.find_downstream(dfl)
 
 
 def _check_results(view: View, report: FindingReport) -> None:
@@ -131,8 +143,11 @@ def _check_results(view: View, report: FindingReport) -> None:
         if not has_steps or q.index in view.feeds_weighted:
             continue
         concat, unit = _find_head_concat(view, q), units.get(q.input(0))
-        if concat is not None or unit is not None:
-            faults.append(_build_fault(view, q, concat, unit))
+        if concat is None and unit is None:
+            continue
+        fault = _build_fault(view, q, concat, unit)
+        if unit is not None or fault.scores or _belongs_to_head(view, q):
+            faults.append(fault)
     for fault in sorted(faults, key=lambda f: -f.zero_limit):  # lost scores first
         report.add(fault, fatal=fault.is_fatal)
 

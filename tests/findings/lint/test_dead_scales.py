@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from qdqtool.ir.metadata import mark_part
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.heads import describe_destroyed_results
@@ -102,6 +103,13 @@ def test_head_concat_of_logits(g: Graph, scale: float, severity: Severity, chang
     (found,) = findings(g, head(g, scale, sigmoid=False), "HEAD-CONCAT")
     assert found.severity == severity
     assert found.causes[0].reason.score_step == pytest.approx(change, abs=1e-4)
+
+
+@pytest.mark.parametrize(("sigmoid", "count"), [(True, 1), (False, 0)])
+def test_part_of_a_model_has_a_head_if_scores_show_it(g: Graph, sigmoid: bool, count: int) -> None:
+    proto = g.model(head(g, 5.2, sigmoid))
+    mark_part(proto)
+    assert [f.code for f in predict(proto).findings].count("HEAD-CONCAT") == count
 
 
 @pytest.mark.parametrize(
