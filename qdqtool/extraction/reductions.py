@@ -332,33 +332,57 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models in which all elements of large weight tensors have one value.
+    """Yield models in which the elements of large weight tensors have one value per scale.
 
-    The value is the element with the largest magnitude. If there are several such tensors, the
-    first model changes all of them, and each later model changes one.
+    The value is the element with the largest magnitude, so that the scale still fits the weights.
+    If there are several such tensors, the first model changes all of them, and each later model
+    changes one.
     """
     graph = proto.graph
-    large = [i for i, t in enumerate(graph.initializer) if _can_be_flattened(t, find_constant)]
-    groups = [[index] for index in large]
-    if len(large) > 1:
-        groups.insert(0, large)
+    scales = {n.input[1] for n in graph.node if n.op_type in (qdq.Q, qdq.DQ)}
+    axes = _find_scale_axes(proto)
+    flattened: dict[int, npt.NDArray[Any]] = {}
+    for index, tensor in enumerate(graph.initializer):
+        if _is_large_weight(tensor) and tensor.name not in scales:
+            array = to_array(find_constant(tensor))
+            plain = _flatten(array, axes.get(tensor.name))
+            if (plain != array).any():
+                flattened[index] = plain
+    groups = [[index] for index in flattened]
+    if len(flattened) > 1:
+        groups.insert(0, list(flattened))
     for group in groups:
         candidate = deepcopy(proto)
         for index in group:
             tensor = candidate.graph.initializer[index]
-            array = to_array(find_constant(tensor))
-            flat = array.reshape(-1)
-            plain = np.full_like(array, flat[int(np.argmax(np.abs(flat.astype(np.float64))))])
-            tensor.CopyFrom(numpy_helper.from_array(plain, tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(flattened[index], tensor.name))
         yield candidate
 
 
-def _can_be_flattened(tensor: onnx.TensorProto, find_constant: ConstantLookup) -> bool:
+def _is_large_weight(tensor: onnx.TensorProto) -> bool:
     is_weight = tensor.data_type in qdq.FLOATS | {onnx.TensorProto.INT8}
-    if not is_weight or np.prod(tensor.dims) <= _PLAIN:
-        return False
-    array = to_array(find_constant(tensor))
-    return bool((array != array.reshape(-1)[0]).any())
+    return is_weight and bool(np.prod(tensor.dims) > _PLAIN)
+
+
+def _find_scale_axes(proto: onnx.ModelProto) -> dict[str, int]:
+    """Return the channel axis of each tensor that a QuantizeLinear with several scales reads."""
+    counts = {t.name: np.prod(t.dims) for t in proto.graph.initializer}
+    return {
+        node.input[0]: next((a.i for a in node.attribute if a.name == "axis"), 1)
+        for node in proto.graph.node
+        if node.op_type == qdq.Q and counts.get(node.input[1], 1) > 1
+    }
+
+
+def _flatten(array: npt.NDArray[Any], axis: int | None) -> npt.NDArray[Any]:
+    """Return an array whose elements, of each channel or of all, are the largest in magnitude."""
+    is_per_channel = axis is not None and -array.ndim <= axis < array.ndim
+    moved = np.moveaxis(array, axis or 0, 0) if is_per_channel else array
+    rows = moved.reshape(len(moved) if is_per_channel else 1, -1)
+    places = np.argmax(np.abs(rows.astype(np.float64)), axis=1)
+    plain = np.broadcast_to(rows[np.arange(len(rows)), places][:, None], rows.shape)
+    plain = plain.reshape(moved.shape)
+    return np.moveaxis(plain, 0, axis or 0) if is_per_channel else plain
 
 
 def _list_factors(sizes: list[int]) -> list[int]:

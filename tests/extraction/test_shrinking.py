@@ -107,6 +107,20 @@ def test_reductions_copy_only_weights_that_change(
     assert (min(copies), max(copies)) == (1, 3)
 
 
+def test_flattened_weights_fit_their_scales(g: Graph) -> None:
+    model = g.model(g.conv(g.input(1, 8, 8, 8), "conv", 12, scale=0.05))
+    (candidate,) = reductions.flatten_weights(model, lambda tensor: tensor)
+    before, after = (
+        onnx.numpy_helper.to_array(tensor).reshape(12, -1)
+        for proto in (model, candidate)
+        for tensor in proto.graph.initializer
+        if len(tensor.dims) == 4
+    )
+    largest = np.abs(before).max(axis=1, keepdims=True)
+    assert len(np.unique(largest)) == 12
+    np.testing.assert_array_equal(np.abs(after), np.broadcast_to(largest, after.shape))
+
+
 def has_add(model: onnx.ModelProto) -> bool:
     return any(node.op_type == "Add" for node in model.graph.node)
 
