@@ -579,9 +579,9 @@ def _withdraw_slower_fixes(
         finding.automatic, finding.saves_ms = False, None
     time.fixes[:] = [fix for fix in time.fixes if set(names).isdisjoint(fix.codes)]
     text = (
-        f"the fixes of {', '.join(names)} ({format_count(count, 'place')}) would make the "
-        "model slower on this GPU. 'qdqtool fix' applies them only without `gpu`, or if "
-        "`only` names the code"
+        f"the fixes of {', '.join(names)} ({format_count(count, 'place')}) would make the model "
+        f"slower on {time.gpu.name}. 'qdqtool fix' applies them only without `gpu`, or if `only` "
+        "names the code"
     )
     time.notes.append(Note(text, code="fixes-slower", codes=names, places=count))
 

@@ -52,9 +52,10 @@ def add_speed_verdict(
     if supported and any(label.startswith("FP8") for label in labels):
         page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
     if prediction is not None and _has_slower_insert(prediction, supported):
+        place = "column INT8 insert" if len(times) > 1 else "row INT8 by qdqtool insert"
         text = (
-            "note: the row INT8 by qdqtool insert is slower because insert keeps the end of the "
-            "head in float for accuracy (HEAD-QUANT)."
+            f"note: the {place} is slower because insert keeps the end of the head in float for "
+            "accuracy (HEAD-QUANT)."
         )
         page.fill(text, 4, "  ")
 

@@ -93,7 +93,9 @@ def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: C
     )
     cost_ms = after["total_ms"] - before["total_ms"]
     assert [-t["saves_ms"] for t in before["accuracy_fixes"]] == pytest.approx([cost_ms], rel=0.02)
-    assert "insert is slower because insert keeps the end of the head" in " ".join(text.split())
+    several = cli("predict", "d.onnx", "--gpu", "L4", "--gpu", "T4")
+    for shown, time in ((text, "row INT8 by qdqtool insert"), (several, "column INT8 insert")):
+        assert f"{time} is slower because insert keeps the end" in " ".join(shown.split())
     assert f"costs {format_ms(cost_ms)} and can gain accuracy (estimated)" in " ".join(text.split())
 
 
