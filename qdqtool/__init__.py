@@ -14,9 +14,9 @@ attributes. Methods compute values when they are called. ``save(path)`` writes a
 ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``predict``, ``compare``, ``verify``).
 Input files are never overwritten.
 
-Invalid arguments and unusable calibration data raise ``QdqtoolError``, which names the parameter.
-If your own code (such as a generator of data) raises an exception, this exception is the
-``__cause__``. Arguments of a wrong Python type cause Python's own errors. Exceptions of your
+Invalid arguments and unusable calibration data raise ``qdqtool.errors.QdqtoolError``, which names
+the parameter. If your own code (such as a generator of data) raises an exception, this exception is
+the ``__cause__``. Arguments of a wrong Python type cause Python's own errors. Exceptions of your
 callbacks (``say``) are not caught.
 
 The names of packages are nouns (``insertion``, ``verification``), because the verbs are functions.

@@ -498,7 +498,7 @@ def find_gpu(name: str) -> Gpu:
     hint = f"did you mean {', '.join(suggestions)}? Otherwise " if suggestions else ""
     raise QdqtoolError(
         f"GPU '{name}' is not in the table; {hint}see 'qdqtool gpus', or describe the GPU: "
-        "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`",
+        "`gpu='sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3'`",
         code="unknown-choice",
         parameter="gpu",
     )

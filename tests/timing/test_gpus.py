@@ -211,7 +211,9 @@ def test_suggested_names_are_of_the_same_series_or_number(
     near = gpus.suggest_names(text)
     assert near[0].startswith(first) if first else not near
     assert not any(absent in name for name in near)
-    with pytest.raises(QdqtoolError, match=f"'{text}'.*{first}", check=has("unknown-choice")):
+    with pytest.raises(
+        QdqtoolError, match=f"'{text}'.*{first}", check=has("unknown-choice", "`gpu='sm=8.6,")
+    ):
         gpus.find_gpu(text)
 
 
