@@ -489,8 +489,27 @@ assume_option = click.option(
 
 def way_option(text: str) -> Decorator:
     """Return ``--for`` with a help text."""
-    complete = completion.complete_build_methods
-    return click.option("--for", "way", metavar="WAY", help=text, shell_complete=complete)
+    return click.option(
+        "--for",
+        "way",
+        metavar="WAY",
+        multiple=True,
+        callback=_require_single_way,
+        shell_complete=completion.complete_build_methods,
+        help=text,
+    )
+
+
+def _require_single_way(
+    context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]
+) -> str | None:
+    if len(names) > 1:
+        raise UsageError(
+            f"--for: {context.info_name} takes a single build method; run it once for each",
+            code="option-conflict",
+            parameter="way",
+        )
+    return names[0] if names else None
 
 
 def builder_option(text: str, **more: Any) -> Decorator:

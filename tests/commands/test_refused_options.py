@@ -115,6 +115,7 @@ def test_predict_names_the_command_that_compares_times(cli: Cli) -> None:
         ("predict q.onnx --fail-on SKIP-FLAOT", "BadParameter --fail-on"),
         ("predict q.onnx --gpu T4 --require-gain nan", "BadParameter --require-gain"),
         ("predict q.onnx --assume silu-add", "wrong-format assume"),
+        ("predict q.onnx --for python --for onnxruntime", "option-conflict way"),
         ("predict q.onnx --assume x=a --assume x=b", "option-conflict assume"),
         ("predict q.onnx other.onnx --format json", "option-conflict model"),
         ("compare float.onnx q.onnx --gpu T4 --gpu L4 --power 15W", "option-conflict gpu"),
