@@ -20,7 +20,7 @@ from calibration.dataset import Dataset, InputSpec, Sample
 from calibration.options import Preprocess
 from calibration.presets import choose_preprocess
 from calibration.session import TensorFetcher, choose_size, input_specs, open_session
-from qdqtool.accuracy.detections import DetectionCounts
+from qdqtool.accuracy.detections import MAX_DETECTIONS, DetectionCounts
 from qdqtool.accuracy.metrics import (
     Evidence,
     Metric,
@@ -149,6 +149,12 @@ class NetworkAgreement:
         measures = [self.measure] if self.masks is None else [self.measure, self.masks]
         values = [m.value for m in measures if m.value is not None]
         return min(values) if len(values) == len(measures) else None
+
+    @property
+    def has_most_detections(self) -> bool:
+        """Whether the reference has the maximum number of detections in every image."""
+        is_detector = self.measure.detections is not None
+        return is_detector and self.measure.count >= MAX_DETECTIONS * self.images
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output, with the first measure at the top level."""

@@ -20,7 +20,7 @@ SUPPRESSION_CANDIDATES = 3000  # maximum number of boxes that non-maximum suppre
 MASK_STRIDE = 4  # input pixels for one pixel of the prototypes of masks
 _MIN_SCORE = 0.001  # lowest score of a detection
 _MAX_OVERLAP = 0.7  # a box is dropped if its IoU with a better box of its class is larger
-_MAX_DETECTIONS = 300  # maximum number of detections of an image
+MAX_DETECTIONS = 300  # maximum number of detections of an image
 
 
 @dataclass
@@ -141,7 +141,7 @@ def decode_detections(output: npt.NDArray[Any]) -> Detections:
         if not remaining[i]:
             continue
         selected.append(i)
-        if len(selected) == _MAX_DETECTIONS:
+        if len(selected) == MAX_DETECTIONS:
             break
         later = np.flatnonzero(remaining[i + 1 :] & (classes[i + 1 :] == classes[i])) + i + 1
         remaining[later[compute_iou(boxes[i : i + 1], boxes[later])[0] > _MAX_OVERLAP]] = False

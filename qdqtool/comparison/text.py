@@ -108,7 +108,7 @@ def note_quantized_reference(comparison: Comparison) -> list[Note]:
 
 
 def list_image_notes(agreement: NetworkAgreement) -> list[Note]:
-    """Return notes about unreadable images, too few images, and images without detections."""
+    """Return notes about unreadable images, too few images, and implausible detections."""
     notes = []
     if agreement.unread:
         name, reason = agreement.unread[0]
@@ -130,7 +130,16 @@ def list_image_notes(agreement: NetworkAgreement) -> list[Note]:
                 code="nothing-detected",
             )
         )
-    elif agreement.images < _MIN_IMAGES:
+        return notes
+    if agreement.has_most_detections:
+        notes.append(
+            Note(
+                f"model A has {agreement.measure.count // agreement.images} detections in every "
+                "image, the maximum. Check the preprocessing: wrong pixel values can cause this",
+                code="most-detections",
+            )
+        )
+    if agreement.images < _MIN_IMAGES:
         notes.append(
             Note(
                 f"{format_count(agreement.images, 'image')} can show only large differences; give "

@@ -16,6 +16,7 @@ from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_normalization
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_list
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
 _MIN_NORMS = 2  # minimum number in a transformer; other networks may have one LayerNorm
@@ -354,15 +355,24 @@ def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:
         return []
     if used.get("origin", "option") != "option":
         return []
-    is_plain = not any(used.get("mean", ())) and set(used.get("std", ())) <= {1.0}
     is_unit = abs(255.0 * used.get("scale", 1 / 255) - 1.0) < _SCALE_TOLERANCE
-    if not used.get("bgr") and is_plain and (is_unit or _takes_pixels(model)):
+    differences = {
+        "bgr": used.get("bgr"),
+        "scale": not is_unit and not _takes_pixels(model),
+        "mean": any(used.get("mean", ())),
+        "std": not set(used.get("std", ())) <= {1.0},
+    }
+    if not any(differences.values()):
         return []
+    settings = [f"`preprocess='{used.get('name')}'`"]
+    if used.get("name") == "custom":  # not a preset that the user could have named
+        settings = [f"`{name}`" for name, differs in differences.items() if differs]
+    verb, pronoun = ("does", "it") if len(settings) == 1 else ("do", "them")
     return [
         Note(
-            f"preprocessing: `preprocess='{used.get('name')}'` does not fit the model's metadata: "
-            f"for task={task} Ultralytics uses RGB from 0 to 1, without mean and std. Leave the "
-            "option out, unless the deployment prepares images in another way",
+            f"preprocessing: {format_list(settings)} {verb} not fit the model's metadata: for "
+            f"task={task} Ultralytics uses RGB from 0 to 1, without mean and std. Leave {pronoun} "
+            "out, unless the deployment prepares images in another way",
             code="preprocess-of-task",
             task=task,
         )

@@ -17,6 +17,7 @@ from qdqtool.accuracy.detections import (
     match_detections,
 )
 from qdqtool.accuracy.metrics import TopClassMetric, estimate_interval
+from qdqtool.comparison.text import list_image_notes
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
@@ -80,7 +81,7 @@ def test_interval_of_share_is_that_of_wilson(
 
 
 def sorting_detector(
-    step: float | None = None, result: str = "detections = Identity (values)"
+    step: float | None = None, result: str = "detections = Identity (values)", rows: int = 5
 ) -> onnx.ModelProto:
     """Return a detector whose detections are its input: rows of two corners, score and class.
 
@@ -90,7 +91,7 @@ def sorting_detector(
     pair = "q = QuantizeLinear (rows, step, zero) values = DequantizeLinear (q, step, zero)"
     return onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 17]>
-        detector (float[1, 5, 6] rows) => (float[1, 5, 6] detections)
+        detector (float[1, {rows}, 6] rows) => (float[1, {rows}, 6] detections)
         <int64[1] start = {{4}}, int64[1] end = {{5}}, int64[1] axis = {{2}},
         int64[3] limit = {{99, 99, 99}}, float step = {{{step or 1.0}}}, int8 zero = {{0}}> {{
             {"values = Identity (rows)" if step is None else pair}
@@ -113,10 +114,19 @@ ROWS = np.array(
 )[None]
 
 
-def test_agreement_of_equal_detections_is_1() -> None:
-    result = agreement(sorting_detector(), sorting_detector(), [{"rows": ROWS}] * 3)
+@pytest.mark.parametrize(
+    ("rows", "count", "codes"),
+    [
+        (ROWS, 9, ["few-images"]),  # three scores of .25 and more
+        (np.repeat(ROWS[:, :1], 300, axis=1), 900, ["most-detections", "few-images"]),
+    ],
+)
+def test_agreement_of_equal_detections_is_1(rows: Any, count: int, codes: list[str]) -> None:
+    model = sorting_detector(rows=rows.shape[1])
+    result = agreement(model, model, [{"rows": rows}] * 3)
     assert (result.measure.metric, result.measure.value) == ("agreement-map", 1.0)
-    assert (result.images, result.measure.count) == (3, 9)  # three scores of .25 and more
+    assert (result.images, result.measure.count) == (3, count)
+    assert note_codes(list_image_notes(result)) == codes
 
 
 @pytest.mark.parametrize("opened", [False, True])

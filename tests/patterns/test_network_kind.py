@@ -242,18 +242,28 @@ def test_task_alone_is_not_enough_to_be_sure_of_ultralytics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_warned"),
+    ("changes", "settings"),
     [
-        ({"name": "imagenet", "mean": (0.485, 0.456, 0.406), "std": (0.2, 0.2, 0.2)}, True),
-        ({"name": "yolox", "bgr": True}, True),
-        ({"name": "rtdetr", "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}, False),
-        ({"name": "imagenet", "mean": (0.485, 0.456, 0.406), "origin": "model"}, False),
+        (
+            {"name": "imagenet", "mean": (0.485, 0.456, 0.406), "std": (0.2, 0.2, 0.2)},
+            ["`preprocess='imagenet'` does not fit"],
+        ),
+        ({"name": "yolox", "bgr": True}, ["`preprocess='yolox'` does not fit"]),
+        (
+            {"name": "custom", "bgr": True, "scale": 1.0, "mean": (0.0,) * 3, "std": (1.0,) * 3},
+            ["`bgr`, `scale` do not fit"],
+        ),
+        ({"name": "custom", "std": (0.2, 0.2, 0.2)}, ["`std` does not fit"]),
+        ({"name": "rtdetr", "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}, []),
+        ({"name": "imagenet", "mean": (0.485, 0.456, 0.406), "origin": "model"}, []),
     ],
 )
-def test_preprocess_of_another_task_is_warned(changes: dict[str, Any], is_warned: bool) -> None:
+def test_preprocess_of_another_task_is_warned(changes: dict[str, Any], settings: list[str]) -> None:
     model = set_metadata(build(classifier), task="detect", stride="32")
-    codes = [note.code for note in warn_preprocess(model, {"origin": "option", **changes})]
-    assert codes == (["preprocess-of-task"] if is_warned else [])
+    notes = warn_preprocess(model, {"origin": "option", **changes})
+    assert [(n.code, n[len("preprocessing: ") : n.index(" the model's")]) for n in notes] == [
+        ("preprocess-of-task", text) for text in settings
+    ]
     other = set_metadata(build(classifier), task="depth", stride="32")
     assert not warn_task_mismatch(other, {"origin": "option", **changes})
 
