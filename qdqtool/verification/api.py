@@ -53,6 +53,8 @@ from qdqtool.verification.layer_mapping import (
     NodeMapper,
     count_named_convolutions,
     find_name_conflicts,
+    find_output_conflicts,
+    has_shapes,
 )
 from qdqtool.verification.log_comparison import (
     MAX_MISMATCHES,
@@ -129,7 +131,7 @@ def verify_model(
         verification.times = compare_times(model, verification.prediction, build, resolved, gpu)
         if verification.times is None and gpu.gpu is None:
             notes += explain_missing_estimate(build)
-    verification.notes[:0] = [*build.notes, *notes]
+    verification.notes[:0] = [*build.notes, *notes, *_note_missing_shapes(build)]
     return verification, resolved
 
 
@@ -277,7 +279,8 @@ def check_same_model(model: Model, build: Build) -> None:
             build.display_name,
             code="different-models",
         )
-    conflicts = find_name_conflicts(View(model), build, NodeMapper(model, build.layers))
+    view, mapper = View(model), NodeMapper(model, build.layers)
+    conflicts = find_name_conflicts(view, build, mapper)
     if len(conflicts) > _MAX_CONFLICTS * named:
         name, in_model, in_build = conflicts[0]
         names = format_count(len(conflicts), "name")
@@ -290,6 +293,27 @@ def check_same_model(model: Model, build: Build) -> None:
             code="different-exports",
             node=name,
         )
+    conflicts = find_output_conflicts(view, build, mapper)
+    if len(conflicts) > _MAX_CONFLICTS * named:
+        name, in_model, in_build = conflicts[0]
+        raise BuildLogError(
+            f"the build is of another model or input size: {name} has output {in_build}, but "
+            f"{in_model} in {model.path or 'the model'}. Give the model of the build",
+            build.display_name,
+            code="different-models",
+            node=name,
+        )
+
+
+def _note_missing_shapes(build: Build) -> list[Note]:
+    if has_shapes(build):
+        return []
+    note = Note(
+        "the build lists no shapes, so a build of another model with the same layer names is not "
+        "detected",
+        code="no-shapes",
+    )
+    return [note]
 
 
 def check_not_empty(build: Build) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from qdqtool.buildlog.names import base_name, parse_layer_name
-from qdqtool.buildlog.types import Build, BuiltLayer, ParsedNode
+from qdqtool.buildlog.types import Build, BuiltLayer, ParsedNode, Shape
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.patterns.view import View
@@ -148,7 +148,7 @@ class NameConflict(NamedTuple):
     """A name that stands for different nodes in the model and in the build.
 
     Attributes:
-        in_model: Operator of the node, shape of its weights, or name of its weights.
+        in_model: Operator of the node, shape of its weights or output, or name of its weights.
         in_build: The same property in the build.
     """
 
@@ -237,6 +237,68 @@ def _find_layer_conflicts(
             yield conflict
 
 
+def find_output_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[NameConflict]:
+    """Return the convolutions whose output has another shape in the model than in the build.
+
+    Exports of one architecture in two sizes have equal names. Batch sizes are not compared, and
+    neither are outputs of unknown shape or of another rank.
+    """
+    parsed = {n.name: n for n in build.parse.nodes if n.name}
+    conflicts: dict[str, NameConflict] = {}
+    for node in view.nodes_with_weights:
+        printed = parsed.get(node.parser_name)
+        if node.op == "Conv" and printed is not None:
+            built = [tensor.shape for tensor in printed.outputs if tensor is not None]
+            _add_output_conflict(conflicts, node, built, [view.shape(node.outputs[0])])
+    for layer in mapper.layers:
+        nodes = mapper.layer_nodes(layer)
+        products = [n for n in nodes if n.op in WEIGHTED]
+        # Metadata does not always name a fused pooling.
+        is_convolution = layer.is_convolution and not _has_pooling(layer)
+        if is_convolution and [n.op for n in products] == ["Conv"]:
+            # The layer may write the output of any fused node, or the buffer of a Concat after it.
+            fused = [name for n in nodes for name in n.outputs if name in view.varying]
+            tensors = [products[0].outputs[0], *fused, *(t.tensor for t in layer.outputs)]
+            built = [tensor.shape for tensor in layer.outputs]
+            _add_output_conflict(conflicts, products[0], built, list(map(view.shape, tensors)))
+    return list(conflicts.values())
+
+
+def _has_pooling(layer: BuiltLayer) -> bool:
+    return any(
+        "pool" in str(kind).lower() for kind in (layer.type, layer.extras.get("ParameterType"))
+    )
+
+
+def _add_output_conflict(
+    conflicts: dict[str, NameConflict],
+    node: Node,
+    built: Sequence[Shape | None],
+    expected: Sequence[Shape | None],
+) -> None:
+    """Add a conflict if a convolution's only output in the build has none of the expected shapes.
+
+    The first expected shape that can be compared represents the model in the conflict.
+    """
+    shape = built[0] if len(built) == 1 else None
+    if not shape or None in shape[1:]:
+        return
+    known = [e for e in expected if e and None not in e[1:] and len(e) == len(shape)]
+    if known and all(e[1:] != shape[1:] for e in known):
+        conflict = NameConflict(node.name, _format_shape(known[0]), _format_shape(shape))
+        conflicts.setdefault(node.name, conflict)
+
+
+def has_shapes(build: Build) -> bool:
+    """Return whether a build states the shape of a tensor, or the number of filters of a layer."""
+    parsed = (t for node in build.parse.nodes for t in (*node.inputs, *node.outputs))
+    return any(
+        layer.extras.get("OutMaps")
+        or any(t.shape for t in (*layer.inputs, *layer.outputs, *layer.constants))
+        for layer in build.layers
+    ) or any(tensor is not None and tensor.shape for tensor in parsed)
+
+
 def _compare_parsed_node(
     node: Node, printed: ParsedNode, shape: tuple[int, ...]
 ) -> NameConflict | None:
@@ -272,4 +334,4 @@ def _compare_weight_names(
 
 
 def _format_shape(shape: Iterable[object]) -> str:
-    return "x".join(map(str, shape))
+    return "x".join("?" if size is None else str(size) for size in shape)

@@ -1,18 +1,16 @@
 from qdqtool.ir.precision import Precision
-from qdqtool.trt.result import EngineLayer, Prediction
+from qdqtool.trt.result import EngineLayer, Prediction, TensorPrecision
 from qdqtool.trt.trace import render
 
 _WORDS = {Precision.INT8: "Int8", Precision.FP16: "Half"}
 
 
 def engine_line(layer: EngineLayer) -> str:
-    def side(edges: list[tuple[str, Precision]]) -> str:
-        return ", ".join(
-            f"{name} ({_WORDS.get(precision, 'Float')}[1,8,8,8])" for name, precision in edges
-        )
+    def side(edges: list[TensorPrecision], shape: str) -> str:
+        return ", ".join(f"{t.tensor} ({_WORDS.get(t.precision, 'Float')}[{shape}])" for t in edges)
 
-    inputs = side([(t.tensor, t.precision) for t in layer.inputs])
-    outputs = side([(t.tensor, t.precision) for t in layer.outputs])
+    # A prediction has no shapes. The output is dynamic, because it is compared with the model's.
+    inputs, outputs = side(layer.inputs, "1,8,8,8"), side(layer.outputs, "-1,-1,-1,-1")
     kind = {
         "Convolution": "CaskConvolution",
         "Conversion": "Reformat",

@@ -25,6 +25,7 @@ from qdqtool.buildlog.types import (
     ParsedNode,
     ParseSection,
     Section,
+    Shape,
 )
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.ir.graph import Model
@@ -121,7 +122,7 @@ def test_verify_needs_a_build(builds: tuple[Any, ...], code: str) -> None:
 
 
 def test_verify_rejects_a_build_of_another_export() -> None:
-    """The two exports share a few names, which belong to different convolutions."""
+    # The two exports share a few names, which belong to different convolutions.
     path = build_file(CASE, "log.txt")
     with pytest.raises(
         BuildLogError, check=has("different-exports", path=str(path)), match=r"names .* are used"
@@ -132,6 +133,12 @@ def test_verify_rejects_a_build_of_another_export() -> None:
 def test_check_same_model_rejects_an_empty_build() -> None:
     with pytest.raises(BuildLogError, check=has("empty-build", path="build")):
         check_same_model(model(1), Build(parse=ParseSection()))
+
+
+@pytest.mark.parametrize(("shape", "count"), [(None, 1), ((), 1), ((1, 8, 4, 4), 0)])
+def test_verify_notes_missing_shapes(shape: Shape | None, count: int) -> None:
+    result = verify(model(1), convolution_of_shape(shape))
+    assert note_codes(result.notes).count("no-shapes") == count
 
 
 @pytest.mark.parametrize(
@@ -158,9 +165,8 @@ def test_verify_log_without_engine_layers(lines: list[str]) -> None:
 
 def test_verify_log_that_is_cut_in_the_passes(lines: list[str]) -> None:
     result = verify(MODEL, build_of(lines[: index_of(lines, "ConstWeightsFusion on conv1.weight")]))
-    assert (result.mismatches, result.complete) == ([], False)
-    assert str(Gap(Section.LISTING)) in result.build.missing
-    assert (exit_code(result), exit_code(result, allow_partial=True)) == (2, 0)
+    assert (result.mismatches, exit_code(result), exit_code(result, True)) == ([], 2, 0)
+    assert str(Gap(Section.LISTING)) in result.build.missing and not result.complete
     assert result.convolutions.unknown < result.convolutions.total
 
 
@@ -186,8 +192,8 @@ def test_verify_finds_an_additional_line(lines: list[str]) -> None:
     index = index_of(lines, "Running: QDQToCopy on QuantizeLinear_2")
     added = lines[index].replace("QuantizeLinear_2", "QuantizeLinear_15")
     result = verify(MODEL, replace_line(lines, index, added, lines[index]))
-    mismatch = next(m for m in result.mismatches if m.kind == "trace")
-    assert (mismatch.line, mismatch.differs) == (index + 1, Difference.FIRST_LINE)
+    first = next((m.line, m.differs) for m in result.mismatches if m.kind == "trace")
+    assert first == (index + 1, Difference.FIRST_LINE)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +219,7 @@ def test_verify_recorded_builds(case: str, files: list[str], convolutions: int, 
     "case", slow_after(1, ["resnet18-qat-rtx2000-trt8510", "yolo-resnet18-orin-trt8502"])
 )
 def test_verify_finds_any_changed_precision_in_a_recorded_log(case: str) -> None:
-    """Precisions are in the engine lines and, if it was printed, in the layer information."""
+    # Precisions are in the engine lines and, if it was printed, in the layer information.
     raw = build_file(case).read_bytes().splitlines()
     lines = [
         line.decode() for line in raw if b"Tactic: 0x" not in line or line.startswith(b"Layer(")
@@ -276,6 +282,10 @@ def layer(
         return [BuiltTensor(f"{name}.{side}{i}", Precision(t)) for i, t in enumerate(types.split())]
 
     return BuiltLayer(name, kind, tensors("in", inputs), tensors("out", outputs), **more)  # type: ignore[arg-type]
+
+
+def convolution_of_shape(shape: Shape | None) -> Build:
+    return Build(layers=[BuiltLayer("c0", "Convolution", outputs=[BuiltTensor("y", FP32, shape)])])
 
 
 def model(count: int) -> Model:
@@ -362,7 +372,7 @@ def named(count: int) -> Build:
     ids=["a fifth", "a fifth of ten", "all", "Myelin blocks"],
 )
 def test_check_same_model_accepts_a_fifth_of_the_names_and_myelin(build: Build, total: int) -> None:
-    """The names of Myelin blocks contain no names of nodes."""
+    # The names of Myelin blocks contain no names of nodes.
     check_same_model(model(total), build)
 
 
@@ -370,22 +380,28 @@ EVENT = LogEvent("QDQToCopy", "Running", "q")
 
 
 @pytest.mark.parametrize(
-    ("build", "total", "count"),
+    ("build", "total", "message"),
     [
-        (named(1), 6, 1),
-        (named(2), 11, 2),
-        (named(0), 4, 0),
-        (Build(layers=[layer("a", "Myelin"), layer("b")]), 3, 0),
-        (Build(layers=[layer("b")]), 3, 0),
-        (Build(layers=[layer("a", "Myelin")], trace=[EVENT]), 3, 0),
-        (Build(trace=[EVENT]), 3, 0),
-        (Build(parse=ParseSection([ParsedNode("c0", "Conv")])), 6, 1),
+        (named(1), 6, " 1 of the 6 "),
+        (named(2), 11, " 2 of the 11 "),
+        (named(0), 4, " none of the 4 "),
+        (Build(layers=[layer("a", "Myelin"), layer("b")]), 3, " none of the 3 "),
+        (Build(layers=[layer("b")]), 3, " none of the 3 "),
+        (Build(layers=[layer("a", "Myelin")], trace=[EVENT]), 3, " none of the 3 "),
+        (Build(trace=[EVENT]), 3, " none of the 3 "),
+        (Build(parse=ParseSection([ParsedNode("c0", "Conv")])), 6, " 1 of the 6 "),
+        (
+            convolution_of_shape((1, 8, 2, 2)),
+            1,
+            "c0 has output 1x8x2x2, but 1x8x4x4 in the model. Give",
+        ),
     ],
-    ids=["one", "two", "none", "Myelin and layer", "layer", "Myelin and line", "line", "node"],
+    ids=["one", "two", "none", "Myelin and layer", "layer", "Myelin and line", "line", "node"]
+    + ["output of another shape"],
 )
-def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: int) -> None:
+def test_check_same_model_rejects_another_model(build: Build, total: int, message: str) -> None:
     error = has("different-models", path=build.display_name)
-    with pytest.raises(BuildLogError, match=f" {count or 'none'} of the {total} ", check=error):
+    with pytest.raises(BuildLogError, match=message, check=error):
         check_same_model(model(total), build)
 
 

@@ -10,6 +10,7 @@ from qdqtool.buildlog.agreement import TraceCounts
 from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,
+    BuiltTensor,
     LogEvent,
     ParsedNode,
     ParsedTensor,
@@ -27,6 +28,7 @@ from qdqtool.verification.layer_mapping import (
     NodeMapper,
     count_named_convolutions,
     find_name_conflicts,
+    find_output_conflicts,
     is_auxiliary,
 )
 from qdqtool.verification.local_build import BuiltModel, is_status_as_predicted, pair_convolutions
@@ -156,7 +158,7 @@ def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
 
 
 def test_mapper_splits_the_name_of_a_layer_once() -> None:
-    """One layer can have many convolutions, and mapping each one needs all nodes of the layer."""
+    # One layer can have many convolutions, and mapping each one needs all nodes of the layer.
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
     assert mapper.layer_nodes(mapper.layers[0]) == [FIRST, SECOND]
     assert count_calls(mapper.layer_nodes, mapper.layers[0]) < 5
@@ -261,7 +263,7 @@ def test_count_named_convolutions_of_a_model_without_convolutions(g: Graph) -> N
 
 @pytest.mark.parametrize(("name", "common"), [("", 1), ("another", 0)])
 def test_count_named_convolutions_of_unnamed_nodes(name: str, common: int, g: Graph) -> None:
-    """The parse section names them by their outputs."""
+    # The parse section names them by their outputs.
     proto = g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1))
     for node in proto.graph.node:
         node.name = ""
@@ -373,6 +375,32 @@ def test_count_agreement(first: list[int], second: list[int]) -> None:
     assert count_agreement(first, second) == TraceCounts(len(first), len(second), common, ordered)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "conflicts"),
+    [
+        ("CaskConvolution", (1, 8, 16, 16), []),
+        ("CaskConvolution", (4, 8, 16, 16), []),  # the batch may differ
+        ("CaskConvolution", (None, 8, 16, 16), []),
+        ("CaskConvolution", (1, 8, None, 16), []),
+        ("CaskConvolution", (8, 256), []),  # reshaped
+        ("CaskConvolution", (), []),
+        ("CaskConvolution", (1, 16, 16, 16), [("c", "1x8x16x16", "1x16x16x16")]),
+        ("CaskConvolution", (None, 8, 8, 8), [("c", "1x8x16x16", "?x8x8x8")]),
+        ("ConvActPool", (1, 8, 8, 8), []),
+        ("", (1, 8, 16, 16), []),  # in the parse section
+        ("", (None, 8, 32, 32), [("c", "1x8x16x16", "?x8x32x32")]),
+    ],
+)
+def test_output_conflicts(
+    kind: str, shape: tuple[int | None, ...], conflicts: list[tuple[str, str, str]], g: Graph
+) -> None:
+    model = Model(g.model(g.conv(g.input(1, 4, 16, 16), "c", 8, 3)))
+    node = ParsedNode("c", "Conv", [], [ParsedTensor("y", shape, "FLOAT")])
+    layer = BuiltLayer("c", kind, outputs=[BuiltTensor("y", shape=shape)])
+    build = Build(layers=[layer]) if kind else Build(parse=ParseSection([node]))
+    assert find_output_conflicts(View(model), build, NodeMapper(model, build.layers)) == conflicts
+
+
 def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
     def tensor(name: str, kind: str) -> dict[str, object]:
         return {"Name": name, "Dimensions": [1, 8, 16, 16], "Format/Datatype": kind}
@@ -394,7 +422,7 @@ def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
 @pytest.mark.parametrize(("data", "wrong"), [("Int8", []), ("Float", ["second"])])
 def test_verify_compares_the_kernel_that_multiplies(data: str, wrong: list[str]) -> None:
     net = Net()
-    hidden = net.op("Relu", net.conv(net.qdq(net.input((1, 8, 16, 16))), 16, 3, name="first"))
+    hidden = net.op("Relu", net.conv(net.qdq(net.input((1, 8, 16, 16))), 8, 3, name="first"))
     model = Model(net.model(net.conv(net.qdq(hidden), 8, 1, name="second")))
     predicted = predict(model, "trt10").convolution("first").output
     rows = [
