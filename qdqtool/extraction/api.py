@@ -20,7 +20,7 @@ from qdqtool.extraction.invariants import (
     has_same_types,
 )
 from qdqtool.extraction.options import SelectionOptions, ShrinkOptions
-from qdqtool.extraction.private import PrivateNames, make_private
+from qdqtool.extraction.private import PrivateNames, find_changed_fixes, make_private
 from qdqtool.extraction.reductions import ALL, BYTES_FIRST, store_constants
 from qdqtool.extraction.result import Extraction
 from qdqtool.extraction.shrinking import ModelShrinker
@@ -30,7 +30,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.metadata import mark_part
 from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.prediction import predict, predict_part
-from qdqtool.reasons.finding import Finding
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util import limits
@@ -454,13 +454,16 @@ class ExtractionJob:
                 code="internal",
             )
         different_fixes = invariants.find_different_fixes(prediction)
+        new_codes = self._list_new_codes(prediction)
         names: PrivateNames | None = None
         rename: _Rename = str
         checked = self.check.describe_behavior() if self.check is not None else ""
         if options.private:
             proto, names = make_private(self.model, proto, prediction)
             rename = names.rename_layer
-            prediction = predict(proto, self.target)
+            part, prediction = prediction, predict(proto, self.target)
+            changed = {(f.code, f.node) for f in find_changed_fixes(part, prediction, names)}
+            different_fixes += [f for f in invariants.findings if (f.code, f.node) in changed]
             invariants = names.select_invariants(invariants, prediction)
             if self.check is not None:
                 checked = self.check.describe_behavior(names.replace_names)
@@ -469,6 +472,8 @@ class ExtractionJob:
             outcome = "the build" if options.builder else "the outcome of the command"
             same.append(f"{outcome} ({checked})")
         description = self._describe_part(proto, rename, same)
+        if new_codes:
+            description += f". Only in the part: {format_list(new_codes)}"
         cut_notes = [self._describe_cut(rename)] if self._describe_cut is not None else []
         return Extraction(
             proto,
@@ -482,6 +487,12 @@ class ExtractionJob:
             names,
             self.is_interrupted,
         )
+
+    def _list_new_codes(self, prediction: Prediction) -> list[str]:
+        """Return the codes of errors and warnings that only the part has."""
+        known = {(f.code, f.node) for f in self.whole.findings}
+        new = (f for f in prediction.findings if f.severity != Severity.INFO)
+        return list(dict.fromkeys(str(f.code) for f in new if (f.code, f.node) not in known))
 
     def _has_false_head(self, prediction: Prediction) -> bool:
         """Return whether nodes at the cut are taken for those of a head."""

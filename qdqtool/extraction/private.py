@@ -9,7 +9,9 @@ Random numbers replace weights and scales, but properties that matter to TensorR
 scales remain equal. Single scales keep their order, because a Concat uses the largest. The weights
 of each output channel fill the same fraction of the quantizer's range. New scales are drawn from a
 range of numbers. They are not old scales times a random factor, because this would reveal the
-ratios of the old scales.
+ratios of the old scales. Only if such scales change the prediction or the kind of a fix (scales
+that meet at a Concat may differ too much for a common scale), they are drawn closer to the old
+scales times one random factor.
 """
 
 import functools
@@ -37,6 +39,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.external_data import all_tensors, read_location, to_array
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, message_fields, nested_graphs
+from qdqtool.reasons.finding import Finding
 from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS
@@ -80,11 +83,20 @@ _WEIGHT_TYPES = frozenset(
 _ScalePairs = dict[str, tuple[Array, Array]]  # old and new scales by tensor name
 
 
-def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
-    """Replace weights, scales and other numbers of a model by random numbers, in place."""
+def mask_numbers(
+    proto: onnx.ModelProto, random: np.random.Generator, similarity: float = 0.0
+) -> None:
+    """Replace weights, scales and other numbers of a model by random numbers, in place.
+
+    Args:
+        proto: The model.
+        random: Random generator.
+        similarity: How much the ratios of single scales resemble the old ones, from 0 (random) to 1
+            (the same ratios).
+    """
     model = Model(proto)
     quantizers = list(qdq.quantizers(model))
-    scales = _draw_scales(model, {n.input(1) for n in quantizers}, random)
+    scales = _draw_scales(model, {n.input(1) for n in quantizers}, random, similarity)
     structure = {n.input(2) for n in quantizers}
     structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
     # Inputs that are not set have an empty name. Tensors in attributes have an empty name too, but
@@ -159,7 +171,9 @@ def _make_tensor(value: Array, name: str) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(value, order="C"), name)
 
 
-def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> _ScalePairs:
+def _draw_scales(
+    model: Model, names: set[str], random: np.random.Generator, similarity: float
+) -> _ScalePairs:
     old = {}
     single, vectors = set[float](), set[float]()
     for name in sorted(names):
@@ -169,8 +183,8 @@ def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> 
             numbers = map(float, value.reshape(-1))
             (single if value.size == 1 else vectors).update(numbers)
     shift = random.uniform(-_SHIFT, _SHIFT)
-    new = _draw_numbers(sorted(vectors), random, shift, ordered=False)
-    new |= _draw_numbers(sorted(single), random, shift, ordered=True)
+    new = _draw_numbers(sorted(vectors), random, shift)
+    new |= _draw_numbers(sorted(single), random, shift, similarity)
     pairs = {}
     for name, value in old.items():
         replaced = np.array([new.get(float(x), float(x)) for x in value.reshape(-1)], np.float64)
@@ -179,7 +193,10 @@ def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> 
 
 
 def _draw_numbers(
-    values: list[float], random: np.random.Generator, shift: float, ordered: bool
+    values: list[float],
+    random: np.random.Generator,
+    shift: float,
+    similarity: float | None = None,
 ) -> dict[float, float]:
     """Draw a new number for each old number, except for zeros, NaN and infinities.
 
@@ -187,18 +204,18 @@ def _draw_numbers(
         values: Old numbers.
         random: Random generator.
         shift: Natural logarithm of the factor by which the range of new numbers is shifted.
-        ordered: Whether the magnitudes of the new numbers have the same order as those of the old
-            numbers.
+        similarity: How much the ratios of the new numbers resemble those of the old ones, from 0 to
+            1. The magnitudes of the new numbers then have the same order. None: any order.
     """
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
         return {}
     sizes = sorted({abs(v) for v in usable})
     low, high = np.log(sizes[0] / _WIDEN) + shift, np.log(sizes[-1] * _WIDEN) + shift
-    new = np.exp(random.uniform(low, high, len(sizes)))
-    if ordered:
-        new = np.sort(new)
-    by_size = dict(zip(sizes, (float(x) for x in new), strict=True))
+    new = random.uniform(low, high, len(sizes))
+    if similarity is not None:
+        new = (1 - similarity) * np.sort(new) + similarity * (np.log(sizes) + shift)
+    by_size = dict(zip(sizes, (float(x) for x in np.exp(new)), strict=True))
     return {v: float(np.copysign(by_size[abs(v)], v)) for v in usable}
 
 
@@ -349,7 +366,8 @@ _PREFIXES = {
     "text": "s",
     "graph": "g",
 }
-_SEEDS = 8  # number of random seeds that are tried to keep the prediction
+# Similarities of the ratios of scales that are tried in turn to keep the prediction and the fixes.
+_SIMILARITIES = (0.0, 0.0, 0.0, 0.0, 0.5, 0.75, 0.85, 0.9)
 _SHORTEST = 3  # shorter texts do not count as leaks, because they may occur by chance
 # If a text has more characters than this, it is searched for each secret. Otherwise, each substring
 # of the text is looked up among the secrets.
@@ -533,7 +551,8 @@ def make_private(
     Args:
         whole: The user's model. None of its texts may occur in the copy, except public words.
         proto: The part to make private. It is not changed.
-        prediction: Prediction of the part. The prediction of the copy must be the same.
+        prediction: Prediction of the part. The prediction of the copy must be the same. The kinds
+            of its fixes are kept if possible (:func:`find_changed_fixes`).
 
     Raises:
         ModelError: The prediction of the copy would differ, or a secret text would remain.
@@ -543,11 +562,12 @@ def make_private(
     secrets.update(read_location(t) for t in all_tensors(whole.proto.graph))
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""
-    for seed in range(_SEEDS):
+    copies: list[tuple[onnx.ModelProto, PrivateNames]] = []
+    for seed, similarity in enumerate(_SIMILARITIES):
         names = PrivateNames(secrets)
         private = deepcopy(proto)
         private.DiscardUnknownFields()
-        mask_numbers(private, np.random.default_rng(seed))
+        mask_numbers(private, np.random.default_rng(seed), similarity)
         _replace_texts(private, names)
         leak = next(filter(None, map(names.find_leak, _iterate_texts(private))), None)
         if leak is not None:
@@ -558,9 +578,15 @@ def make_private(
                 code="internal",
             )
         _copy_marks(Model(proto), private, names)
-        problem = _describe_difference(prediction, predict(private, prediction.target), names)
-        if not problem:
-            return private, names
+        private_prediction = predict(private, prediction.target)
+        difference = _describe_difference(prediction, private_prediction, names)
+        if not difference:
+            copies.append((private, names))
+            if not find_changed_fixes(prediction, private_prediction, names):
+                return copies[-1]
+        problem = difference or problem
+    if copies:
+        return copies[0]
     raise ModelError(
         f"replacing the weights and scales would change the prediction ({problem}); extract a "
         "smaller part, or leave `private` out",
@@ -604,6 +630,29 @@ def _list_findings(
         (str(f.code), str(f.severity), rename(f.node), sorted(map(rename, f.convolutions)))
         for f in prediction.findings
     )
+
+
+def find_changed_fixes(before: Prediction, after: Prediction, names: PrivateNames) -> list[Finding]:
+    """Return the findings of a part for which the private part has a fix of another kind.
+
+    The kind is whether ``fix`` can make the change, and the verb with which the advice begins. The
+    rest of the advice contains names and numbers, which differ.
+
+    Args:
+        before: Prediction of the part.
+        after: Prediction of the private part.
+        names: Names of the private part.
+    """
+
+    def describe(finding: Finding, fix: str, node: str) -> tuple[object, ...]:
+        return finding.code, finding.severity, node, finding.automatic, fix.split(maxsplit=1)[:1]
+
+    kinds = [describe(f, f.fix, f.node) for f in after.findings]
+    return [
+        f
+        for f in before.findings
+        if describe(f, names.replace_names(f.fix), names.rename_layer(f.node)) not in kinds
+    ]
 
 
 def _iterate_texts(message: Message) -> Iterator[str]:

@@ -14,7 +14,7 @@ import qdqtool
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import api
 from qdqtool.extraction.cut import ModelCutter, ModelPart
-from qdqtool.extraction.private import PrivateNames, mask_numbers
+from qdqtool.extraction.private import PrivateNames, find_changed_fixes, mask_numbers
 from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
@@ -576,6 +576,29 @@ def test_private_concat_scales_differ_in_the_same_order() -> None:
     assert len(new) == len(old) == 4 and not set(new) & set(old)
     for i, j in combinations(range(4), 2):
         assert (new[i] < new[j], new[i] == new[j]) == (old[i] < old[j], old[i] == old[j])
+
+
+def test_minimized_private_part_keeps_the_kind_of_the_fix() -> None:
+    model = concat((0.05, 0.1, 0.057), 0.1)
+    result = qdqtool.extract(model, finding="CONCAT-SCALE", minimize=True, private=True)
+    (finding,) = (f for f in qdqtool.predict(result.proto).findings if f.code == "CONCAT-SCALE")
+    assert finding.automatic and finding.fix.startswith("Use one scale for all")
+    assert "the finding CONCAT-SCALE with the same fix" in result.kept
+
+
+def test_changed_fixes_are_those_of_another_kind() -> None:
+    close, distant = (qdqtool.predict(concat((low, 0.1), 0.1)) for low in (0.05, 0.01))
+    changed = find_changed_fixes(close, distant, PrivateNames(set()))
+    assert [f.code for f in changed] == ["CONCAT-SCALE"]
+    assert find_changed_fixes(close, close, PrivateNames(set())) == []
+
+
+def test_extract_names_findings_that_only_the_part_has() -> None:
+    model = concat((0.02, 0.05, 0.05), 0.07)
+    result = qdqtool.extract(model, finding="CONCAT-SCALE", minimize=True)
+    assert {f.code for f in qdqtool.predict(result.proto).findings} >= {"CONCAT-SCALE", "W-SCALE"}
+    assert reports(qdqtool.predict(model), "W-SCALE") == []
+    assert result.kept.endswith(". Only in the part: W-SCALE")
 
 
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
