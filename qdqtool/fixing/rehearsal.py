@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.session import FixSession
 from qdqtool.fixing.site import FixCriteria
@@ -19,16 +21,22 @@ class _LenientJudge(OutputJudge):
         return None
 
 
-def rehearse(model: Model, target: Target, speed: SpeedCheck | None = None) -> FixSession:
-    """Try all fixes that ``fix`` tries by default, without a comparison of outputs.
+def rehearse(
+    model: Model,
+    target: Target,
+    speed: SpeedCheck | None = None,
+    requested: Collection[str] = (),
+) -> FixSession:
+    """Try fixes as ``fix`` does, without a comparison of outputs.
 
     Args:
         model: The model.
         target: TensorRT version.
         speed: Comparison of times, by which slower changes are refused. None: times do not decide.
+        requested: Codes of the findings to fix. Empty: all that ``fix`` tries by default.
     """
     judge = _LenientJudge(model, None, 1.0, [])
-    session = FixSession(model, target, None, 1.0, judge=judge, speed=speed)
+    session = FixSession(model, target, None, 1.0, requested, judge=judge, speed=speed)
     for _ in session.try_steps():
         pass
     return session

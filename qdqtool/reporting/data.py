@@ -429,6 +429,7 @@ class ModelContents:
     rejection: str  # "will reject" or "will probably reject" hides times; empty if TensorRT builds
     verdict: str
     counts: dict[str, int | None]
+    counts_without_errors: dict[str, int | None] | None  # None if unknown
     conversion_count: int | str | None  # a range if it is open; None if the target has none
     conversion_range_reason: str
     remarks: list[str]

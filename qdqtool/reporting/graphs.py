@@ -484,7 +484,7 @@ class _EngineDrawing:
     def build(self) -> bool:
         """Create boxes and edges, and return whether the edges are few enough to be drawn."""
         count = 0
-        for number, layer in enumerate(self.collector.subject.prediction.layers):
+        for number, layer in enumerate(self.collector.engine.layers):
             count += sum(len(self.sources.get(t.tensor, ())) for t in layer.inputs)
             if count > _MAX_EDGES:
                 return False

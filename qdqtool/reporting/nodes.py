@@ -18,6 +18,7 @@ from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings.report import list_shown_findings, title_of
+from qdqtool.fixing.rehearsal import rehearse
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_included_saving
@@ -37,6 +38,7 @@ from qdqtool.ir.qdq import find_first_quantizer, is_dq, is_q, is_qdq
 from qdqtool.patterns.view import View
 from qdqtool.prediction import add_findings, choose_typing, predict
 from qdqtool.reasons.finding import split_fixable
+from qdqtool.reasons.gpus import GpuLimit
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import (
@@ -59,7 +61,7 @@ from qdqtool.timing.workload import predict_workload
 from qdqtool.trt import trace
 from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.pipeline import cases
-from qdqtool.trt.result import EngineLayer, Prediction
+from qdqtool.trt.result import ConvOutcome, EngineLayer, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.trt.trace import Event
 from qdqtool.verification.api import verify_model
@@ -92,6 +94,7 @@ class ModelCollector:
 
     Attributes:
         model: Contents collected so far.
+        engine: Prediction of the layers and data types that the page shows.
         positions: Position in ``model.nodes`` of each drawn node, by the node's index in the graph.
         conversion_names: Names of the Q and DQ in the model that are conversions at run time. If
             TensorRT's copy (``..._clone_1``) is the conversion, the name of the original Q or DQ.
@@ -119,6 +122,7 @@ class ModelCollector:
             rejection=prediction.rejection,
             verdict=verdict(prediction, half=half),
             counts=prediction.summary(),
+            counts_without_errors=None if subject.engine is None else subject.engine.summary(),
             conversion_count=None if prediction.conversions is None else count,
             conversion_range_reason=dependence,
             remarks=[display_message(line) for line in remarks(prediction)],
@@ -126,8 +130,9 @@ class ModelCollector:
         )
         self.positions: dict[int, int] = {}
         self._case_positions: dict[str, int] = {}
+        self.engine = prediction if subject.engine is None else subject.engine
         self.conversion_names = frozenset(
-            self._original_name(n) for n in prediction.conversion_nodes
+            self._original_name(n) for n in self.engine.conversion_nodes
         )
 
     def collect(self) -> data.ModelContents:
@@ -300,7 +305,7 @@ class ModelCollector:
     # Layers and convolutions ----------------------------------------------------------------------
 
     def _add_layers(self) -> None:
-        layers = self.subject.prediction.layers
+        layers = self.engine.layers
         for number, layer in enumerate(layers):
             nodes = self._find_layer_nodes(layer)
             for position in nodes:
@@ -359,9 +364,10 @@ class ModelCollector:
                 entry.measured = None if row is None else round(row.ms, 5)
 
     def _add_convolutions(self) -> None:
-        layer_numbers = _number_layers(self.subject.prediction.layers)
-        for conv in self.subject.prediction.convolutions:
-            node = self.positions.get(conv.index, -1)
+        layer_numbers = _number_layers(self.engine.layers)
+        findings = {c.name: c.findings for c in self.subject.prediction.convolutions}
+        for conv in self.engine.convolutions:
+            node = self._find_convolution(conv)
             number = layer_numbers.get(conv.layer or "", -1)
             if node >= 0:
                 self.model.nodes[node].conv = len(self.model.convs)
@@ -379,13 +385,19 @@ class ModelCollector:
                     evidence=str(conv.evidence),
                     layer=number,
                     fused=[display_name(n) for n in conv.fused],
-                    findings=list(conv.findings),
+                    findings=list(findings.get(conv.name, ())),
                     cases=[self._add_case(name) for name in conv.cases],
                 )
             )
             if conv.layer:  # the names of fused nodes in the layer may differ from the model's
                 for position in self.find_nodes(conv.fused):
                     self._set_layer(position, number)
+
+    def _find_convolution(self, conv: ConvOutcome) -> int:
+        """Return the position of a convolution's node; -1 if the node is not drawn."""
+        if self.engine is self.subject.prediction:
+            return self.positions.get(conv.index, -1)
+        return self.find_first_node([conv.name])  # nodes of a repaired model have other indices
 
     def _add_case(self, name: str) -> int:
         """Return the position of the evidence for a rule; add the evidence on first use."""
@@ -449,7 +461,7 @@ class ModelCollector:
         findings: dict[str, list[int]] = defaultdict(list)
         for finding in prediction.findings:
             findings[finding.node].append(finding.id)
-        for name in prediction.conversion_nodes:
+        for name in self.engine.conversion_nodes:
             number = layer_numbers.get(name, -1)
             own_findings: list[int] = []
             for node in {name, self._original_name(name)}:
@@ -474,7 +486,7 @@ class ModelCollector:
 
     def _find_conversion_layers(self) -> dict[str, int]:
         """Return the position of each conversion layer, by layer name and by node name."""
-        layers = enumerate(self.subject.prediction.layers)
+        layers = enumerate(self.engine.layers)
         conversions = [(i, layer) for i, layer in layers if layer.type == "Conversion"]
         by_node = {name: i for i, layer in conversions for name in layer.nodes}
         # TensorRT's copies of quantizers exist only as layer names.
@@ -583,6 +595,8 @@ class ReportSubject:
     Attributes:
         model: Indexed ONNX model.
         prediction: Prediction of the engine. With a GPU, findings and layers have times.
+        engine: Prediction of the model without its errors; None if it is unknown. This is
+            `prediction` if TensorRT accepts the model.
         target: TensorRT version, restricted to the GPU's compute capability if a GPU is given.
         time: Estimate of the engine's time; None without a GPU or if no engine can be built.
         verification: Comparison of the prediction with the build; None without a build.
@@ -600,9 +614,11 @@ class ReportSubject:
     build: Build | None = None
     work: list[LayerWork] = field(default_factory=list)
     view: View = field(init=False)
+    engine: Prediction | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.view = View(self.model)
+        self.engine = self.prediction
 
 
 def analyze_model(
@@ -645,10 +661,35 @@ def analyze_model(
     if gpu is not None:
         _estimate_time(subject, gpu, inputs.assume)
     if prediction.rejected:
+        subject.engine = _predict_without_errors(subject, inputs.assume)
         prediction.findings = list_shown_findings(prediction)
         add_findings(prediction, (), model)  # the page needs consecutive numbers
     subject.work = _estimate_work(subject)
     return subject
+
+
+def _predict_without_errors(
+    subject: ReportSubject, assume: Mapping[str, str] | None
+) -> Prediction | None:
+    """Predict a rejected model after the fixes of its errors.
+
+    The simulation of the model itself has the causes of most errors in place, such as nonzero zero
+    points, so its data types are not those of a model without errors. Limits of a GPU have no
+    effect on the simulation.
+
+    Returns:
+        None with a build, or if ``fix`` cannot remove all errors.
+    """
+    errors = subject.prediction.errors()
+    if all(isinstance(finding.causes[0].reason, GpuLimit) for finding in errors):
+        return subject.prediction
+    codes = {finding.code for finding in errors if finding.automatic}
+    if subject.build is None and codes:
+        target = apply_assumptions(subject.target, assume)
+        with contextlib.suppress(QdqtoolError):
+            engine = rehearse(subject.model, target, requested=codes).prediction
+            return None if engine.rejected else engine
+    return None
 
 
 def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] | None) -> None:
@@ -677,7 +718,12 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
 
 
 def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
-    """Return the work of each layer; assume FP16 for float layers if no time was estimated."""
+    """Return the work of each layer; assume FP16 for float layers if no time was estimated.
+
+    The work is empty if the layers are those of a repaired model.
+    """
+    if subject.engine is not None and subject.engine is not subject.prediction:
+        return []
     workload = subject.time.workload if subject.time is not None else None
     if workload is None:
         model = model_variants.resolve_inputs(subject.model, 1)

@@ -231,9 +231,13 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
     g.channels[x] = 8
     x = g.pair(g.relu(g.conv(x, "c", 16, scale=None), "r"), "mid", 0.1, zero=5)
     g.channels[x] = 16
-    contents = qdqtool.report(g.model(g.conv(x, "d", 16, scale=None))).page
+    model = g.model(g.conv(x, "d", 16, scale=None))
+    contents, fixed = qdqtool.report(model).page, qdqtool.fix(model, only=["ZP-NONZERO"])
     errors = [f for f in contents.model.findings if f.severity == "error"]
     assert contents.model.rejected and [f.code for f in errors] == ["ZP-NONZERO"] * 2
+    assert contents.model.counts_without_errors == fixed.after.summary() != fixed.before.summary()
+    types = [(c.inputs, c.output) for c in contents.model.convs]
+    assert types == [(c.inputs, c.output) for c in fixed.after.convolutions]
     errors[0].severity = "warning"
     html = page.render_page(contents)
     tile = '<p class="big">4</p>\n<p class="muted">■ 1 error, ▲ 1 warning, ● 2 notes.'
@@ -242,9 +246,18 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
     )
 
 
-def test_page_counts_no_int8_in_a_rejected_model() -> None:
-    text = qdqtool.report(chain("INT8", "INT8"), gpu="GTX 1080").html
+@pytest.mark.parametrize(
+    ("precision", "options", "without_errors", "condition"),
+    [
+        ("INT8", {"gpu": "GTX 1080"}, " Without the errors: 2 of 2", "if built"),
+        ("FP8", {"target": "trt8.5"}, "", "with the errors"),  # fix cannot remove the error
+    ],
+)
+def test_page_counts_no_int8_in_a_rejected_model(
+    precision: str, options: dict[str, Any], without_errors: str, condition: str
+) -> None:
+    text = qdqtool.report(chain(precision, precision), **options).html
     tile = text.split('<div class="tile">')[1]
-    assert "INT8</h2>" in tile and '<p class="big word">none</p>' in tile
-    assert "Without the errors: 2 of 2</p>" in tile and "with INT8 output" not in tile
-    assert ">Output, if built<" in text and not re.search('id="layers"|"remarks"', text)
+    assert f"{precision}</h2>" in tile and '<p class="big word">none</p>' in tile
+    assert f" the model.{without_errors}</p>" in tile and "with INT8 output" not in tile
+    assert f">Output, {condition}<" in text and not re.search('id="layers"|"remarks"', text)
