@@ -114,8 +114,12 @@ def render(
     _add_convolution_tables(page, prediction, float_type)
     if everything or layers:
         add_slowest_layers(page, engine_times)
+        _add_fp32_notes(page, engine_times, float_type)
     if layers:
-        _add_layers(page, prediction, float_type, [t for t in engine_times if t.is_supported][:1])
+        # The times of the layers are those of the first supported GPU.
+        listed = next((time for time in engine_times if time.is_supported), None)
+        is_fp32 = listed is not None and listed.fp32_layers
+        _add_layers(page, prediction, Precision.FP32 if is_fp32 else float_type)
     if trace:
         _add_trace(page, prediction)
     options = options or NextOptions(target_option(target.display_name))
@@ -611,15 +615,9 @@ def _format_types(types: Iterable[Precision], float_type: Precision, between: st
     return between.join(names) or "-"
 
 
-def _add_layers(
-    page: TextPage, prediction: Prediction, float_type: Precision, times: Sequence[TimeEstimate]
-) -> None:
-    count = str(len(prediction.layers))
-    if prediction.engine_nodes != len(prediction.layers):
-        count += f"; {prediction.engine_nodes} if each region of Myelin is one layer"
-    page.add_heading(f"Engine layers ({count})")
+def _add_fp32_notes(page: TextPage, times: Sequence[TimeEstimate], float_type: Precision) -> None:
     for time in times:
-        if time.fp32_layers and float_type != Precision.FP32:
+        if time.is_supported and time.fp32_layers and float_type != Precision.FP32:
             page.fill(
                 f"note: the estimate uses FP32 instead of {float_type} for "
                 f"{format_count(time.fp32_layers, 'layer')}, because the engine is then faster on "
@@ -627,6 +625,13 @@ def _add_layers(
                 4,
                 "  ",
             )
+
+
+def _add_layers(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
+    count = str(len(prediction.layers))
+    if prediction.engine_nodes != len(prediction.layers):
+        count += f"; {prediction.engine_nodes} if each region of Myelin is one layer"
+    page.add_heading(f"Engine layers ({count})")
     layers_of: dict[int | None, list[EngineLayer]] = defaultdict(list)
     for layer, region in zip(prediction.layers, prediction.layer_regions, strict=True):
         layers_of[region].append(layer)

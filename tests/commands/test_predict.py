@@ -84,7 +84,7 @@ def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, model: str) -> None:
-    """The output starts with the rejection; the fix is a command with file names."""
+    # The output starts with the rejection; the fix is a command with file names.
     g = Graph(opset=12)
     x = g.dq(g.q(g.input(1, 16, 8, 8), "q", zero=3), "dq", zero=3)
     onnx.save(g.model(g.dq(g.q(g.conv(x, "c", 16, scale=None), "r"), "dr")), model)
@@ -156,7 +156,7 @@ def test_predict_names_the_requested_version(
 def test_predict_promises_no_fix_of_notes(
     cli: Cli, model: str, proto: onnx.ModelProto, promise: str
 ) -> None:
-    """The finding at the first Add is a note; `fix` rejects its fix if the prediction gets worse."""
+    # The finding at the first Add is a note; `fix` rejects its fix if the prediction gets worse.
     onnx.save(proto, model)
     assert promise in " ".join(cli("predict", model, "--target", "8.5").split())
 

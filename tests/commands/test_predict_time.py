@@ -26,7 +26,7 @@ def test_float_file_is_not_to_be_quantized_for_a_gpu_without_int8(
 
 
 def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
-    """The time next to the Q/DQ layers, the saving and JSON are the same number."""
+    # The time next to the Q/DQ layers, the saving and JSON are the same number.
     text = cli("predict", model, "--gpu", "rtx 3060", "--all")
     (note,) = (part for part in text.split("\n\n") if part.startswith("note INPUT-CONVERSION"))
     (saving,) = re.findall(r"saves: at most ([\d.]+) ms", note)
@@ -91,16 +91,19 @@ def test_predict_build_command_has_the_types_of_the_estimate(
     assert ("--fp16" in text[text.index("trtexec") : text.index("build.log")]) is flag
 
 
+@pytest.mark.parametrize("page", ["--all", "--layers"])
 @pytest.mark.parametrize(
-    ("options", "noted", "listed"),
-    [([], ["2"], 2), (["--no-fp16"], [], 0), (["--strongly-typed"], [], 0)],
+    ("options", "noted"), [([], ["2"]), (["--no-fp16"], []), (["--strongly-typed"], [])]
 )
-def test_predict_layers_states_the_number_of_layers_estimated_in_fp32(
-    model: str, cli: Cli, options: list[str], noted: list[str], listed: int
+def test_predict_states_the_number_of_layers_estimated_in_fp32(
+    model: str, cli: Cli, page: str, options: list[str], noted: list[str]
 ) -> None:
-    text = cli("predict", model, "--gpu", "L4", "--layers", *options).split("Engine layers")[1]
+    text = cli("predict", model, "--gpu", "L4", page, *options)
     assert re.findall(r"FP32 instead of FP16 for (\d+) layers", text) == noted
-    assert len(re.findall(r"\n  [A-Z]\w+: .*FP16", text)) == listed
+    listed = re.findall(r"\n  [A-Z]\w+: (.* -> .*), [\d.]+ ms", text)
+    assert listed == ["FP32 -> INT8", *2 * ["INT8 -> INT8"], "INT8 -> FP32", "FP32 -> FP32"] * (
+        page == "--layers"
+    )
 
 
 def test_predict_calibrate_with_a_measured_time(model: str, tmp_path: Path, cli: Cli) -> None:
@@ -271,7 +274,7 @@ def test_note_about_fp8_comes_with_a_row_of_fp8(
 def test_advice_to_quantize_depends_on_the_fastest_type(
     gpu: str, advises_auto: bool, tmp_path: Path, cli: Cli
 ) -> None:
-    """INT8 is far slower than FP16 on B300."""
+    # INT8 is far slower than FP16 on B300.
     path = save_model(tmp_path, convolution_chain(channels=256, quantized=False))
     assert (
         "--precision auto --gpu" in " ".join(cli("predict", path, "--gpu", gpu).split())
