@@ -9,8 +9,10 @@ def engine_line(layer: EngineLayer) -> str:
     def side(edges: list[TensorPrecision], shape: str) -> str:
         return ", ".join(f"{t.tensor} ({_WORDS.get(t.precision, 'Float')}[{shape}])" for t in edges)
 
-    # A prediction has no shapes. The output is dynamic, because it is compared with the model's.
-    inputs, outputs = side(layer.inputs, "1,8,8,8"), side(layer.outputs, "-1,-1,-1,-1")
+    # A prediction has no shapes. Those of convolutions are dynamic, as they are compared with the
+    # model's.
+    inputs = side(layer.inputs, "1,8,8,8")
+    outputs = side(layer.outputs, "1,8,8,-1" if layer.type == "Convolution" else "1,8,8,8")
     kind = {
         "Convolution": "CaskConvolution",
         "Conversion": "Reformat",
