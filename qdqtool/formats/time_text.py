@@ -61,7 +61,13 @@ def add_speed_verdict(
 
 
 def _add_remarks(page: TextPage, times: Sequence[TimeEstimate], *, name_gpus: bool) -> None:
-    """Add the remarks on each GPU; a remark on all of several GPUs is printed once."""
+    """Add the remarks on each GPU; a remark on all of several GPUs is printed once.
+
+    Args:
+        page: Page to add to.
+        times: Estimated time on each GPU.
+        name_gpus: Whether to name the GPU of each remark that is not on all GPUs.
+    """
     lists = [_list_remarks(page, time) for time in times]
     common = set.intersection(*map(set, lists)) if len(lists) > 1 else set()
     for k, (time, remarks) in enumerate(zip(times, lists, strict=True)):
@@ -69,7 +75,8 @@ def _add_remarks(page: TextPage, times: Sequence[TimeEstimate], *, name_gpus: bo
             is_common = remark in common
             if is_common and k:
                 continue
-            name = f" ({time.gpu.name})" if name_gpus and not is_common else ""
+            is_named = is_common or time.gpu.name in remark
+            name = f" ({time.gpu.name})" if name_gpus and not is_named else ""
             is_warning = getattr(remark, "code", "") in _WARNING_NOTES
             word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
             page.fill(f"{word}{name}: {as_options(remark)}", 4, "  ", style)

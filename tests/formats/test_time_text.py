@@ -89,8 +89,9 @@ def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
     time = TimeEstimate(GPU, 10.0, float_time=base, launch_ms=6.0, quantized=Precision.FP8)
     page = TextPage(500)
     add_speed_verdict(page, [time])
-    add_speed_verdict(page, [time, time])
+    add_speed_verdict(page, [time, replace(time, notes=["a note", f"slower on {GPU.name}"])])
     text = "\n".join(page.lines)
+    assert f"  note ({GPU.name}): a note" in text and f"  note: slower on {GPU.name}" in text
     assert "  About as fast as FP16 (" in text and text.count("  about as fast (") == 2
     assert text.count("gains more from FP8") == 2  # once for both GPUs
 
