@@ -236,8 +236,9 @@ def test_page_counts_findings_by_code_as_predict_does(g: Graph) -> None:
     errors = [f for f in contents.model.findings if f.severity == "error"]
     assert contents.model.rejected and [f.code for f in errors] == ["ZP-NONZERO"] * 2
     assert contents.model.counts_without_errors == fixed.after.summary() != fixed.before.summary()
-    types = [(c.inputs, c.output) for c in contents.model.convs]
-    assert types == [(c.inputs, c.output) for c in fixed.after.convolutions]
+    assert [(c.inputs, c.output) for c in contents.model.convs] == [
+        (c.inputs, c.output) for c in fixed.after.convolutions
+    ]
     errors[0].severity = "warning"
     html = page.render_page(contents)
     tile = '<p class="big">4</p>\n<p class="muted">■ 1 error, ▲ 1 warning, ● 2 notes.'
