@@ -31,6 +31,7 @@ from onnx import numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.extraction.invariants import Invariants
+from qdqtool.extraction.reductions import are_positions
 from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
@@ -258,8 +259,8 @@ def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) 
     """
     if not value.size:
         return value
-    if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
-        return value  # 0, 1, 2, ... are positions such as the bins of a DFL, not weights
+    if are_positions(value):
+        return value
     scaled = value.astype(np.float64) * ratio
     # If a channel has few numbers and its scale is unchanged, its range would reveal the numbers.
     is_scaled = not isinstance(ratio, float) or ratio != 1.0

@@ -364,25 +364,60 @@ def _is_large_weight(tensor: onnx.TensorProto) -> bool:
     return is_weight and bool(np.prod(tensor.dims) > _PLAIN)
 
 
-def _find_scale_axes(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the channel axis of each tensor that a QuantizeLinear with several scales reads."""
+def _find_scale_axes(proto: onnx.ModelProto) -> dict[str, int | None]:
+    """Return the channel axis of each tensor that a QuantizeLinear reads; None for one scale."""
     counts = {t.name: np.prod(t.dims) for t in proto.graph.initializer}
-    return {
-        node.input[0]: next((a.i for a in node.attribute if a.name == "axis"), 1)
-        for node in proto.graph.node
-        if node.op_type == qdq.Q and counts.get(node.input[1], 1) > 1
-    }
+    axes: dict[str, int | None] = {}
+    for node in proto.graph.node:
+        if node.op_type == qdq.Q:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+            axes[node.input[0]] = axis if counts.get(node.input[1], 1) > 1 else None
+    return axes
 
 
 def _flatten(array: npt.NDArray[Any], axis: int | None) -> npt.NDArray[Any]:
     """Return an array whose elements, of each channel or of all, are the largest in magnitude."""
-    is_per_channel = axis is not None and -array.ndim <= axis < array.ndim
-    moved = np.moveaxis(array, axis or 0, 0) if is_per_channel else array
-    rows = moved.reshape(len(moved) if is_per_channel else 1, -1)
-    places = np.argmax(np.abs(rows.astype(np.float64)), axis=1)
-    plain = np.broadcast_to(rows[np.arange(len(rows)), places][:, None], rows.shape)
-    plain = plain.reshape(moved.shape)
-    return np.moveaxis(plain, 0, axis or 0) if is_per_channel else plain
+    shape = [1] * array.ndim
+    if axis is not None and -array.ndim <= axis < array.ndim:
+        shape[axis] = -1
+    return np.broadcast_to(_find_largest(_to_rows(array, axis)).reshape(shape), array.shape)
+
+
+def _restore_largest(
+    part: npt.NDArray[Any], whole: npt.NDArray[Any], axis: int | None
+) -> npt.NDArray[Any]:
+    """Return a part of weights with the largest magnitude that each channel has in the whole.
+
+    The scales of the whole then fit the part.
+    """
+    rows = _to_rows(part, axis).copy()
+    largest = _find_largest(_to_rows(whole, axis))[: len(rows)]
+    np.put_along_axis(rows, _find_places(rows), largest[:, None], axis=1)
+    if len(rows) == 1:
+        return rows.reshape(part.shape)
+    moved = np.moveaxis(part, axis or 0, 0)
+    return np.ascontiguousarray(np.moveaxis(rows.reshape(moved.shape), 0, axis or 0))
+
+
+def are_positions(array: npt.NDArray[Any]) -> bool:
+    """Return whether the elements are 0, 1, 2, ..., such as the bins of a DFL, and not weights."""
+    return array.size > 1 and np.array_equal(array.reshape(-1), np.arange(array.size))
+
+
+def _to_rows(array: npt.NDArray[Any], axis: int | None) -> npt.NDArray[Any]:
+    """Return an array of shape [channels, values], with one row if the axis is not valid."""
+    if axis is None or not -array.ndim <= axis < array.ndim:
+        return array.reshape(1, -1)
+    return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+
+
+def _find_places(rows: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    places: npt.NDArray[np.intp] = np.abs(rows.astype(np.float64)).argmax(axis=1, keepdims=True)
+    return places
+
+
+def _find_largest(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.take_along_axis(rows, _find_places(rows), axis=1)[:, 0]
 
 
 def _list_factors(sizes: list[int]) -> list[int]:
@@ -430,6 +465,7 @@ def _resize_channels(
     """
     resizing = (n for n in proto.graph.node if n.op_type in ("Resize", "Upsample"))
     structural = {t for n in resizing for t in n.input[1:]}
+    axes = _find_scale_axes(proto)
 
     def resize(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
         if name in structural or tensor.data_type in _NOT_RESIZED:
@@ -439,6 +475,8 @@ def _resize_channels(
             return tensor
         whole: npt.NDArray[Any] = to_array(find_constant(tensor))
         part = np.ascontiguousarray(whole[tuple(slice(0, d) for d in dims)])
+        if name in axes and part.size and not are_positions(whole):
+            part = _restore_largest(part, whole, axes[name])
         return numpy_helper.from_array(part, tensor.name)
 
     candidate = prune_unused(proto, lambda tensor: resize(tensor, tensor.name))

@@ -107,18 +107,27 @@ def test_reductions_copy_only_weights_that_change(
     assert (min(copies), max(copies)) == (1, 3)
 
 
-def test_flattened_weights_fit_their_scales(g: Graph) -> None:
+def find_ranges(proto: onnx.ModelProto) -> np.ndarray:
+    (weights,) = (t for t in proto.graph.initializer if len(t.dims) == 4)
+    return np.abs(onnx.numpy_helper.to_array(weights)).max(axis=(1, 2, 3))
+
+
+@pytest.mark.parametrize("reduction", [reductions.flatten_weights, reductions.reduce_channels])
+def test_reduced_weights_fit_their_scales(g: Graph, reduction: reductions.Reduction) -> None:
     model = g.model(g.conv(g.input(1, 8, 8, 8), "conv", 12, scale=0.05))
-    (candidate,) = reductions.flatten_weights(model, lambda tensor: tensor)
-    before, after = (
-        onnx.numpy_helper.to_array(tensor).reshape(12, -1)
-        for proto in (model, candidate)
-        for tensor in proto.graph.initializer
-        if len(tensor.dims) == 4
-    )
-    largest = np.abs(before).max(axis=1, keepdims=True)
-    assert len(np.unique(largest)) == 12
-    np.testing.assert_array_equal(np.abs(after), np.broadcast_to(largest, after.shape))
+    candidates = list(reduction(model, lambda tensor: tensor))
+    assert candidates and len(set(find_ranges(model))) == 12
+    for ranges in map(find_ranges, candidates):
+        np.testing.assert_array_equal(ranges, find_ranges(model)[: len(ranges)])
+
+
+def test_reduced_bins_of_a_dfl_still_count_from_zero(g: Graph) -> None:
+    bins = g.pair(g.const("bins", np.arange(16.0).reshape(1, 16, 1, 1)), "bins.w", 15 / 127)
+    model = g.model(g.op("Conv", [g.input(1, 16, 8, 8), bins], "dfl"))
+    candidate = next(reductions.reduce_channels(model, lambda tensor: tensor))
+    (weights,) = (t for t in candidate.graph.initializer if len(t.dims) == 4)
+    count = weights.dims[1]
+    assert count < 16 and onnx.numpy_helper.to_array(weights).ravel().tolist() == [*range(count)]
 
 
 def has_add(model: onnx.ModelProto) -> bool:
