@@ -166,7 +166,7 @@ def _run_verify_step(quantized: Path) -> Iterator[str]:
         for command in (["verify", str(quantized), str(layers)], ["log", str(layers)]):
             yield from _wrap_command(f"{_program_name()} {shlex.join(command)}", "     ")
     yield from _wrap_line(
-        "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's license), the demo builds the "
+        "After pip install 'qdqtool[rtx]' (which accepts NVIDIA's license), the demo builds the "
         "model with TensorRT-RTX, which needs no GPU. For another TensorRT, give the log of "
         "trtexec to verify:"
     )
