@@ -58,6 +58,9 @@ class Clock:
         self.now = 0.0
         self.time, self.process_time = time.time, time.process_time
 
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
     def monotonic(self) -> float:
         return self.now
 

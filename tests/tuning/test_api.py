@@ -228,8 +228,8 @@ def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[
     lines = render_tuning(tuned, 500).lines
     others = "and 6 for other reasons (such as --head, or no gain in INT8): c0, c1, c2, c3, c4, c5"
     expected = [text for site in sites for text in (f"Kept in FP16: {site}", f"  {others}")]
-    assert [s for s in lines if s.startswith(("Kept in", "  and "))] == expected
-    assert "  head: int8" in lines
+    kept = [s for s in lines if s.startswith(("Kept in", "  and "))]
+    assert kept == expected and "  head: int8" in lines
 
 
 @pytest.mark.parametrize(
@@ -321,19 +321,23 @@ def test_tuning_json_has_intervals_and_counts(tuned: Tuning) -> None:
 
 
 def test_model_of_point_has_its_cost(tuned: Tuning) -> None:
-    counts = [qdqtool.predict(tuned.model_of(p)).summary()["int8"] for p in tuned.front]
-    assert counts == [point.cost.int8 for point in tuned.front]
+    assert [point.cost.int8 for point in tuned.front] == [
+        qdqtool.predict(tuned.model_of(p)).summary()["int8"] for p in tuned.front
+    ]
 
 
 def test_tune_measures_no_choice_that_cannot_pay() -> None:
     swept: set[str] = set()
-
-    def observe(job: TuningJob, result: TaskResult) -> None:
-        for key, rows in result.items():
-            if all(row and row.evidence is None for row in rows.values()):
-                swept.add(key)
-
-    tuning = tune(keep=KEEP, mapper=observed(observe))
+    tuning = tune(
+        keep=KEEP,
+        mapper=observed(
+            lambda job, result: swept.update(
+                key
+                for key, rows in result.items()
+                if all(row and row.evidence is None for row in rows.values())
+            )
+        ),
+    )
     choices = [choice for site in tuning.sites for choice in site.choices]
     assert (
         [c.error for c in choices if c.left_out] == [None] * tuning.effort["never_measured"] != []
@@ -383,12 +387,7 @@ def test_tune_estimates_its_duration(
     clock: Clock, seconds: float, workers: int, limit: float | None, most: str, end: str
 ) -> None:
     """30 combinations on 4 selection images and a third of the 4 held-out images are 160 runs."""
-
-    def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
-        for result in map_on_threads(1)(job, tasks):
-            clock.now += seconds * sum(map(len, result.values()))
-            yield result
-
+    mapper = observed(lambda job, result: clock.advance(seconds * sum(map(len, result.values()))))
     lines: list[str] = []
     tuning = tune(keep=0.5, mapper=mapper, workers=workers, say=lines.append, time_limit=limit)
     choices = tuning.effort["candidates"] - tuning.effort["never_measured"]
@@ -412,8 +411,9 @@ def test_tune_for_strongly_typed_target_is_fp16() -> None:
     assert np.array_equal(run(tuning.model, DATA[0])[0], run(inserted.model, DATA[0])[0])
     assert set(inserted.notes) <= set(tuning.notes)
     predicted = qdqtool.predict(tuning.model, "trt11")
-    assert predicted.summary()["int8"] == tuning.chosen.cost.int8
-    assert "FLOAT-FP32" not in predicted.findings_by_code()
+    assert predicted.summary()["int8"] == tuning.chosen.cost.int8 and (
+        "FLOAT-FP32" not in predicted.findings_by_code()
+    )
     (note,) = (n for n in tuning.notes if n.code == "measured-in-fp32")
     errors = [1.0 - agreement(tuning.model, [d]) for d in CALIBRATION]
     assert note.values["after"] == pytest.approx(np.mean(errors), abs=5e-5)
@@ -490,6 +490,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "head": ({"head": "x"}, "unknown-choice", "head", "`head='x'"),
     "method": ({"method": "kl"}, "unknown-choice", "method", "`method='kl'"),
     "long-time": ({"time_limit": 1e308}, "out-of-range", "time_limit", "time_limit=1e+308"),
+    "precision": ({"precision": "auto"}, "unknown-choice", "precision", "auto"),
     "method-for": ({"method_for": [("no", "max")]}, "no-match", "method_for", "no=max"),
 }
 
@@ -531,8 +532,8 @@ def test_tune_leaves_broken_images_out(tmp_path: Path) -> None:
     tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     (unread,) = (w for w in tuning.warnings if w.code == "unread-images")
     assert (unread.values["count"], unread.values["file"]) == (1, "picture003.png")
-    assert tuning.chosen.metric != whole.chosen.metric
-    assert tuning.chosen.chosen_on == whole.chosen.chosen_on
+    first, second = whole.chosen, tuning.chosen
+    assert first.metric != second.metric and first.chosen_on == second.chosen_on
 
 
 def test_save_never_replaces_an_input(tmp_path: Path) -> None:

@@ -68,8 +68,11 @@ def test_cluster_worker_gets_the_network_once(client: Any, monkeypatch: pytest.M
     job, tasks = job_and_tasks()
     handed: list[Any] = []
     original = measure.ClusterJob
-    record = lambda *arguments: handed.append(arguments) or original(*arguments)  # noqa: E731
-    monkeypatch.setattr(measure, "ClusterJob", record)
+    monkeypatch.setattr(
+        measure,
+        "ClusterJob",
+        lambda *arguments: handed.append(arguments) or original(*arguments),
+    )
     with connect(client) as cluster, ClusterMapper(cluster) as mapper:
         assert all(len(rows_of(mapper(job, tasks[2 * k : 2 * k + 2]))) == 8 for k in range(3))
     assert len(handed) == 1 and handed[0][3] is measure.run_task

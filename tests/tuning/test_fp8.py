@@ -2,14 +2,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 
 import qdqtool
-from qdqtool.errors import QdqtoolError
 from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.insertion.number_formats import FP8
 from qdqtool.tuning.recipe import Recipe
-from tests.errors import has
 from tests.insertion.nets import Net, check, wide_samples
 
 OPTIONS: Any = {"precision": "fp8", "head": "none", "high_precision": "fp32"}
@@ -43,8 +40,3 @@ def test_high_goal_leaves_layers_float() -> None:
 def test_recipes_of_both_formats_differ() -> None:
     weights = ((0, "w", 0),)
     assert Recipe((), weights).key != Recipe((), weights, FP8).key
-
-
-def test_tune_has_no_automatic_choice() -> None:
-    with pytest.raises(QdqtoolError, check=has("unknown-choice", parameter="precision")):
-        qdqtool.tune(network(), wide_samples(12), precision="auto")

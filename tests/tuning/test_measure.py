@@ -232,8 +232,11 @@ def test_float_network_runs_once_per_sample(
     results: list[list[TaskResult]] = []
     calls: list[Any] = []
     kept = OutputAgreementMetric.prepare_reference
-    count = lambda self, outputs: calls.append(1) or kept(self, outputs)  # noqa: E731
-    monkeypatch.setattr(OutputAgreementMetric, "prepare_reference", count)
+    monkeypatch.setattr(
+        OutputAgreementMetric,
+        "prepare_reference",
+        lambda self, outputs: calls.append(1) or kept(self, outputs),
+    )
     for room, runs in ((limits.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(limits, "TUNING_REFERENCES", room)
         calls.clear()

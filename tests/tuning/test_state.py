@@ -33,10 +33,6 @@ def test_tune_result_does_not_depend_on_workers(
     assert without_effort(again) == without_effort(tuned) and first == second
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("after", slow_after(1, [40, 1]))
 def test_tune_continues_from_state(tuned: qdqtool.Tuning, tmp_path: Path, after: int) -> None:
     state = tmp_path / "t.tuning"
@@ -44,10 +40,10 @@ def test_tune_continues_from_state(tuned: qdqtool.Tuning, tmp_path: Path, after:
 
     def kill(job: TuningJob, result: TaskResult) -> None:
         if len(results) == after:
-            raise Killed
+            raise SystemExit
         results.append(result)
 
-    with pytest.raises(Killed):
+    with pytest.raises(SystemExit):
         tune(keep=KEEP, state=state, mapper=observed(kill))
     again = tune(keep=KEEP, state=state)
     assert without_effort(again) == without_effort(tuned) and again.effort["resumed"] >= after
