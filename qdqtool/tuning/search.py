@@ -38,6 +38,7 @@ from qdqtool.tuning.sites import (
     select_candidates,
 )
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count_were
 
 _RANGE_SITES = 8  # number of worst sites for which other ranges are tried
 _REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by one at the end
@@ -47,6 +48,9 @@ _STEPS_IN_BUDGET = 3  # number of measured steps of a chain: the last ones withi
 # Smallest assumed gain of a choice, as a fraction of the squared error of the start configuration.
 _LEAST_GAIN = 1e-9
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
+# Maximum number of placements outside the front, other than simple ones, that are tried on held-out
+# samples. Each try is a chance to reach the goal by luck.
+_DOMINATED_TRIES = 8
 _SWEPT_TOGETHER = 8  # number of choices that are measured together if there is a time limit
 _TIME_LIMIT = "time limit"
 _UNREADABLE = "none of the images could be read"
@@ -201,10 +205,8 @@ class PlacementSearch:
             )
             return
         if self.evaluator.deadline is not None:
-            worst = list_worst_floats(
-                self.start, self._floats_by_input_error, "worst by input error"
-            )
-            self.measure([*list_head_floats(self.start, self.sites), *worst])
+            heads = list_head_floats(self.start, self.sites)
+            self.measure([*heads, *self._list_worst_by_input_error()])
         complete = self._sweep_choices()
         is_sufficient = self._combine_choices(self._choose_ranges() if complete else self.start)
         if not complete and self._combine_further_choices():
@@ -463,6 +465,9 @@ class PlacementSearch:
         worst = list_worst_floats(self.start, ranked, "worst by sensitivity")
         return [*list_head_floats(self.start, self.sites), *worst]
 
+    def _list_worst_by_input_error(self) -> list[tuple[str, Configuration]]:
+        return list_worst_floats(self.start, self._floats_by_input_error, "worst by input error")
+
     @functools.cached_property
     def _floats_by_input_error(self) -> list[Configuration]:
         return rank_floats_by_input_error(self.planner, self.start, self.sites)
@@ -636,10 +641,11 @@ class PlacementSearch:
         """Return the best placement, and whether it reaches the goal.
 
         With a budget, the best placement is the most accurate within the budget; if none fits, the
-        cheapest. Without a budget, the best placement is the cheapest of the front that reaches the
-        goal on both the samples of the search and the held-out samples; if none does, the most
-        accurate. After `judging_deadline`, only the cheapest placement and placements with a
-        measurement on the held-out samples are considered.
+        cheapest. Without a budget, the best placement is the cheapest that reaches the goal on both
+        the samples of the search and the held-out samples; if none does, the most accurate. After
+        `judging_deadline`, only the first and the last of the front and placements with a
+        measurement on the held-out samples are considered. A note reports cheaper placements that
+        were not measured on the held-out samples.
 
         Raises:
             QdqtoolError: The pool is empty.
@@ -660,19 +666,78 @@ class PlacementSearch:
     def _choose_accurate_placement(
         self, front: Sequence[PlacementResult]
     ) -> tuple[PlacementResult, bool]:
-        """Return the cheapest placement that reaches the goal, else the most accurate one."""
+        """Return the cheapest placement that reaches the goal, else the most accurate one.
+
+        The placements of the front are tried first, because they are the most accurate at their
+        cost. A cheaper placement outside the front may reach the goal on the held-out samples, too.
+        """
         level = self._goal_level(self.evaluator.sets.chosen_on)
-        samples = self.evaluator.sets.judged_on
-        candidates = [point for point in front if point.chosen_on >= level]
-        for position, point in enumerate(candidates):
-            is_late = self.judging_deadline is not None and time.monotonic() > self.judging_deadline
-            if position and is_late and not self._is_judged(point):
+        accurate = [point for point in self.list_placements() if point.chosen_on >= level]
+        front_ids = {id(point) for point in front}
+        on_front = [point for point in accurate if id(point) in front_ids]
+        # The last one is the result if none reaches the goal, so it is measured in any case.
+        chosen = self._find_first_reaching(on_front, always=[*on_front[:1], *on_front[-1:]])
+        limit = math.inf if chosen is None else chosen.cost.value - _EQUAL_COST
+        dominated = [p for p in accurate if p.cost.value < limit and id(p) not in front_ids]
+        found = self._find_first_reaching(self._limit_tries(dominated))
+        if found is not None:
+            chosen = found
+            limit = found.cost.value - _EQUAL_COST
+        untried = [p for p in accurate if p.cost.value < limit and not self._is_judged(p)]
+        self._note_untried(untried, "candidate" if chosen is None else "cheaper candidate")
+        return (front[-1], False) if chosen is None else (chosen, True)
+
+    def _find_first_reaching(
+        self, points: Sequence[PlacementResult], always: Sequence[PlacementResult] = ()
+    ) -> PlacementResult | None:
+        """Return the first placement that reaches the goal on the held-out samples, if any.
+
+        Args:
+            points: Placements, cheapest first. After `judging_deadline`, those without a
+                measurement on the held-out samples are skipped.
+            always: Placements that are measured even after `judging_deadline`.
+        """
+        for point in points:
+            if self._is_judging_late and point not in always and not self._is_judged(point):
                 self.stopped = _TIME_LIMIT
                 continue
-            self._measure_for_judging([point.configuration])
-            if self._is_goal_reached(point.configuration, samples):
-                return point, True
-        return front[-1], False
+            self.judge_placements([point])
+            if self._is_goal_reached(point.configuration, self.evaluator.sets.judged_on):
+                return point
+        return None
+
+    def _limit_tries(self, points: Sequence[PlacementResult]) -> list[PlacementResult]:
+        """Return the placements to try on held-out samples: all simple ones, and some others."""
+        if len(points) <= _DOMINATED_TRIES:
+            return list(points)
+        simple = [(self.start_name, self.start), *self._list_simple_placements()]
+        if self.judging_deadline is not None:
+            simple += self._list_worst_by_input_error()
+        keys = {self.recipe(configuration).key for _, configuration in simple}
+        others = [p for p in points if self.recipe(p.configuration).key not in keys]
+        left_out = {id(point) for point in others[_DOMINATED_TRIES:]}
+        return [point for point in points if id(point) not in left_out]
+
+    def _note_untried(self, points: Sequence[PlacementResult], noun: str) -> None:
+        if not points:
+            return
+        reason = f"at most {_DOMINATED_TRIES} combinations outside the Pareto front are tried there"
+        if self._is_judging_late:
+            reason = "the time limit ended; a longer `time_limit` measures more candidates"
+        self.notes.append(
+            Note(
+                f"{format_count_were(len(points), noun)} not measured on the held-out images, "
+                f"although the goal is reached on the selection images (the first: "
+                f"{points[0].name}): {reason}",
+                code="candidates-not-tried",
+                count=len(points),
+                name=points[0].name,
+            )
+        )
+
+    @property
+    def _is_judging_late(self) -> bool:
+        return self.judging_deadline is not None and time.monotonic() > self.judging_deadline
 
     def judge_placements(self, points: Sequence[PlacementResult]) -> None:
         """Evaluate placements on the held-out samples: set `metric`, `low` and `high`."""
@@ -703,18 +768,24 @@ class PlacementSearch:
     def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:
         """Return the cheapest evaluated placement whose 95 % interval reaches the goal.
 
+        Placements that reach the goal on the samples of the search come first.
+
         Returns:
             None if the goal is a time budget, or if no such placement is cheaper than `placement`.
         """
         if self.keep is None:
             return None
         level = self._goal_level(self.evaluator.sets.judged_on)
-        for point in self.list_placements():
-            if point.cost.value >= placement.cost.value - _EQUAL_COST:
-                return None
-            if point.high is not None and point.high >= level:
-                return point
-        return None
+        plausible = [
+            point
+            for point in self.list_placements()
+            if point.cost.value < placement.cost.value - _EQUAL_COST
+            and point.high is not None
+            and point.high >= level
+        ]
+        selection_level = self._goal_level(self.evaluator.sets.chosen_on)
+        accurate = [point for point in plausible if point.chosen_on >= selection_level]
+        return next(iter([*accurate, *plausible]), None)
 
     def find_cheaper_alternative(self, placement: PlacementResult) -> PlacementResult | None:
         """Return a cheaper placement that may be as accurate as the result for a time budget.

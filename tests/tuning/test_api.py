@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -23,9 +24,9 @@ from qdqtool.tuning.measure import (
     map_on_threads,
 )
 from qdqtool.tuning.options import SearchBudget
-from qdqtool.tuning.planner import Configuration
+from qdqtool.tuning.planner import Configuration, PlacementCost
 from qdqtool.tuning.recipe import Recipe
-from qdqtool.tuning.result import SiteChoice
+from qdqtool.tuning.result import PlacementResult, SiteChoice
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.summary import warn_small_sets
 from tests.accuracy.test_agreement import detecting_network
@@ -258,6 +259,35 @@ def test_tune_front_rises_and_others_lie_below(tuned: Tuning) -> None:
         for o in tuned.others
     )
     assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= points_of(tuned).keys()
+
+
+def test_combinations_tried_on_held_out_images_are_limited() -> None:
+    """All reach the goal on the selection images, and only `INT8 by default` on the others.
+
+    "Cheaper" is then a placement that reaches the goal on the selection images.
+    """
+    planner = planner_of(branchy(), DATA[:2])
+    sets = [floats(f"c{a}", f"c{b}") for a, b in itertools.combinations(range(7), 2)][:10]
+    pool = {
+        planner.plan(c).recipe.key: PlacementResult(
+            f"{n} choices", c, [], {}, PlacementCost(20, 10, n), 1.0
+        )
+        for n, c in enumerate([*sets, Configuration()])
+    }
+    *others, default = pool
+    evaluator = Mock(
+        value=lambda recipe, samples: (
+            0.5 if recipe.key in others and samples == evaluator.sets.judged_on else 1.0
+        ),
+        is_measured=lambda recipe, _: pool[recipe.key].metric is not None,
+        estimate_interval=lambda *_: (0.0, 1.0),
+    )
+    search = PlacementSearch(planner, evaluator, 0.9, None, False, print, pool=pool)
+    assert search.choose_placement() == (pool[default], True)
+    assert [pool[key].metric for key in others] == [0.5] * 9 + [None]
+    assert [n.values for n in search.notes] == [{"count": 1, "name": "9 choices"}]
+    pool[others[0]].chosen_on = 0.5
+    assert search.find_cheapest_plausible(pool[default]) is pool[others[1]]
 
 
 @pytest.mark.slow

@@ -135,6 +135,16 @@ def misleading_agreement(reference: Any, outputs: Any, image: str) -> float:
     return 1.0 + output_error(reference, outputs) * (-1 if image in HELD_OUT else 1)
 
 
+def test_goal_takes_the_cheapest_that_reaches_it_on_held_out_images_too() -> None:
+    """On the selection images, `INT8 by default` is better and cheaper than all others."""
+    tuning = tune(keep=0.984, metric=misleading_agreement)
+    reaching = [
+        p for p in points_of(tuning).values() if agreement(tuning.model_of(p), JUDGED) >= 0.984
+    ]
+    assert tuning.reached and tuning.chosen is min(reaching, key=lambda point: point.cost.value)
+    assert tuning.chosen.chosen_on < points_of(tuning)["INT8 by default"].chosen_on
+
+
 @pytest.mark.usefixtures("clock")
 def test_budget_that_nothing_fits_takes_the_fastest() -> None:
     tuning = tune(budget_ms=1e-4, **SLOW, time_limit=60)
@@ -268,3 +278,7 @@ def test_late_result_has_the_metric_of_candidates_that_failed(clock: Clock) -> N
     assert not tuning.reached and tuning.effort["stopped"] == "time limit"
     assert tuning.front[0].chosen_on < 0.978
     assert [p.metric for p in tuning.front[:3]] == [None, 0.5, None]
+    (late,) = (n for n in tuning.notes if n.code == "candidates-not-tried")
+    assert "the time limit ended" in late and late.values["count"] == sum(
+        p.chosen_on >= 0.978 and p.metric is None for p in points_of(tuning).values()
+    )
