@@ -624,25 +624,18 @@ def test_private_part_keeps_operators_of_onnxruntime(op: str, public: bool) -> N
 
 
 def test_private_tables_in_attributes_differ() -> None:
-    anchors = [float(np.float32(x)) for x in np.linspace(1.1, 9.3, 12)]
-    table = list(range(1000, 1100))
-    tables = extract_head(with_head(anchors=anchors, table=table)).graph.node[-1].attribute
-    floats, ints = list(tables[0].floats), list(tables[1].ints)
-    assert len(floats) == 12 and len(set(floats) & set(anchors)) <= 2
-    assert len(ints) == 100 and ints != table
-
-
-def test_private_tensor_in_attribute_differs_next_to_resize_with_unset_input() -> None:
     """An unset input of a Resize and a tensor in an attribute both have an empty name."""
-    table = np.linspace(1.1, 9.3, 12, dtype=np.float32)
-    model = with_head(table=onnx.numpy_helper.from_array(table, "table"))
+    anchors, table = np.linspace(1.1, 9.3, 12, dtype=np.float32), list(range(1000, 1100))
+    tensor = onnx.numpy_helper.from_array(anchors, "tensor")
+    model = with_head(anchors=anchors.tolist(), table=table, tensor=tensor)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
-    append_node(
-        model, onnx.helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
-    )
+    resize = onnx.helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
+    append_node(model, resize)
     proto = qdqtool.extract(model, outputs=["resized"], private=True).proto
-    (attribute,) = (a for n in proto.graph.node for a in n.attribute if a.HasField("t"))
-    assert np.isin(onnx.numpy_helper.to_array(attribute.t), table).sum() <= 2
+    floats, ints, values = proto.graph.node[-2].attribute
+    for numbers in (floats.floats, onnx.numpy_helper.to_array(values.t)):
+        assert len(numbers) == 12 and np.isin(np.float32(numbers), anchors).sum() <= 2
+    assert len(ints.ints) == 100 and list(ints.ints) != table
 
 
 def test_private_attributes_keep_only_public_words(model: onnx.ModelProto) -> None:

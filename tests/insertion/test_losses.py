@@ -91,9 +91,8 @@ def test_rating_and_test_of_activations_fit_the_printed_error(
 def test_activations_that_were_not_tested_may_help() -> None:
     result = qdqtool.insert(chain(), images(1), predict=False, losses=1)
     result.losses = replace(result.losses, tried=3, tensors=[])
-    text = " ".join(str(render(result)).split())
-    assert "Tested the 3 activations with the largest quantization errors in FP16" in text
-    assert "10%. Others may help: qdqtool tune" in text
+    tested = str(render(result)).split("Tested the 3 activations with the largest quantization")
+    assert "Others may help: qdqtool tune" in tested[1]
 
 
 def test_advice_of_act_outlier_has_the_measured_gain() -> None:
