@@ -396,8 +396,10 @@ def test_output_conflicts(
 ) -> None:
     model = Model(g.model(g.conv(g.input(1, 4, 16, 16), "c", 8, 3)))
     node = ParsedNode("c", "Conv", [], [ParsedTensor("y", shape, "FLOAT")])
-    layer = BuiltLayer("c", kind, outputs=[BuiltTensor("y", shape=shape)])
-    build = Build(layers=[layer]) if kind else Build(parse=ParseSection([node]))
+    build = Build(
+        layers=[BuiltLayer("c", kind, outputs=[BuiltTensor("y", shape=shape)])] if kind else [],
+        parse=ParseSection([] if kind else [node]),
+    )
     assert find_output_conflicts(View(model), build, NodeMapper(model, build.layers)) == conflicts
 
 
