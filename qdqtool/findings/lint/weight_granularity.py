@@ -141,7 +141,7 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
     if first is None:
         return None
     scale, zero = view.params(first).scale, view.params(first).zero_point
-    if scale is None or zero is None or scale.size != 1:
+    if scale is None or zero is None or not scale.size == zero.size == 1:
         return None
     values = read_int8_weights(view, node)
     if values is None or values.ndim < 2 or values.shape[axis] < 2:

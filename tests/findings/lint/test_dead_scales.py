@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from onnx.numpy_helper import from_array
 
 from qdqtool.ir.metadata import mark_part
 from qdqtool.prediction import predict
@@ -202,6 +203,14 @@ def test_weights_per_tensor_are_fixed_from_float_weights_alone(g: Graph, kind: s
     facts = found.severity, found.automatic, "approximate" in found.message, "images/" in found.fix
     assert facts == (Severity.WARNING, kind == "float", kind != "float", False)
     assert found.causes[0].reason.rounded == (kind != "float")
+
+
+def test_weights_with_an_empty_zero_point_have_no_finding(g: Graph) -> None:
+    proto = g.model(per_tensor(g, 8.0, stored=True))
+    dequantizer = next(n for n in proto.graph.node if n.name == "wdq")
+    proto.graph.initializer.append(from_array(np.empty(0, np.int8), "empty"))
+    dequantizer.input[2:] = ["empty"]
+    assert "W-PER-TENSOR" not in {f.code for f in predict(proto).findings}
 
 
 def test_weights_per_tensor_where_the_target_takes_no_other(g: Graph) -> None:
