@@ -57,7 +57,8 @@ _SLOW = (
 KINDS = [kind for kind in COMMANDS for _ in range(1 if kind in _SLOW else 3)]
 #: First words of the lines that `tune` prints while it runs.
 PROGRESS = tuple(
-    f"qdqtool: {words}" for words in (*map(str, range(10)), "putting choices", "warning: only")
+    f"qdqtool: {words}"
+    for words in (*map(str, range(10)), "testing", "INT8 by default", "combining", "warning: only")
 )
 
 _LINES = (
