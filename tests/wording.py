@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -162,50 +162,108 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     )
 
 
+# Networks of one statement, one for each wording that no other network shows.
+SINGLE_WORDINGS: tuple[tuple[str, Callable[[Graph], onnx.ModelProto], str], ...] = (
+    (
+        "rank",
+        lambda g: lint.without_shapes(
+            g, weighted(g, g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0))
+        ),
+        "trt10",
+    ),
+    (
+        "integers",
+        lambda g: lint.without_shapes(
+            g, g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3)[0]
+        ),
+        "trt8.5",
+    ),
+    (
+        "stored elsewhere",
+        lambda g: g.model(
+            g.add(
+                g.input(1, 16),
+                g.op("Cast", [g.const("table", np.ones(16, np.int8))], "reader", to=1),
+                "sum",
+            )
+        ),
+        "trt10",
+    ),
+    ("weights as output", each_code.output_weights, "trt8.5"),
+    (
+        "product",
+        lambda g: g.model(
+            g.op(
+                "MatMul", [g.pair(g.input(1, 4, 8, 8, name=name), name) for name in "ab"], "product"
+            )
+        ),
+        "trt8.5",
+    ),
+    (
+        "Einsum",
+        lambda g: g.model(
+            g.op(
+                "Einsum",
+                [g.pair(g.input(2, 8, 16), "p"), g.weights("w", (16, 16), "qdq", axis=1)],
+                "e",
+                equation="bij,jk->bik",
+            )
+        ),
+        "trt8.5",
+    ),
+    ("large kernel", each_code.large_kernel, "trt8.6"),
+    (
+        "FP16",
+        lambda g: g.model(
+            g.add(
+                g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r"),
+                g.const("k", np.float32(1e-12)),
+                "tiny",
+            )
+        ),
+        "trt8.5",
+    ),
+    (
+        "squares",
+        lambda g: g.model(
+            g.op("ReduceSumSquare", g.conv(g.input(1, 16, 8, 8), "c", 16), "squares", axes=[1])
+        ),
+        "trt10",
+    ),
+    (
+        "pool",
+        lambda g: g.model(
+            g.op(
+                "Tanh",
+                g.op(
+                    "GlobalAveragePool",
+                    g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "soft"), "in"),
+                    "pool",
+                ),
+                "end",
+            )
+        ),
+        "trt8.5",
+    ),
+    (
+        "float input",
+        lambda g: g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None)),
+        "trt8.5",
+    ),
+)
+
+
 def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     """Yield a small network for each wording that no other network shows."""
     yield "attention", attention(64), "trt10"
+    for label, make, target in SINGLE_WORDINGS:
+        yield label, make(Graph()), target
     g = Graph(opset=12)
     yield (
         "axis by opset",
         lint.without_shapes(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1)))),
         "trt8.5",
     )
-    g = Graph()
-    yield (
-        "rank",
-        lint.without_shapes(
-            g, weighted(g, g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0))
-        ),
-        "trt10",
-    )
-    g = Graph()
-    yield (
-        "integers",
-        lint.without_shapes(g, g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3)[0]),
-        "trt8.5",
-    )
-    g = Graph()
-    stored = g.op("Cast", [g.const("table", np.ones(16, np.int8))], "reader", to=1)
-    yield "stored elsewhere", g.model(g.add(g.input(1, 16), stored, "sum")), "trt10"
-    yield "weights as output", each_code.output_weights(Graph()), "trt8.5"
-    g = Graph()
-    data = [g.pair(g.input(1, 4, 8, 8, name=name), name) for name in ("a", "b")]
-    yield "product", g.model(g.op("MatMul", data, "product")), "trt8.5"
-    g = Graph()
-    w = g.weights("w", (16, 16), "qdq", axis=1)
-    yield (
-        "Einsum",
-        g.model(g.op("Einsum", [g.pair(g.input(2, 8, 16), "p"), w], "e", equation="bij,jk->bik")),
-        "trt8.5",
-    )
-    yield "large kernel", each_code.large_kernel(Graph()), "trt8.6"
-    g = Graph()
-    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
-    yield "FP16", g.model(g.add(x, g.const("k", np.float32(1e-12)), "tiny")), "trt8.5"
-    g = Graph()
-    x = g.op("ReduceSumSquare", g.conv(g.input(1, 16, 8, 8), "c", 16), "squares", axes=[1])
-    yield "squares", g.model(x), "trt10"
     g = Graph(opset=17)
     x = g.add(g.input(1, 8, 16), g.pair(g.input(1, 8, 16, name="y"), "p"), "sum")
     x = g.op("LayerNormalization", [x, g.const("gain", np.ones(16, np.float32))], "norm", axis=-1)
@@ -240,13 +298,6 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         g.model(g.op("Tanh", g.pair(g.concat(parts, "join"), "behind", 4.0), "end")),
         "trt8.5",
     )
-    g = Graph()
-    x = g.op(
-        "GlobalAveragePool", g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "soft"), "in"), "pool"
-    )
-    yield "pool", g.model(g.op("Tanh", x, "end")), "trt8.5"
-    g = Graph()
-    yield "float input", g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None)), "trt8.5"
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
     consumers = (g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05))
