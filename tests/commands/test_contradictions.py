@@ -15,37 +15,34 @@ def with_types(model: onnx.ModelProto, **types: list[int]) -> onnx.ModelProto:
     return model
 
 
-def product_of_vectors() -> onnx.ModelProto:
-    net = Net()
+def product_of_vectors(net: Net) -> onnx.ModelProto:
     row = net.pair(net.add("Relu", "x"))
     output = net.add("MatMul", row, row)
     return with_types(net.done(output), **{row: [64], output: []})
 
 
-def product(source: list[int], weights: list[int], target: list[int], op: str) -> onnx.ModelProto:
-    net = Net()
+def product(
+    source: list[int], weights: list[int], target: list[int], op: str, net: Net
+) -> onnx.ModelProto:
     left, right = net.pair(net.add("Relu", "x")), net.pair(net.add("Tanh", "x"))
     output = net.add(op, left, right)
     return with_types(net.done(output), **{left: source, right: weights, output: target})
 
 
-def concat_of_scalars() -> onnx.ModelProto:
-    net = Net()
+def concat_of_scalars(net: Net) -> onnx.ModelProto:
     output = net.add(
         "Concat", net.pair(net.add("Relu", "x")), net.pair(net.add("Tanh", "x")), axis=0
     )
     return with_types(net.done(net.conv(output)), **{output: []})
 
 
-def product_of_three() -> onnx.ModelProto:
-    net = Net()
+def product_of_three(net: Net) -> onnx.ModelProto:
     half = net.add("Cast", "x", to=onnx.TensorProto.FLOAT16)
     output = net.add("MatMul", half, half, half)
     return net.done(net.conv(net.add("Cast", output, to=onnx.TensorProto.FLOAT)))
 
 
-def transpose_of_scalars() -> onnx.ModelProto:
-    net = Net()
+def transpose_of_scalars(net: Net) -> onnx.ModelProto:
     model = net.done(net.conv(net.pair(net.add("Transpose", net.conv("x")))))
     next(n for n in model.graph.node if n.op_type == "Transpose").attribute.add(
         name="perm", type=onnx.AttributeProto.INTS
@@ -75,7 +72,7 @@ GRAPHS = {
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_contradiction_ends_without_traceback(graph: str, current_folder: Path, cli: Cli) -> None:
-    onnx.save(GRAPHS[graph](), "m.onnx")
+    onnx.save(GRAPHS[graph](Net()), "m.onnx")
     for command in (
         "predict m.onnx --gpu T4",
         "predict m.onnx --gpu T4 --target rtx1.7",
