@@ -407,20 +407,20 @@ def test_nodes_before_weights_are_folded_and_pairs_stay(
     assert [n.op_type for n in nodes] == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
 
 
-def test_merge_pairs_keeps_dq_of_outputs() -> None:
-    model = parse(pair("x", "a") + pair("x", "b"), "a_dq", "b_dq", **SCALE)
-    ops = Counter(n.op_type for n in clean_up_and_compare(model, merge_pairs))
-    assert ops["DequantizeLinear"] == 2
-
-
-@pytest.mark.parametrize(("scale", "quantizers"), [("s", 1), ("other", 2)])
-def test_pairs_of_equal_scale_are_merged(scale: str, quantizers: int) -> None:
+@pytest.mark.parametrize(
+    ("scale", "outputs", "quantizers", "dequantizers"),
+    [("s", ["y", "v"], 1, 1), ("other", ["y", "v"], 2, 2), ("s", ["a_dq", "b_dq"], 2, 2)],
+    ids=["equal scales", "different scales", "DQs are outputs"],
+)
+def test_pairs_of_equal_scale_are_merged(
+    scale: str, outputs: list[str], quantizers: int, dequantizers: int
+) -> None:
     nodes = f"""{pair("x", "a")} {pair("x", "b", f"{scale}, z")}
         y = Relu (a_dq)
         v = Neg (b_dq)"""
-    model = parse(nodes, "y", "v", **SCALE, other=np.float32(0.1))
+    model = parse(nodes, *outputs, **SCALE, other=np.float32(0.1))
     ops = Counter(n.op_type for n in clean_up_and_compare(model, merge_pairs))
-    assert ops["QuantizeLinear"] == quantizers
+    assert (ops["QuantizeLinear"], ops["DequantizeLinear"]) == (quantizers, dequantizers)
 
 
 def test_matrix_products_keep_their_own_dq() -> None:
