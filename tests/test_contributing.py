@@ -199,13 +199,15 @@ def test_contributing_page_has_the_files_that_it_counts() -> None:
     assert len(missing) == len(CHECKS)
 
 
-def test_contributing_page_examples_work(tmp_path: Path) -> None:
-    run_python(copy_with_examples(tmp_path, PAGE.read_text("utf-8")), "".join(CHECKS.values()))
-
-
-@pytest.mark.slow
-def test_contributing_page_examples_pass_the_tests_of_entries(tmp_path: Path) -> None:
-    run_python(copy_with_examples(tmp_path, PAGE.read_text("utf-8")), f"TESTS = {TESTS}{RUN_TESTS}")
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("".join(CHECKS.values()), id="checks of the page"),
+        pytest.param(f"TESTS = {TESTS}{RUN_TESTS}", id="tests of entries", marks=pytest.mark.slow),
+    ],
+)
+def test_contributing_page_examples_work(tmp_path: Path, code: str) -> None:
+    run_python(copy_with_examples(tmp_path, PAGE.read_text("utf-8")), code)
 
 
 def run_python(folder: Path, code: str) -> None:

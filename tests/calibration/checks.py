@@ -7,10 +7,10 @@ from calibration import Statistics, TensorStatistics
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 
-Check = Callable[[BaseException], bool]
 
-
-def check_limit(name: str, limit: int, call: Callable[[], object], check: Check) -> None:
+def check_limit(
+    name: str, limit: int, call: Callable[[], object], check: Callable[[BaseException], bool]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, name, limit)
         call()

@@ -195,17 +195,6 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def write_changed(good: Path, folder: Path, change: Change) -> Path:
-    with np.load(good) as archive:
-        arrays = {k: v.copy() for k, v in archive.items()}
-    header = json.loads(arrays["header"].tobytes())
-    change(arrays, header)
-    if "header" in arrays:
-        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    np.savez(folder / "changed.npz", **arrays)
-    return folder / "changed.npz"
-
-
 def array(name: str, value: Callable[[Any], Any]) -> Change:
     return lambda arrays, header: arrays.update({name: value(arrays[name])})
 
@@ -297,7 +286,14 @@ OTHER_CODES = {
 def test_damage_is_reported(
     good: Path, tmp_path: Path, change: Change, code: str, reason: str
 ) -> None:
-    path = write_changed(good, tmp_path, change)
+    with np.load(good) as archive:
+        arrays = {k: v.copy() for k, v in archive.items()}
+    header = json.loads(arrays["header"].tobytes())
+    change(arrays, header)
+    if "header" in arrays:
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    path = tmp_path / "changed.npz"
+    np.savez(path, **arrays)
     advice = "another name" if code == "wrong-format" else "delete it"
     with pytest.raises(DataError, check=has(code, reason, advice, path=str(path))):
         load_progress(path)

@@ -202,17 +202,13 @@ def png_of_size(
     return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")
 
 
-def png_of_16_bits(values: np.ndarray) -> bytes:
-    height, width, channels = values.shape
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    return png_of_size(width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], rows)
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_16_bits_are_reduced_to_the_high_byte(channels: int) -> None:
+@pytest.mark.parametrize(("channels", "color"), [(1, 0), (3, 2), (4, 6)])
+def test_16_bits_are_reduced_to_the_high_byte(channels: int, color: int) -> None:
     values = np.random.default_rng(0).integers(0, 65536, (11, 7, channels)).astype(np.uint16)
     values[0, :4] = np.array([0, 255, 256, 65535])[:, None]
-    assert (decode_bytes(png_of_16_bits(values)) == (values >> 8).astype(np.uint8)[..., :3]).all()
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    decoded = decode_bytes(png_of_size(7, 11, 16, color, rows))
+    assert (decoded == (values >> 8).astype(np.uint8)[..., :3]).all()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])

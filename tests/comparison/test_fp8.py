@@ -78,7 +78,15 @@ def test_agreement_names_the_models_a_and_b_and_notes_a_quantized_a(is_quantized
     assert re.search(r"of B's .* of A's$", answer["agreement"]["sentence"])
 
 
-def write_build(path: Path, formats: dict[str, tuple[str, str]]) -> Path:
+def edge(name: str, layout: str) -> dict[str, object]:
+    layout = f"Row major linear {layout} format"
+    return {"Name": name, "Dimensions": [1, 32, 8, 8], "Format/Datatype": layout}
+
+
+@pytest.mark.parametrize("model_first", [True, False])
+def test_text_of_model_and_build_names_fp8(tmp_path: Path, model_first: bool) -> None:
+    """The model predicts FP16 output of `a` (its consumer is float) and of `b` (the output)."""
+    formats = {"a": ("FP8", "FP8"), "d": ("FP16", "FP16"), "b": ("FP8", "FP16")}
     layers = [
         {
             "Name": name,
@@ -89,21 +97,8 @@ def write_build(path: Path, formats: dict[str, tuple[str, str]]) -> Path:
         }
         for name, (before, after) in formats.items()
     ]
-    path.write_text(json.dumps({"Layers": layers, "Bindings": ["x", "b.out"]}))
-    return path
-
-
-def edge(name: str, layout: str) -> dict[str, object]:
-    layout = f"Row major linear {layout} format"
-    return {"Name": name, "Dimensions": [1, 32, 8, 8], "Format/Datatype": layout}
-
-
-@pytest.mark.parametrize("model_first", [True, False])
-def test_text_of_model_and_build_names_fp8(tmp_path: Path, model_first: bool) -> None:
-    """The model predicts FP16 output of `a` (its consumer is float) and of `b` (the output)."""
-    build = write_build(
-        tmp_path / "build.json", {"a": ("FP8", "FP8"), "d": ("FP16", "FP16"), "b": ("FP8", "FP16")}
-    )
+    build = tmp_path / "build.json"
+    build.write_text(json.dumps({"Layers": layers, "Bindings": ["x", "b.out"]}))
     sides = (quantized("fp8"), build) if model_first else (build, quantized("fp8"))
     text = summarize_comparison(qdqtool.compare(*sides, target="trt10.13-strongly-typed"))
     assert "2 of 2 convolutions that the model quantizes run in FP8" in text

@@ -147,18 +147,6 @@ def test_forms_of_products_that_remain_float(
     assert obstacles(net.index()) == ([] if obstacle is None else [obstacle])
 
 
-def attention_net(head: int, sequence: int = 64) -> Model:
-    net = Net()
-    net.inputs[0] = onnx.helper.make_tensor_value_info(
-        "x", onnx.TensorProto.FLOAT, [1, 2, sequence, head]
-    )
-    weights = [net.const(f"w{i}", np.eye(head)) for i in range(3)]
-    q, k, v = (net.op("MatMul", f"l{i}", "x", w) for i, w in enumerate(weights))
-    keys = net.op("Transpose", "t", k, perm=[0, 1, 3, 2])
-    scores = net.op("Softmax", "s", net.op("MatMul", "qk", q, keys), axis=-1)
-    return net.output(net.op("MatMul", "sv", scores, v)).index()
-
-
 @pytest.mark.parametrize(
     ("head", "attention", "quantized"),
     [
@@ -169,9 +157,19 @@ def attention_net(head: int, sequence: int = 64) -> Model:
         (32, "float", False),
     ],
 )
-def test_attention_is_quantized_where_it_fuses(head: int, attention: str, quantized: bool) -> None:
+def test_attention_is_quantized_where_it_fuses(
+    head: int, attention: str, quantized: bool, net: Net
+) -> None:
+    net.inputs[0] = onnx.helper.make_tensor_value_info(
+        "x", onnx.TensorProto.FLOAT, [1, 2, 64, head]
+    )
+    weights = [net.const(f"w{i}", np.eye(head)) for i in range(3)]
+    q, k, v = (net.op("MatMul", f"l{i}", "x", w) for i, w in enumerate(weights))
+    keys = net.op("Transpose", "t", k, perm=[0, 1, 3, 2])
+    scores = net.op("Softmax", "s", net.op("MatMul", "qk", q, keys), axis=-1)
+    net.output(net.op("MatMul", "sv", scores, v))
     rules = PlacementRules(attention=attention, max_head=64, number_format=FP8)
-    placement = compute_placement(attention_net(head), rules)
+    placement = compute_placement(net.index(), rules)
     consumers = {e.node.name for entries in placement.inputs.values() for e in entries}
     assert ({"qk", "sv"} <= consumers) == quantized
 

@@ -1,6 +1,5 @@
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 
@@ -16,20 +15,16 @@ NUMBERS = CODES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 FINITE = np.isfinite(NUMBERS)
 
 
-def spread_values() -> npt.NDArray[np.float32]:
-    rng, numbers = np.random.default_rng(0), np.sort(NUMBERS[FINITE])
-    middles = (numbers[:-1] + numbers[1:]) / 2
-    random = rng.standard_normal(100_000) * np.exp2(rng.uniform(-14, 9, 100_000))
-    return np.clip(np.concatenate([random, middles]), -448, 448).astype(np.float32)
-
-
 def test_numbers_encode_to_their_codes() -> None:
     assert NUMBERS[FINITE].max() == E4M3_MAX
     np.testing.assert_array_equal(encode_e4m3(NUMBERS[FINITE]), CODES[FINITE])
 
 
 def test_values_round_as_ml_dtypes_rounds() -> None:
-    values = spread_values()
+    rng, numbers = np.random.default_rng(0), np.sort(NUMBERS[FINITE])
+    middles = (numbers[:-1] + numbers[1:]) / 2
+    random = rng.standard_normal(100_000) * np.exp2(rng.uniform(-14, 9, 100_000))
+    values = np.clip(np.concatenate([random, middles]), -448, 448).astype(np.float32)
     expected = values.astype(ml_dtypes.float8_e4m3fn)
     np.testing.assert_array_equal(round_to_e4m3(values), expected.astype(np.float32))
     np.testing.assert_array_equal(encode_e4m3(values), expected.view(np.uint8))

@@ -52,8 +52,6 @@ BINARY_DOCUMENTATION = [
     )
     for part, field in (("model", b"\x32"), ("graph", b"\x52"), ("weight", b"\x62"))
 ]
-# onnx does not define the field 3000.
-UNKNOWN_FIELD = b"\xc2\xbb\x01\x03new"
 
 
 def with_function() -> onnx.ModelProto:
@@ -75,7 +73,8 @@ def with_function() -> onnx.ModelProto:
     [
         *BINARY_DOCUMENTATION,
         *(
-            functools.partial(with_field, part, UNKNOWN_FIELD)
+            # onnx does not define the field 3000.
+            functools.partial(with_field, part, b"\xc2\xbb\x01\x03new")
             for part in ("model", "graph", "weight")
         ),
         conv_net,

@@ -382,14 +382,11 @@ def test_rtx_has_no_int8_on_turing(request_: TimingOptions, int8: int) -> None:
     assert predict_on_gpu(network(), "trt8.5", request_)[0].summary()["int8"] == 2
 
 
-# Values of ComputeCapability in TensorRT-RTX 1.7.1: Turing, Ampere, Ada and Blackwell of PCs.
-RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
-
-
 @pytest.mark.parametrize("gpu", gpus.all_gpus(), ids=lambda gpu: gpu.name)
 def test_rtx_is_predicted_for_gpus_that_it_can_build_for(gpu: gpus.Gpu, g: Graph) -> None:
     assert TARGETS["trt10"].with_capability(gpu.cc).named_capability == gpu.cc  # any GPU
-    if gpu.cc in RTX_CAPABILITIES:
+    # Values of ComputeCapability in TensorRT-RTX 1.7.1: Turing, Ampere, Ada and Blackwell of PCs.
+    if gpu.cc in ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"):
         assert RTX.with_capability(gpu.cc).capability_names == [gpu.cc]
         return
     model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))

@@ -233,17 +233,13 @@ def test_tensorflow(fold: bool, constant_nodes: bool) -> None:
     assert [(c.name, c.inputs) for c in prediction.convolutions] == [("a", [INT8]), ("b", [INT8])]
 
 
-def modelopt_block() -> onnx.ModelProto:
-    g = Graph()
+def test_modelopt(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "stem", weights="int8", bias=True), "r")
     y = g.relu(g.conv(x, "a", weights="int8", bias=True), "ra")
     y = g.conv(y, "b", weights="int8", bias=True)
     out = g.relu(g.add(y, g.pair(x, "skip", 0.1), "Add"), "rb")
-    return g.model(g.op("GlobalAveragePool", g.conv(out, "c", weights="int8"), "gap"))
-
-
-def test_modelopt() -> None:
-    prediction = predict(modelopt_block(), advice=False)
+    pooled = g.op("GlobalAveragePool", g.conv(out, "c", weights="int8"), "gap")
+    prediction = predict(g.model(pooled), advice=False)
     assert outcomes(prediction) == {
         "stem": ([INT8], INT8),
         "a": ([INT8], INT8),

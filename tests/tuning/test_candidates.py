@@ -35,9 +35,6 @@ Costs = dict[str, tuple[int, int]]
 """INT8 convolutions and conversions by what is float, or `box` for an INT8 head."""
 
 
-LARGER = "leaving ab float costs no more, and ab includes this layer"
-
-
 @pytest.mark.parametrize(
     ("costs", "free", "reasons"),
     [
@@ -48,7 +45,10 @@ LARGER = "leaving ab float costs no more, and ab includes this layer"
         pytest.param({"": (10, 1), "box": (11, 2)}, "", {"box": NO_GAIN}, id="head-without-gain"),
         pytest.param({"": (10, 1), "box": (11, 1)}, "", {"box": ""}, id="head-with-gain"),
         pytest.param(
-            {"": (10, 1), "a": (9, 4), "ab": (8, 3)}, "", {"a": LARGER, "ab": ""}, id="larger"
+            {"": (10, 1), "a": (9, 4), "ab": (8, 3)},
+            "",
+            {"a": "leaving ab float costs no more, and ab includes this layer", "ab": ""},
+            id="larger",
         ),
         pytest.param(
             {"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)},

@@ -588,14 +588,18 @@ def test_choose_target_for_gpu_uses_capabilities_of_an_rtx_build(
 
 
 TWO_TARGETS = Build(is_rtx=True, targets=(75, 86))
-ORIN = Build(is_rtx=True, gpu={"Compute Capability": "8.7"})
 
 
 @pytest.mark.parametrize(
     ("build", "gpu", "code", "message"),
     [
         (Build(is_rtx=True), "V100", "unsupported", r" 7\.0 .*V100"),
-        (ORIN, "V100", "unsupported", r" 7\.0 .*V100"),
+        (
+            Build(is_rtx=True, gpu={"Compute Capability": "8.7"}),
+            "V100",
+            "unsupported",
+            r" 7\.0 .*V100",
+        ),
         (TWO_TARGETS, "V100", "different-gpus", r"V100.* 7\.0.* 8\.6"),
         (TWO_TARGETS, "RTX 99999", "unknown-choice", "RTX 99999"),
     ],
