@@ -231,6 +231,45 @@ SINGLE_WORDINGS: tuple[tuple[str, Callable[[Graph], onnx.ModelProto], str], ...]
         "trt10",
     ),
     (
+        "joined",
+        lambda g: g.model(
+            g.conv(
+                g.concat(
+                    [
+                        g.pair(g.input(1, 16, 8, 8, name=name), name, scale)
+                        for name, scale in (("a", 0.1), ("b", 0.2))
+                    ],
+                    "join",
+                ),
+                "c",
+                16,
+                scale=None,
+            )
+        ),
+        "rtx1.7",
+    ),
+    (
+        "joined pairs",
+        lambda g: g.model(
+            g.op(
+                "Tanh",
+                g.pair(
+                    g.concat(
+                        [
+                            g.pair(g.conv(g.input(1, 16, 8, 8, name="a"), "ca", 16), "own"),
+                            g.conv(g.input(1, 16, 8, 8), "c", 16),
+                        ],
+                        "join",
+                    ),
+                    "behind",
+                    0.3,
+                ),
+                "end",
+            )
+        ),
+        "trt8.5",
+    ),
+    (
         "pool",
         lambda g: g.model(
             g.op(
@@ -273,22 +312,6 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     x = g.op("LayerNormalization", [g.input(1, 8, 64), g.const("gain", gains)], "norm", axis=-1)
     x = g.op("MatMul", [g.pair(x, "q", 20.0), g.weights("w", (64, 16), "qdq", axis=1)], "fc")
     yield "outliers", g.model(x), "trt10"
-    g = Graph()
-    parts = [
-        g.pair(g.input(1, 16, 8, 8, name=name), name, scale)
-        for name, scale in (("a", 0.1), ("b", 0.2))
-    ]
-    yield "joined", g.model(g.conv(g.concat(parts, "join"), "c", 16, scale=None)), "rtx1.7"
-    g = Graph()
-    parts = [
-        g.pair(g.conv(g.input(1, 16, 8, 8, name="a"), "ca", 16), "own"),
-        g.conv(g.input(1, 16, 8, 8), "c", 16),
-    ]
-    yield (
-        "joined pairs",
-        g.model(g.op("Tanh", g.pair(g.concat(parts, "join"), "behind", 0.3), "end")),
-        "trt8.5",
-    )
     yield "scales of other tensors", detector(), "trt8.5"
     g = Graph()
     gate = g.pair(g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate"), "dead", 4.0)
