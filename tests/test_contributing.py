@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "contributing.md"
 DATA = str(ROOT / "tests")
 EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)
-CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 # Text after which an example is inserted. Examples of other files are whole files or go to the end.
 AFTER = {
@@ -244,7 +243,7 @@ NOT_RUN = ("git ", "make ", "rm ", ".venv/bin/ruff ", ".venv/bin/pytest -q tests
 
 
 def console_calls(text: str) -> list[tuple[str, str]]:
-    calls = "".join(CONSOLE.findall(text)).split("$ ")[1:]
+    calls = "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL)).split("$ ")[1:]
     return [(command, output) for command, _, output in (call.partition("\n") for call in calls)]
 
 

@@ -229,15 +229,11 @@ def test_scales_become_common_before_a_pair_of_another_scale_moves_there(g: Grap
     assert prediction.time["fixed_ms"] == pytest.approx(fixed.time.total_ms, rel=1e-3)
 
 
-def gate(scale: float) -> onnx.ModelProto:
-    g = Graph()
-    x = g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate")
-    g.channels[x] = 16
-    return g.model(g.conv(x, "next", 16, scale=scale), "next.in.DQ:0")
-
-
-def test_dead_scale_gets_the_range_of_its_operator() -> None:
-    proto, x = gate(5.0), image(1, 16, 8, 8)
+def test_dead_scale_gets_the_range_of_its_operator(g: Graph) -> None:
+    gate = g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate")
+    g.channels[gate] = 16
+    proto = g.model(g.conv(gate, "next", 16, scale=5.0), "next.in.DQ:0")
+    x = image(1, 16, 8, 8)
     assert not run(proto, x)[1].any()
     fixed = fix(proto)
     assert codes(fixed) == ["SCALE-DEAD"] and fixed.ok

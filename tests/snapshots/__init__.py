@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HOME = Path(__file__).parent
-LINE = "-" * 80
 
 Cases = Mapping[str, str]  # heading to text
 
@@ -26,7 +25,9 @@ def path_of(name: str) -> Path:
 
 
 def render(cases: Cases) -> str:
-    return f"\n{LINE}\n\n".join(f"{heading}\n{text.rstrip()}\n" for heading, text in cases.items())
+    return f"\n{'-' * 80}\n\n".join(
+        f"{heading}\n{text.rstrip()}\n" for heading, text in cases.items()
+    )
 
 
 def difference(name: str, text: str) -> str:

@@ -142,19 +142,14 @@ def test_moving_quantizers_changes_no_number(model: onnx.ModelProto) -> None:
     assert all(map(np.array_equal, evaluate(before), evaluate(move_quantizers(model)[0].export())))
 
 
-def every_motion() -> onnx.ModelProto:
-    g = Graph()
+def test_every_motion_fires_and_changes_no_number(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
     joined = g.concat([g.resize(g.pool(x, "pool"), "up"), g.slice(x, "cut", 0, 2), x], "cat")
     g.conv(g.pool(g.pair(x, "early", 0.01), "late"), "a", scale=0.01)
     g.conv(x, "b", scale=0.01)
     g.conv(joined, "c", scale=0.01)
     g.conv(g.pool(x, "average", "AveragePool"), "d", scale=0.01)
-    return g.model("a:0", "b:0", "c:0", "d:0")
-
-
-def test_every_motion_fires_and_changes_no_number() -> None:
-    model = every_motion()
+    model = g.model("a:0", "b:0", "c:0", "d:0")
     exporter, fired = move_quantizers(model)
     assert fired == {kind.__name__ for kind in MOTION}
     after = exporter.export()

@@ -9,8 +9,9 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 
 
-def padded(pair: str, mode: str = "constant", value: float | None = None) -> onnx.ModelProto:
-    g = Graph()
+def padded(
+    g: Graph, pair: str, mode: str = "constant", value: float | None = None
+) -> onnx.ModelProto:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     x = g.pad(g.pair(x, "p") if pair == "before" else x, "Pad_6", mode, value)
     x = g.pair(x, "p") if pair == "between" else x
@@ -43,13 +44,13 @@ CONVOLUTION = "Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)"
     ],
 )
 def test_pad_is_fused_if_it_writes_zeros(
-    pair: str, mode: str, value: float | None, layers: list[tuple[str, list[Precision]]]
+    g: Graph, pair: str, mode: str, value: float | None, layers: list[tuple[str, list[Precision]]]
 ) -> None:
     """A Q moves past a Pad of zeros or copies, which then runs in INT8."""
     # The pair is before the Pad, between Pad and convolution, or missing in a float network.
     assert [
         (layer.name, [t.precision for t in layer.inputs])
-        for layer in predict(padded(pair, mode, value), advice=False).layers
+        for layer in predict(padded(g, pair, mode, value), advice=False).layers
         if layer.type in ("Padding", "Convolution")
     ] == layers
 
@@ -71,6 +72,6 @@ def test_pad_of_quantized_convolution_is_fused_without_a_line(g: Graph) -> None:
     ],
 )
 def test_pair_after_zero_pad_is_reported(
-    place: str, value: float | None, reasons: list[tuple[str, str]]
+    g: Graph, place: str, value: float | None, reasons: list[tuple[str, str]]
 ) -> None:
-    assert run_pass(padded(place, value=value), PadConvFusion).reasons == reasons
+    assert run_pass(padded(g, place, value=value), PadConvFusion).reasons == reasons

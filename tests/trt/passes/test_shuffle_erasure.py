@@ -32,17 +32,18 @@ def test_flatten_and_its_inverse_are_removed(g: Graph) -> None:
     assert ("Removing", "Flatten_301 + reshape_before_Gemm_311") in result.lines
 
 
-def test_shuffles_between_input_and_output_stay(g: Graph) -> None:
-    # Without these shuffles, no layer would write the output.
-    result = run_pass(
-        g.model(g.reshape(g.reshape(g.input(4, 4), "a", 16), "b", 4, 4)), ShuffleErasure
-    )
+@pytest.mark.parametrize(
+    ("dims", "producer"),
+    [
+        # Without these shuffles, no layer would write the output.
+        pytest.param((4, 4), None, id="between input and output"),
+        pytest.param((2, 8), "Neg", id="other dimensions"),
+    ],
+)
+def test_reshapes_stay(g: Graph, dims: tuple[int, int], producer: str | None) -> None:
+    x = g.input(4, 4) if producer is None else g.op(producer, g.input(4, 4), "before")
+    result = run_pass(g.model(g.reshape(g.reshape(x, "a", 16), "b", *dims)), ShuffleErasure)
     assert (result.lines, [t.name for t in result.network.inputs]) == ([], ["x"])
-
-
-def test_reshape_to_other_dimensions_stays(g: Graph) -> None:
-    x = g.reshape(g.input(4, 4), "a", 16)
-    assert run_pass(g.model(g.reshape(x, "b", 2, 8)), ShuffleErasure).lines == []
 
 
 @pytest.mark.parametrize("names", [("Transpose_1", "Reshape_2"), ("a", "b")])
