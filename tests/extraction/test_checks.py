@@ -34,14 +34,6 @@ def test_builder_refusal_is_extracted(g: Graph) -> None:
     assert operators(result.proto) == ["QuantizeLinear", "DequantizeLinear"]
 
 
-@needs_compiler
-def test_builder_that_builds_as_predicted_is_an_error() -> None:
-    with pytest.raises(
-        QdqtoolError, check=has("builds-as-predicted", "`finding`", parameter="builder")
-    ):
-        qdqtool.extract(residual(1), builder="tensorrt-rtx")
-
-
 def script(folder: Path, source: str) -> str:
     path = folder / "check it.sh"
     path.write_text(source)
@@ -61,16 +53,37 @@ def test_command_exit_code_decides(g: Graph, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "code", "phrases"),
+    ("options", "code", "phrases", "parameter"),
     [
-        ("exit 3", "check-ignores-model", []),
-        ("exec sleep 30", "timeout", ["0.4 s", "`check_timeout`"]),
+        pytest.param(
+            {"check": "sh -c 'exit 3'", "limit": 200},
+            "check-ignores-model",
+            [],
+            "check",
+            id="command that ignores the model",
+        ),
+        pytest.param(
+            {"check": "sh -c 'exec sleep 30'", "check_timeout": 0.4, "limit": 200},
+            "timeout",
+            ["0.4 s", "`check_timeout`"],
+            "check",
+            id="command that does not end",
+        ),
+        pytest.param(
+            {"builder": "tensorrt-rtx"},
+            "builds-as-predicted",
+            ["`finding`"],
+            "builder",
+            id="builder that builds as predicted",
+            marks=needs_compiler,
+        ),
     ],
-    ids=["ignores the model", "does not end"],
 )
-def test_command_without_an_answer_is_an_error(source: str, code: str, phrases: list[str]) -> None:
-    with pytest.raises(QdqtoolError, check=has(code, *phrases, parameter="check")):
-        qdqtool.extract(residual(1), check=f"sh -c '{source}'", check_timeout=0.4, limit=200)
+def test_check_without_a_fault_is_an_error(
+    options: dict[str, Any], code: str, phrases: list[str], parameter: str
+) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, *phrases, parameter=parameter)):
+        qdqtool.extract(residual(1), **options)
 
 
 def test_command_runs_without_shell(tmp_path: Path) -> None:
