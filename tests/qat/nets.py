@@ -2,7 +2,6 @@ import inspect
 import types
 from typing import Any
 
-import onnx
 import torch
 from pytorch_quantization import calib, nn as quant_nn, quant_modules
 from pytorch_quantization.nn.modules import _utils
@@ -11,9 +10,7 @@ from torch import Tensor, nn
 
 from examples import resnet
 from qdqtool import qat
-from qdqtool.qat.calls import NetworkCall
 from qdqtool.qat.modules import read_amax
-from qdqtool.qat.trace import export_proto
 
 # pytorch-quantization reads the source lines of the whole stack to name its caller, which takes
 # 0.1 s for each module.
@@ -103,14 +100,6 @@ def max_calibrate(model: nn.Module, *batches: Tensor) -> None:
         q.load_calib_amax()
         q.enable_quant()
         q.disable_calib()
-
-
-def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelProto:
-    quant_nn.TensorQuantizer.use_fb_fake_quant = True
-    try:
-        return export_proto(model, NetworkCall((sample,)), opset)
-    finally:
-        quant_nn.TensorQuantizer.use_fb_fake_quant = False
 
 
 def conv(inputs: int = 16, outputs: int = 16, kernel: int = 3, **options: object) -> nn.Conv2d:

@@ -12,6 +12,7 @@ import onnx
 import onnx.parser
 import pytest
 import torch
+from pytorch_quantization import nn as quant_nn
 from torch import nn
 
 import qdqtool
@@ -476,7 +477,11 @@ def exported(placement: str, opset: int) -> onnx.ModelProto:
     """Return a ResNet-18 with quantizers placed by hand; tests must not change it."""
     model = nets.handmade(placement)
     nets.max_calibrate(model, IMAGE)
-    return nets.raw_export(model, IMAGE, opset)
+    quant_nn.TensorQuantizer.use_fb_fake_quant = True
+    try:
+        return export_proto(model, NetworkCall((IMAGE,)), opset)
+    finally:
+        quant_nn.TensorQuantizer.use_fb_fake_quant = False
 
 
 @pytest.mark.parametrize(
