@@ -276,14 +276,14 @@ MAPS: tuple[str, ...] = (
 
 
 def prepare(folder: Path) -> None:
-    onnx.save(residual(Graph()), folder / "residual.onnx")
-    onnx.save(whole := blocks(Graph()), folder / "whole.onnx")
+    onnx.save(residual(), folder / "residual.onnx")
+    onnx.save(whole := blocks(), folder / "whole.onnx")
     onnx.save(float_network(), folder / "float.onnx")
     onnx.save(float_network(scale=0.05), folder / "quantized.onnx")
     write_pictures(folder / "images", 2)
     onnx.save(branchy(), folder / "branches.onnx")
     np.save(folder / "pixels.npy", np.concatenate([d["x"] for d in images(8, 16, 16)]))
-    onnx.save(silu_add(Graph()), folder / "silu-add.onnx")
+    onnx.save(silu_add(), folder / "silu-add.onnx")
     onnx.save(simple(scale=float("nan"), zero=3), folder / "not-a-number.onnx")
     prediction = predict(whole, "trt8.5")
     lines = log_of(prediction)
@@ -322,14 +322,16 @@ for word; do case "$word" in --saveEngine=*) echo engine > "${{word#*=}}" ;; esa
     path.chmod(0o755)
 
 
-def residual(g: Graph) -> onnx.ModelProto:
+def residual() -> onnx.ModelProto:
+    g = Graph()
     stem = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=0.05), "r0")
     long = g.relu(g.conv(stem, "c1", scale=0.05), "r1")
     total = g.relu(g.add(g.conv(long, "c2", scale=0.05), stem, "sum"), "r2")
     return g.model(g.conv(g.conv(total, "c3", scale=0.05), "c4", weights="float"))
 
 
-def blocks(g: Graph) -> onnx.ModelProto:
+def blocks() -> onnx.ModelProto:
+    g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "Conv_0", scale=0.05), "Relu_0")
     for i in (1, 3):
         long = g.relu(g.conv(x, f"Conv_{i}", scale=0.05), f"Relu_{i}")
@@ -348,7 +350,8 @@ def float_network(scale: float | None = None) -> onnx.ModelProto:
     return g.model(g.conv(g.concat(branches, "join"), "c2", scale=scale, weights=weights))
 
 
-def silu_add(g: Graph) -> onnx.ModelProto:
+def silu_add() -> onnx.ModelProto:
+    g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16, scale=0.05), "r0")
     total = g.add(g.silu(g.conv(x, "c1", 16, scale=0.05), "s1"), g.pair(x, "skip", 0.05), "sum")
     return g.model(g.conv(total, "c2", 16, scale=0.05))

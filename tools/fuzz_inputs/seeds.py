@@ -22,7 +22,6 @@ from qdqtool.timing.time_calibration import TimeCalibration
 from qdqtool.verification.result import VERIFICATION_SCHEMA
 from tests.calibration.nets import conv_net
 from tests.contract import residual
-from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 from tools.fuzz.grammar import network
 from tools.fuzz_logs.mutate import JSON, PROFILE, TRTEXEC_LOG
@@ -137,7 +136,7 @@ def _write(folder: Path) -> None:
 
 def _write_own(folder: Path) -> None:
     """Write a quantized model, a build that agrees with its prediction, and other results."""
-    proto = residual(Graph())
+    proto = residual()
     (folder / "own.onnx").write_bytes(proto.SerializeToString())
     predicted = predict(proto)
     (folder / "own.log").write_text("\n".join(log_of(predicted)) + "\n")
