@@ -21,7 +21,7 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.precision import Precision
 from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import keep_end
+from qdqtool.util.text import format_shape, keep_end
 
 _MAX_MACS = 1 << 80  # a larger number means a damaged file
 _MAX_WEIGHTS = 1 << 48
@@ -409,6 +409,6 @@ def main_node(row: LayerCost) -> str:
 
 def format_tensor(tensor: BuiltTensor) -> str:
     """Format shape, precision and vector width as ``1x64x80x80 INT8:32``."""
-    shape = "x".join("?" if d is None else str(d) for d in tensor.shape) if tensor.shape else ""
+    shape = format_shape(tensor.shape or ())
     vector = f":{tensor.vector}" if tensor.vector > 1 else ""
     return f"{shape} {tensor.precision}{vector}".strip()

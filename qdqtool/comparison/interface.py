@@ -10,6 +10,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
+from qdqtool.util.text import format_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class InterfaceChange:
         values = {
             "name": f"is named {b.name} in B",
             "type": f"is {b.type} instead of {a.type}",
-            "shape": f"has the shape {_format_shape(b.shape)} instead of {_format_shape(a.shape)}",
+            "shape": f"has the shape {format_shape(b.shape or ())} instead of "
+            f"{format_shape(a.shape or ())}",
         }
         return f"{self.kind} {a.name} {', '.join(values[name] for name in self.changes)}"
 
@@ -128,7 +130,3 @@ def _are_shapes_different(a: tuple[int, ...] | None, b: tuple[int, ...] | None, 
     if kind == "input" or len(a) != len(b):
         return a != b
     return any(x != y for x, y in zip(a, b, strict=True) if -1 not in (x, y))
-
-
-def _format_shape(shape: tuple[int, ...] | None) -> str:
-    return "x".join(map(str, shape or ()))

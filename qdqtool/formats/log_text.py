@@ -11,7 +11,7 @@ from qdqtool.findings.rules import ATTEMPTED_CODES, PROMISED_CODES, UNPROMISED_C
 from qdqtool.formats.output import Style, TextPage
 from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import cut_middle, format_count
+from qdqtool.util.text import cut_middle, format_count, format_shape
 
 if TYPE_CHECKING:
     from qdqtool.findings.build_methods import BuildMethod
@@ -163,7 +163,10 @@ def _add_moves(page: TextPage, facts: Json) -> None:
 
 def _add_edges(page: TextPage, title: str, rows: list[Json]) -> None:
     page.add_heading(f"{title}: {len(rows)}")
-    cells = [(_format_types(row), _format_shape(row)) for row in page.first_rows(rows, _MAX_ROWS)]
+    cells = [
+        (_format_types(row), format_shape(row["shape"] or ()))
+        for row in page.first_rows(rows, _MAX_ROWS)
+    ]
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
     for row, (types, shape) in zip(page.iterate_rows(rows, _MAX_ROWS), cells, strict=True):
         full = row["qdq"] or page.everything
@@ -179,10 +182,6 @@ def _format_types(row: Json) -> str:
     if row["from"] != row["to"]:
         return f"{row['from']} -> {row['to']}"
     return "" if row["from"] == "UNKNOWN" else str(row["from"])
-
-
-def _format_shape(row: Json) -> str:
-    return "x".join("?" if d is None else str(d) for d in row["shape"] or ())
 
 
 def _add_merged_layers(page: TextPage, facts: Json) -> None:

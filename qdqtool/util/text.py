@@ -122,6 +122,11 @@ def format_count_were(number: int, word: str) -> str:
     return f"{format_count(number, word)} {'was' if number == 1 else 'were'}"
 
 
+def format_shape(shape: Iterable[int | None]) -> str:
+    """Return dimensions as ``1x3x640x640``, with ``?`` for unknown ones."""
+    return "x".join("?" if size is None else str(size) for size in shape)
+
+
 def format_list(items: Sequence[str], most: int = 4) -> str:
     """Return at most `most` items as text, such as ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from qdqtool.buildlog.names import base_name, parse_layer_name
@@ -11,6 +11,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer, ParsedNode, Shape
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.patterns.view import View
+from qdqtool.util.text import format_shape
 from qdqtool.verification.kernels import product_rank
 
 LayerPosition = tuple[BuiltLayer, int]
@@ -285,7 +286,7 @@ def _add_output_conflict(
         return
     known = [e for e in expected if e and None not in e[1:] and len(e) == len(shape)]
     if known and all(e[1:] != shape[1:] for e in known):
-        conflict = NameConflict(node.name, _format_shape(known[0]), _format_shape(shape))
+        conflict = NameConflict(node.name, format_shape(known[0]), format_shape(shape))
         conflicts.setdefault(node.name, conflict)
 
 
@@ -308,7 +309,7 @@ def _compare_parsed_node(
     tensor = printed.inputs[1] if len(printed.inputs) > 1 else None
     built = tensor.shape if tensor is not None else None
     if shape and built and None not in built and tuple(built) != shape:
-        return NameConflict(node.name, _format_shape(shape), _format_shape(built))
+        return NameConflict(node.name, format_shape(shape), format_shape(built))
     return None
 
 
@@ -322,7 +323,7 @@ def _compare_layer_shape(
     in_model, in_build = (shape[0], *shape[2:]), (filters, *kernel)
     if in_model == in_build:
         return None
-    return NameConflict(node.name, _format_shape(in_model), _format_shape(in_build))
+    return NameConflict(node.name, format_shape(in_model), format_shape(in_build))
 
 
 def _compare_weight_names(
@@ -331,7 +332,3 @@ def _compare_weight_names(
     if weights is None or not built_weights or weights in built_weights:
         return None
     return NameConflict(node.name, weights, built_weights[0])
-
-
-def _format_shape(shape: Iterable[object]) -> str:
-    return "x".join("?" if size is None else str(size) for size in shape)
