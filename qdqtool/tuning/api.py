@@ -78,6 +78,7 @@ from qdqtool.tuning.options import SearchBudget, TuneOptions, TuningGoal
 from qdqtool.tuning.planner import Configuration, Planner
 from qdqtool.tuning.result import PlacementResult, Tuning
 from qdqtool.tuning.search import PlacementSearch
+from qdqtool.tuning.selection import ResultSelection
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import (
     JUDGING_END,
@@ -496,7 +497,6 @@ class _TuningRun:
             goal.budget_ms,
             self.options.search.whole_front,
             say or (lambda line: None),
-            self.compute_deadline(JUDGING_END),
         )
 
     def compute_deadline(self, fraction: float) -> float | None:
@@ -535,14 +535,15 @@ class _TuningRun:
     def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
         """Choose the best placement, and return its model and its results on held-out images."""
         gpu, weights = self.gpu, self.options.placement.weights
-        placement, reached = search.choose_placement()
-        front = summary.thin_front(search.find_front(), placement)
-        search.judge_placements([placement])
-        bought = search.judge_and_measure_benefits(placement, front)
+        selection = ResultSelection(search, self.compute_deadline(JUDGING_END))
+        placement, reached = selection.choose_placement()
+        front = summary.thin_front(selection.find_front(), placement)
+        selection.judge_placements([placement])
+        bought = selection.judge_and_measure_benefits(placement, front)
         planner = self.planner
         has_more_images = len(self.sets.complete) > self.store.calibrated_on
         if has_more_images and placement.cost.int8:
-            planner = self._choose_final_planner(search, placement, reached, progress)
+            planner = self._choose_final_planner(selection, placement, reached, progress)
 
         def build(configuration: Configuration) -> tuple[Model, list[QuantizedTensor]]:
             model, quantized = planner.build(planner.plan(configuration), weights)
@@ -597,8 +598,8 @@ class _TuningRun:
             target=self.target.name,
             gpu=None if gpu is None else gpu.name,
             unchanged=is_unchanged,
-            cheapest_plausible=search.find_cheapest_plausible(placement),
-            cheaper_alternative=search.find_cheaper_alternative(placement),
+            cheapest_plausible=selection.find_cheapest_plausible(placement),
+            cheaper_alternative=selection.find_cheaper_alternative(placement),
             notes=[
                 *self.notes,
                 *search.notes,
@@ -621,7 +622,7 @@ class _TuningRun:
         )
 
     def _choose_final_planner(
-        self, search: PlacementSearch, placement: PlacementResult, reached: bool, progress: bool
+        self, selection: ResultSelection, placement: PlacementResult, reached: bool, progress: bool
     ) -> Planner:
         """Return a planner with ranges from all images, or the search's planner.
 
@@ -640,8 +641,8 @@ class _TuningRun:
         if planner.fp16:
             planner.fp32_tensors = self._find_wide_tensors(planner)
         recipe = planner.plan(placement.configuration).recipe
-        metric = search.judge_recipe(recipe)
-        if reached and not search.is_goal_reached_with(metric):
+        metric = selection.judge_recipe(recipe)
+        if reached and not selection.is_goal_reached_with(metric):
             text = (
                 f"ranges from all {images} images were not used, because the metric on the "
                 f"held-out images is then {metric:.3f}, which misses the goal. The held-out images "

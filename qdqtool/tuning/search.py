@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from qdqtool.errors import QdqtoolError
 from qdqtool.patterns.heads import find_head
 from qdqtool.tuning.chain import MeasuredChain, NamedConfigurations
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost, Planner
 from qdqtool.tuning.prediction_progress import PredictionProgress
 from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
-from qdqtool.tuning.result import ChoiceBenefit, PlacementResult
+from qdqtool.tuning.result import PlacementResult
 from qdqtool.tuning.sensitivity import SensitivitySweep
 from qdqtool.tuning.simple_placements import (
     list_head_floats,
@@ -38,21 +37,16 @@ from qdqtool.tuning.sites import (
     select_candidates,
 )
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count_were
 
 _RANGE_SITES = 8  # number of worst sites for which other ranges are tried
 _REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by one at the end
-_REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
 _POINTS_OVER_BUDGET = 4  # maximum number of placements above the budget that are made to fit
 _STEPS_IN_BUDGET = 3  # number of measured steps of a chain: the last ones within the budget
 # Smallest assumed gain of a choice, as a fraction of the squared error of the start configuration.
 _LEAST_GAIN = 1e-9
-_EQUAL_COST = 1e-9  # largest difference of costs that count as equal
-# Maximum number of placements outside the front, other than simple ones, that are tried on held-out
-# samples. Each try is a chance to reach the goal by luck.
-_DOMINATED_TRIES = 8
+EQUAL_COST = 1e-9  # largest difference of costs that count as equal
 _SWEPT_TOGETHER = 8  # number of choices that are measured together if there is a time limit
-_TIME_LIMIT = "time limit"
+TIME_LIMIT = "time limit"
 _UNREADABLE = "none of the images could be read"
 _STANDARD_ERRORS = 2.0  # minimum gain of other ranges, in standard errors of the gain
 
@@ -69,8 +63,6 @@ class PlacementSearch:
         whole_front: Whether to measure the Pareto front even if the model with every layer in INT8
             is accurate enough.
         report: Function that receives each line about results and next steps.
-        judging_deadline: Value of ``time.monotonic()`` after which no further placement is
-            evaluated on held-out samples; None without a time limit.
         sites: Sites of the network.
         decisions: All choices of the sites, and the reason to skip a choice.
         scale_candidates: Other ranges (methods and separate scales) that were tried.
@@ -88,7 +80,6 @@ class PlacementSearch:
     budget: float | None
     whole_front: bool
     report: Callable[[str], None]
-    judging_deadline: float | None = None
     sites: list[TuningSite] = field(default_factory=list)
     decisions: list[CandidateDecision] = field(default_factory=list)
     scale_candidates: list[Candidate] = field(default_factory=list)
@@ -128,7 +119,7 @@ class PlacementSearch:
         if all(earlier):
             sets.chosen_on, sets.judged_on = earlier
         self._restore_placements()
-        self.stopped = _TIME_LIMIT
+        self.stopped = TIME_LIMIT
         return bool(self.decisions) and self.recipe(self.start).key in self.pool
 
     def _restore_placements(self) -> None:
@@ -190,7 +181,7 @@ class PlacementSearch:
         try:
             self._run_steps()
         except OutOfTime:
-            self.stopped = _TIME_LIMIT
+            self.stopped = TIME_LIMIT
         if is_limited:
             self._restore_placements()
         self.evaluator.store.save()
@@ -206,7 +197,7 @@ class PlacementSearch:
             return
         if self.evaluator.deadline is not None:
             heads = list_head_floats(self.start, self.sites)
-            self.measure([*heads, *self._list_worst_by_input_error()])
+            self.measure([*heads, *self.list_worst_by_input_error()])
         complete = self._sweep_choices()
         is_sufficient = self._combine_choices(self._choose_ranges() if complete else self.start)
         if not complete and self._combine_further_choices():
@@ -268,8 +259,8 @@ class PlacementSearch:
             return False
         if not self._is_accurate_enough(self.start):
             return False
-        self._measure_for_judging([self.start])
-        return self._is_goal_reached(self.start, self.evaluator.sets.judged_on)
+        self.measure_for_judging([self.start])
+        return self.is_goal_reached(self.start, self.evaluator.sets.judged_on)
 
     def _sweep_choices(self) -> bool:
         """Measure each choice alone; with a time limit, for at most half of the remaining time.
@@ -309,7 +300,7 @@ class PlacementSearch:
 
         Other ranges help if they improve the metric on the samples of the search.
         """
-        floats = [d.candidate for d, _ in self._rank_floats()]
+        floats = [d.candidate for d, _ in self.rank_floats()]
         worst = [c.site for c in floats if c.site.tensors]
         price = self.planner.cost(self.start).value
         self.scale_candidates = [
@@ -366,7 +357,7 @@ class PlacementSearch:
             False if the goal is an accuracy that none of the combinations reaches.
         """
         self.report("combining choices")
-        self.measure(self._list_simple_placements())
+        self.measure(self.list_simple_placements())
         neighbors = find_neighbors(self.planner.model)
         chain = chain_choices(ranges, self._list_gains(), self._predict_cost, neighbors)
         is_sufficient = self._follow_chain(chain)
@@ -433,7 +424,7 @@ class PlacementSearch:
         """
         last_steps = []
         for placement in self.list_placements():
-            limit = placement.cost.value + _EQUAL_COST
+            limit = placement.cost.value + EQUAL_COST
             last_steps += [s for s in steps if self.planner.cost(s[1]).value <= limit][-1:]
         self.measure(last_steps)
 
@@ -446,26 +437,28 @@ class PlacementSearch:
         price = self.planner.cost(self.start).value
         return [
             ChoiceGain(d.candidate.configuration, max(gain, least), d.cost.value - price)
-            for d, gain in self._rank_floats()
+            for d, gain in self.rank_floats()
         ]
 
-    def _rank_floats(self) -> list[tuple[CandidateDecision, float]]:
+    def rank_floats(self) -> list[tuple[CandidateDecision, float]]:
         """Return measured float choices and the squared error that each removes, highest first."""
         floats = [d for d in self.list_measured_decisions() if d.candidate.choice == FLOAT]
         gains = [(d, self.sensitivity.mean_gain(d.candidate)) for d in floats]
         measured = [entry for entry in gains if not math.isnan(entry[1])]
         return sorted(measured, key=lambda entry: -entry[1])
 
-    def _list_simple_placements(self) -> list[tuple[str, Configuration]]:
+    def list_simple_placements(self) -> list[tuple[str, Configuration]]:
+        """Return names and configurations of simple rules: a float head, the worst sites float."""
         ranked = [
             d.candidate.configuration
-            for d, _ in self._rank_floats()
+            for d, _ in self.rank_floats()
             if d.candidate.site.kind == CONVOLUTION
         ]
         worst = list_worst_floats(self.start, ranked, "worst by sensitivity")
         return [*list_head_floats(self.start, self.sites), *worst]
 
-    def _list_worst_by_input_error(self) -> list[tuple[str, Configuration]]:
+    def list_worst_by_input_error(self) -> list[tuple[str, Configuration]]:
+        """Return placements with the sites of the largest input errors float, by name."""
         return list_worst_floats(self.start, self._floats_by_input_error, "worst by input error")
 
     @functools.cached_property
@@ -480,16 +473,16 @@ class PlacementSearch:
         """
         if self.keep is None:
             return
-        level = self._goal_level(self.evaluator.sets.chosen_on)
+        level = self.goal_level(self.evaluator.sets.chosen_on)
         good = [p.configuration for p in self.list_placements() if p.chosen_on >= level]
         if not good:
             return
         current = good[0]
         expensive = self._list_expensive_sites(current)
-        fewer = {site: self._remove_site(current, site) for site in expensive}
+        fewer = {site: self.remove_site(current, site) for site in expensive}
         self.measure([("fewer choices", configuration) for configuration in fewer.values()])
         for site in [site for site in expensive if self._is_accurate_enough(fewer[site])]:
-            less = self._remove_site(current, site)
+            less = self.remove_site(current, site)
             if self.planner.cost(less).value < self.planner.cost(current).value:
                 self.measure([("fewer choices", less)])
                 if self._is_accurate_enough(less):
@@ -499,7 +492,7 @@ class PlacementSearch:
         """Return the (at most 12) float sites that would save the most time in INT8."""
         price = self.planner.cost(configuration).value
         sites = self.list_float_sites(configuration)
-        reduced = {s: self.planner.cost(self._remove_site(configuration, s)).value for s in sites}
+        reduced = {s: self.planner.cost(self.remove_site(configuration, s)).value for s in sites}
         ranked = sorted(reduced, key=reduced.__getitem__)
         return [site for site in ranked[:_REMOVED_CHOICES] if reduced[site] < price]
 
@@ -523,7 +516,7 @@ class PlacementSearch:
         while cost > budget:
             less = {}
             for site in self.list_float_sites(current):
-                configuration = self._remove_site(current, site)
+                configuration = self.remove_site(current, site)
                 if configuration != current:
                     less[self.planner.cost(configuration).value] = configuration
             fits = sorted(value for value in less if value <= budget)
@@ -549,7 +542,8 @@ class PlacementSearch:
                 selected.append(site)
         return selected
 
-    def _remove_site(self, configuration: Configuration, site: TuningSite) -> Configuration:
+    def remove_site(self, configuration: Configuration, site: TuningSite) -> Configuration:
+        """Return a configuration without the choice to leave a site float."""
         nodes = frozenset(site.nodes) - self.start.floats
         return replace(configuration, floats=configuration.floats - nodes)
 
@@ -593,7 +587,8 @@ class PlacementSearch:
         self.pool.setdefault(recipe.key, placement)
         self.evaluator.store.add_placement(recipe.key, name, configuration)
 
-    def _measure_for_judging(self, configurations: Iterable[Configuration]) -> None:
+    def measure_for_judging(self, configurations: Iterable[Configuration]) -> None:
+        """Measure configurations and the float model on the held-out samples."""
         recipes = [self.recipe(c) for c in configurations]
         samples = self.evaluator.sets.judged_on
         self.evaluator.measure_metric([FLOAT_RECIPE, *recipes], samples, "Judging")
@@ -603,16 +598,18 @@ class PlacementSearch:
         self.evaluator.measure_metric([FLOAT_RECIPE], samples, "Float")
         return self.evaluator.value(FLOAT_RECIPE, samples)
 
-    def _is_goal_reached(self, configuration: Configuration, samples: Sequence[int]) -> bool:
+    def is_goal_reached(self, configuration: Configuration, samples: Sequence[int]) -> bool:
+        """Return whether a configuration reaches the goal on samples on which it was measured."""
         value = self.evaluator.value(self.recipe(configuration), samples)
-        return value >= self._goal_level(samples)
+        return value >= self.goal_level(samples)
 
-    def _goal_level(self, samples: Sequence[int]) -> float:
+    def goal_level(self, samples: Sequence[int]) -> float:
+        """Return the smallest metric on samples that reaches the goal; `keep` must be set."""
         assert self.keep is not None
         return self.keep * self.float_value(samples)
 
     def _is_accurate_enough(self, configuration: Configuration) -> bool:
-        return self._is_goal_reached(configuration, self.evaluator.sets.chosen_on)
+        return self.is_goal_reached(configuration, self.evaluator.sets.chosen_on)
 
     def _is_sufficient(self, configuration: Configuration) -> bool:
         """Return whether a step of a chain is sufficient; see :class:`MeasuredChain`."""
@@ -620,283 +617,8 @@ class PlacementSearch:
             return self.planner.cost(configuration).value > self.budget
         return self._is_accurate_enough(configuration)
 
-    # The result -----------------------------------------------------------------------
+    # The pool -------------------------------------------------------------------------
 
     def list_placements(self) -> list[PlacementResult]:
         """Return the placements of the pool, cheapest first; at equal cost, most accurate first."""
         return sorted(self.pool.values(), key=lambda p: (p.cost.value, -p.chosen_on, p.name))
-
-    def find_front(self) -> list[PlacementResult]:
-        """Return the Pareto front: placements more accurate than all placements of lower cost.
-
-        The accuracy is measured on the samples of the search. The cheapest placement is first.
-        """
-        front: list[PlacementResult] = []
-        for point in self.list_placements():
-            if not front or point.chosen_on > front[-1].chosen_on:
-                front.append(point)
-        return front
-
-    def choose_placement(self) -> tuple[PlacementResult, bool]:
-        """Return the best placement, and whether it reaches the goal.
-
-        With a budget, the best placement is the most accurate within the budget; if none fits, the
-        cheapest. Without a budget, the best placement is the cheapest that reaches the goal on both
-        the samples of the search and the held-out samples; if none does, the most accurate. After
-        `judging_deadline`, only the first and the last of the front and placements with a
-        measurement on the held-out samples are considered. A note reports cheaper placements that
-        were not measured on the held-out samples.
-
-        Raises:
-            QdqtoolError: The pool is empty.
-        """
-        front = self.find_front()
-        if not front:
-            raise QdqtoolError(
-                f"no convolution is predicted to run faster in {self.format_title}; deploy the "
-                "float model, or see the reasons in the output of 'qdqtool insert' and 'qdqtool "
-                "predict'",
-                code="no-candidates",
-            )
-        if self.budget is not None:
-            fits = [p for p in front if p.cost.value <= self.budget]
-            return (fits[-1], True) if fits else (front[0], False)
-        return self._choose_accurate_placement(front)
-
-    def _choose_accurate_placement(
-        self, front: Sequence[PlacementResult]
-    ) -> tuple[PlacementResult, bool]:
-        """Return the cheapest placement that reaches the goal, else the most accurate one.
-
-        The placements of the front are tried first, because they are the most accurate at their
-        cost. A cheaper placement outside the front may reach the goal on the held-out samples, too.
-        """
-        level = self._goal_level(self.evaluator.sets.chosen_on)
-        accurate = [point for point in self.list_placements() if point.chosen_on >= level]
-        front_ids = {id(point) for point in front}
-        on_front = [point for point in accurate if id(point) in front_ids]
-        # The last one is the result if none reaches the goal, so it is measured in any case.
-        chosen = self._find_first_reaching(on_front, always=[*on_front[:1], *on_front[-1:]])
-        limit = math.inf if chosen is None else chosen.cost.value - _EQUAL_COST
-        dominated = [p for p in accurate if p.cost.value < limit and id(p) not in front_ids]
-        found = self._find_first_reaching(self._limit_tries(dominated))
-        if found is not None:
-            chosen = found
-            limit = found.cost.value - _EQUAL_COST
-        untried = [p for p in accurate if p.cost.value < limit and not self._is_judged(p)]
-        self._note_untried(untried, "candidate" if chosen is None else "cheaper candidate")
-        return (front[-1], False) if chosen is None else (chosen, True)
-
-    def _find_first_reaching(
-        self, points: Sequence[PlacementResult], always: Sequence[PlacementResult] = ()
-    ) -> PlacementResult | None:
-        """Return the first placement that reaches the goal on the held-out samples, if any.
-
-        Args:
-            points: Placements, cheapest first. After `judging_deadline`, those without a
-                measurement on the held-out samples are skipped.
-            always: Placements that are measured even after `judging_deadline`.
-        """
-        for point in points:
-            if self._is_judging_late and point not in always and not self._is_judged(point):
-                self.stopped = _TIME_LIMIT
-                continue
-            self.judge_placements([point])
-            if self._is_goal_reached(point.configuration, self.evaluator.sets.judged_on):
-                return point
-        return None
-
-    def _limit_tries(self, points: Sequence[PlacementResult]) -> list[PlacementResult]:
-        """Return the placements to try on held-out samples: all simple ones, and some others."""
-        if len(points) <= _DOMINATED_TRIES:
-            return list(points)
-        simple = [(self.start_name, self.start), *self._list_simple_placements()]
-        if self.judging_deadline is not None:
-            simple += self._list_worst_by_input_error()
-        keys = {self.recipe(configuration).key for _, configuration in simple}
-        others = [p for p in points if self.recipe(p.configuration).key not in keys]
-        left_out = {id(point) for point in others[_DOMINATED_TRIES:]}
-        return [point for point in points if id(point) not in left_out]
-
-    def _note_untried(self, points: Sequence[PlacementResult], noun: str) -> None:
-        if not points:
-            return
-        reason = f"at most {_DOMINATED_TRIES} combinations outside the Pareto front are tried there"
-        if self._is_judging_late:
-            reason = "the time limit ended; a longer `time_limit` measures more candidates"
-        self.notes.append(
-            Note(
-                f"{format_count_were(len(points), noun)} not measured on the held-out images, "
-                f"although the goal is reached on the selection images (the first: "
-                f"{points[0].name}): {reason}",
-                code="candidates-not-tried",
-                count=len(points),
-                name=points[0].name,
-            )
-        )
-
-    @property
-    def _is_judging_late(self) -> bool:
-        return self.judging_deadline is not None and time.monotonic() > self.judging_deadline
-
-    def judge_placements(self, points: Sequence[PlacementResult]) -> None:
-        """Evaluate placements on the held-out samples: set `metric`, `low` and `high`."""
-        samples = self.evaluator.sets.judged_on
-        self._measure_for_judging(p.configuration for p in points)
-        for point in points:
-            recipe = self.recipe(point.configuration)
-            point.metric = self.evaluator.value(recipe, samples)
-            point.low, point.high = self.evaluator.estimate_interval(recipe, samples)
-
-    def _is_judged(self, point: PlacementResult) -> bool:
-        recipe = self.recipe(point.configuration)
-        return self.evaluator.is_measured(recipe, self.evaluator.sets.judged_on)
-
-    def judge_recipe(self, recipe: Recipe) -> float:
-        """Return the metric of a recipe on the held-out samples."""
-        samples = self.evaluator.sets.judged_on
-        self.evaluator.measure_metric([FLOAT_RECIPE, recipe], samples, "Judging")
-        return self.evaluator.value(recipe, samples)
-
-    def is_goal_reached_with(self, metric: float) -> bool:
-        """Return whether a metric on held-out samples reaches the goal.
-
-        Always True if the goal is a time budget.
-        """
-        return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
-
-    def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:
-        """Return the cheapest evaluated placement whose 95 % interval reaches the goal.
-
-        Placements that reach the goal on the samples of the search come first.
-
-        Returns:
-            None if the goal is a time budget, or if no such placement is cheaper than `placement`.
-        """
-        if self.keep is None:
-            return None
-        level = self._goal_level(self.evaluator.sets.judged_on)
-        plausible = [
-            point
-            for point in self.list_placements()
-            if point.cost.value < placement.cost.value - _EQUAL_COST
-            and point.high is not None
-            and point.high >= level
-        ]
-        selection_level = self._goal_level(self.evaluator.sets.chosen_on)
-        accurate = [point for point in plausible if point.chosen_on >= selection_level]
-        return next(iter([*accurate, *plausible]), None)
-
-    def find_cheaper_alternative(self, placement: PlacementResult) -> PlacementResult | None:
-        """Return a cheaper placement that may be as accurate as the result for a time budget.
-
-        A placement may be as accurate if its 95 % interval on the held-out samples reaches the
-        metric of `placement`. A placement whose metric is at least as high comes first, then the
-        start configuration, which needs no search, then the most accurate placement.
-
-        Returns:
-            None if the goal is not a time budget, or if there is no such placement.
-        """
-        if self.budget is None or placement.metric is None:
-            return None
-        start = self.recipe(self.start).key
-        best: tuple[tuple[bool, bool, float], PlacementResult] | None = None
-        for key, point in self.pool.items():
-            if point.cost.value >= placement.cost.value - _EQUAL_COST:
-                continue
-            if point.metric is None or point.high is None or point.high < placement.metric:
-                continue
-            rank = point.metric >= placement.metric, key == start, point.metric
-            if best is None or rank > best[0]:
-                best = rank, point
-        return None if best is None else best[1]
-
-    def judge_and_measure_benefits(
-        self, placement: PlacementResult, shown: Sequence[PlacementResult]
-    ) -> list[ChoiceBenefit]:
-        """Evaluate placements, and measure the benefits of one placement's choices.
-
-        Args:
-            placement: Placement whose choices are measured.
-            shown: Placements to evaluate on the held-out samples, after the start configuration.
-                With a time limit, placements that are measured already come first, because they
-                take no time.
-
-        Returns:
-            The benefits. Empty if the time limit ended the search, or ends this evaluation, which a
-            note then reports.
-        """
-        self.evaluator.deadline = self.judging_deadline
-        # The start configuration, which needs no search, may be better than the chosen placement.
-        start = self.pool.get(self.recipe(self.start).key)
-        judged = list(shown) if start is None else [start, *shown]
-        batches = [judged]
-        if self.judging_deadline is not None:
-            measured_first = sorted(judged, key=lambda point: not self._is_judged(point))
-            batches = [[point] for point in measured_first]
-        try:
-            for batch in batches:
-                self.judge_placements(batch)
-            return [] if self.stopped else self._measure_benefits(placement)
-        except OutOfTime:
-            self.notes.append(
-                Note(
-                    "the time limit ended before all candidates and the benefit of each float "
-                    "layer were measured; give more time",
-                    code="no-time-to-judge",
-                )
-            )
-            return []
-        finally:
-            self.evaluator.deadline = None
-
-    def _measure_benefits(self, point: PlacementResult) -> list[ChoiceBenefit]:
-        """Measure the benefits of at most six choices, by undoing each choice alone.
-
-        These choices reduce the error most when each is measured alone.
-        """
-        gains = {d.candidate.site: gain for d, gain in self._rank_floats()}
-        sites = self.list_float_sites(point.configuration) if point.cost.int8 else []
-        sites.sort(key=lambda site: -gains.get(site, 0.0))
-        less = {s: self._remove_site(point.configuration, s) for s in sites[:_REPORTED_BENEFITS]}
-        measured_on = self._measure_without_choices(less)
-        samples = getattr(self.evaluator.sets, measured_on)
-        whole = self.evaluator.value(self.recipe(point.configuration), samples)
-        benefits = []
-        for site, configuration in less.items():
-            cost = self.planner.cost(configuration)
-            metric = whole - self.evaluator.value(self.recipe(configuration), samples)
-            ms = None if cost.ms is None or point.cost.ms is None else point.cost.ms - cost.ms
-            int8 = point.cost.int8 - cost.int8
-            conversions = point.cost.conversions - cost.conversions
-            benefits.append(
-                ChoiceBenefit(site.name, FLOAT, metric, int8, conversions, ms, measured_on)
-            )
-        return sorted(benefits, key=lambda benefit: -benefit.metric)
-
-    def _measure_without_choices(self, less: dict[TuningSite, Configuration]) -> str:
-        """Measure placements that lack one choice each, on the held-out samples.
-
-        If the time limit ends this measurement, the measurements of the search on its own samples
-        are used instead. Placements that the search has not measured are removed from `less`.
-
-        Returns:
-            Name of the set of samples: ``judged_on`` or ``chosen_on``.
-
-        Raises:
-            OutOfTime: The time limit ended, and the search has measured none of the placements.
-        """
-        sets = self.evaluator.sets
-        recipes = {site: self.recipe(configuration) for site, configuration in less.items()}
-        try:
-            self.evaluator.measure_metric(
-                recipes.values(), sets.judged_on, "Benefit of each choice"
-            )
-        except OutOfTime:
-            for site, recipe in recipes.items():
-                if not self.evaluator.is_measured(recipe, sets.chosen_on):
-                    del less[site]
-            if not less:
-                raise
-            return "chosen_on"
-        return "judged_on"

@@ -28,6 +28,7 @@ from qdqtool.tuning.planner import Configuration, PlacementCost
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import PlacementResult, SiteChoice
 from qdqtool.tuning.search import PlacementSearch
+from qdqtool.tuning.selection import ResultSelection
 from qdqtool.tuning.summary import warn_small_sets
 from tests.accuracy.test_agreement import detecting_network
 from tests.calibration.nets import conv_net, write_pictures
@@ -82,7 +83,7 @@ def test_result_has_ranges_from_all_images(tuned: Tuning) -> None:
 def test_ranges_from_all_images_that_miss_the_goal_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(PlacementSearch, "judge_recipe", lambda search, recipe: KEEP - 0.01)
+    monkeypatch.setattr(ResultSelection, "judge_recipe", lambda selection, recipe: KEEP - 0.01)
     tuning = tune(keep=KEEP)
     assert [q.scale for q in tuning.quantized] == [
         q.scale for q in insert(tuning.chosen.configuration.floats).quantized
@@ -283,11 +284,12 @@ def test_combinations_tried_on_held_out_images_are_limited() -> None:
         estimate_interval=lambda *_: (0.0, 1.0),
     )
     search = PlacementSearch(planner, evaluator, 0.9, None, False, print, pool=pool)
-    assert search.choose_placement() == (pool[default], True)
+    selection = ResultSelection(search)
+    assert selection.choose_placement() == (pool[default], True)
     assert [pool[key].metric for key in others] == [0.5] * 9 + [None]
     assert [n.values for n in search.notes] == [{"count": 1, "name": "9 choices"}]
     pool[others[0]].chosen_on = 0.5
-    assert search.find_cheapest_plausible(pool[default]) is pool[others[1]]
+    assert selection.find_cheapest_plausible(pool[default]) is pool[others[1]]
 
 
 @pytest.mark.slow
