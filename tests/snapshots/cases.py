@@ -381,10 +381,14 @@ def list_files() -> dict[Path, int]:
 
 
 def command_cases(name: str) -> Cases:
+    """Run the commands of a topic. Outputs are removed, because later topics would replace them."""
+    prepared = list_files()
     lines = (f"{name} --help", *ANSWERS[name])
     answers = {f"$ qdqtool {line.removesuffix(' #')}": answer(line) for line in lines}
     files, errors = list_files(), {f"$ qdqtool {line}": answer(line) for line in ERRORS[name]}
     assert list_files() == files, "files that a command wrote before it failed"
+    for path in files.keys() - prepared.keys():
+        path.unlink()
     return answers | errors
 
 
