@@ -335,29 +335,17 @@ def test_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
-@pytest.mark.parametrize(
-    ("command", "limits"),
-    slow_after(
-        1,
-        [
-            ("predict {m}", (60_000, 115_000, 155_000)),
-            ("fix {m} -o {m}.out", (155_000,)),
-            ("predict {m}", (90_000, 135_000)),
-            ("fix {m} -o {m}.out", (60_000, 135_000)),
-        ],
-    ),
-)
-def test_small_address_space_is_one_line(
-    model: Path, command: str, limits: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("command", ["predict {m}", "fix {m} -o {m}.out"])
+def test_small_address_space_is_one_line(model: Path, command: str) -> None:
     # 127: the loader of shared libraries ends the process before Python can report it
-    for kilobytes in limits:
+    for kilobytes in (60_000, 155_000, 250_000):
         done = shell(f"ulimit -v {kilobytes}; {TOOL} {command.format(m=model)}")
-        assert (done.returncode, len(done.stderr.splitlines())) in ((2, 1), (0, 0), (127, 1)), (
+        assert (done.returncode, len(done.stderr.splitlines())) in ((2, 1), (127, 1)), (
             kilobytes,
             done.returncode,
             done.stderr[-500:],
         )
+    assert shell(f"ulimit -v 8000000; {TOOL} {command.format(m=model)}").returncode == 0
 
 
 def test_log_of_graphsurgeon_stays_out_of_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,9 @@ from qdqtool.formats.wrapping import wrap_words
 from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
 from qdqtool.util.text import escape_hidden, escape_unencodable
 
-_MIN_ADDRESS_SPACE = 128 << 20  # number of bytes of address space that Python, numpy and onnx need
+# Bytes of address space. Python, numpy and onnx need at least 150 MB, the exact size depends on the
+# machine. If they get slightly less, onnx fails in other ways than with a MemoryError.
+_MIN_ADDRESS_SPACE = 256 << 20
 MESSAGE_PREFIX = "qdqtool: "
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
