@@ -117,9 +117,12 @@ def verify_model(
         BuildLogError: The build is of another model, or its INT8 comes from a calibration table.
         QdqtoolError: The target or the GPU is unknown.
     """
-    reject_implicit_int8(build, model)
     resolved, notes = choose_target_for_gpu(build, target, gpu)
+    if _is_empty(build):  # warnings alone can show implicit INT8
+        reject_implicit_int8(build)
     check_same_model(model, build)
+    # A build of another model lists none of this model's Qs, so the models are compared first.
+    reject_implicit_int8(build, model)
     prediction = predict(model, resolved)
     if resolved.is_rtx:
         verification = verify_rtx_build(model, prediction, build)
@@ -318,13 +321,17 @@ def _note_missing_shapes(build: Build) -> list[Note]:
 
 def check_not_empty(build: Build) -> None:
     """Reject a build that names neither layers nor nodes."""
-    if not build.layers and not build.trace and not build.parse.nodes:
+    if _is_empty(build):
         raise BuildLogError(
             "contains no engine layers and no optimizer lines; build again with --verbose "
             "--profilingVerbosity=detailed",
             build.display_name,
             code="empty-build",
         )
+
+
+def _is_empty(build: Build) -> bool:
+    return not build.layers and not build.trace and not build.parse.nodes
 
 
 def is_all_myelin(build: Build) -> bool:

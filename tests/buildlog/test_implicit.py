@@ -1,13 +1,13 @@
 from dataclasses import replace
 
+import onnx
 import pytest
 
 from qdqtool.buildlog.build_status import is_implicit_int8
 from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
-from qdqtool.ir.graph import Model
-from qdqtool.verification.api import reject_implicit_int8
+from qdqtool.verification.api import verify
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
@@ -15,6 +15,14 @@ from tests.trt.evidence import HOME
 from tools.fuzz.net import Net
 
 IMPLICIT = [("mobilenet-fpn-implicit-int8", "log.txt"), ("aeb-implicit-int8-layers", "graph.json")]
+
+
+def quantized_convolution() -> onnx.ModelProto:
+    net = Net()
+    proto = net.model(net.conv(net.qdq(net.input((1, 8, 8, 8))), 8, 3, name="c"))
+    for i, node in enumerate(n for n in proto.graph.node if n.op_type == "QuantizeLinear"):
+        node.name = f"int8_{i}"
+    return proto
 
 
 CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)]\n"
@@ -58,10 +66,9 @@ def test_verify_rejects_recorded_implicit_builds(
     case: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, model = str(build_file(case, name)), str(HOME / "resnet18-a100-qat" / "model.onnx.gz")
-    for arguments in (["verify", model, path], ["verify", "--from-log", path]):
-        assert run(arguments) == 2
-        error = capsys.readouterr().err
-        assert "implicit-INT8 build" in error and error.count("\n") == 1
+    for argument, text in ((model, "another model"), ("--from-log", "implicit-INT8 build")):
+        assert run(["verify", argument, path]) == 2
+        assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -80,14 +87,23 @@ def test_recorded_explicit_and_float_builds_are_not_implicit(case: str, name: st
     assert not is_implicit_int8(read_build(build_file(case, name)))
 
 
-@pytest.mark.parametrize(("files", "path"), [(["a.log", "b.json"], "a.log, b.json"), ([], "build")])
-def test_check_explicit_finds_quantizers_by_names_in_the_model(files: list[str], path: str) -> None:
-    net = Net()
-    proto = net.model(net.conv(net.qdq(net.input((1, 8, 8, 8))), 8, 3, name="c"))
-    for i, node in enumerate(n for n in proto.graph.node if n.op_type == "QuantizeLinear"):
-        node.name = f"int8_{i}"
-    build = replace(build_of(CONV.format("w + int8_1 + c", "Int8", "Float")), files=files)
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (CONV.format("c", "Int8", "Int8"), "implicit-int8"),
+        ("[W] [TRT] Missing scale and zero-point for tensor 495\n", "implicit-int8"),
+        (CONV.format("other", "Int8", "Int8"), "different-models"),
+        (CONV.format("c", "Int8", "Int8").replace("8,8,8)]", "4,4,4)]"), "different-models"),
+    ],
+    ids=["same model", "warning without layers", "another layer", "another size"],
+)
+def test_verify_compares_models_before_it_reports_implicit_int8(text: str, code: str) -> None:
+    build = replace(build_of(text), files=["a.log", "b.json"])
+    with pytest.raises(BuildLogError, check=has(code, path="a.log, b.json")):
+        verify(quantized_convolution(), build)
+
+
+def test_verify_finds_quantizers_by_their_names_in_the_model() -> None:
+    build = build_of(CONV.format("w + int8_1 + c", "Int8", "Float"))
     assert is_implicit_int8(build)
-    reject_implicit_int8(build, Model(proto))
-    with pytest.raises(BuildLogError, check=has("implicit-int8", path=path)):
-        reject_implicit_int8(build)
+    assert verify(quantized_convolution(), build).convolutions.total == 1
