@@ -175,13 +175,17 @@ def _markdown_section(review: ModelReview) -> list[str]:
     lines += [f"**{_escape_markdown(verdict(review.prediction))}**", ""]
     for line in review.unmet:
         lines += [f"❌ **Not met:** {_escape_markdown(one_line(line))}", ""]
-    for remark in remarks(review.prediction):
+    # Types and confidence of a rejected model are hypothetical.
+    is_rejected = review.prediction.rejected
+    for remark in () if is_rejected else remarks(review.prediction):
         lines += [_escape_markdown(remark), ""]
     findings = list_shown_findings(review.prediction)
     if not findings:
         return [*lines, "No findings.", ""]
     lines += _finding_table(findings, find_float_type(review.prediction))
-    return [*lines, *_list_float_layers(review.prediction.convolutions), ""]
+    if not is_rejected:
+        lines += _list_float_layers(review.prediction.convolutions)
+    return [*lines, ""]
 
 
 def _list_float_layers(convolutions: Sequence[ConvOutcome]) -> list[str]:

@@ -257,7 +257,7 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
     parts = [layers]
     if not side.quantized and side.kind == "model" and not side.subgraphs.get("quantizers"):
         parts.append("no Q/DQ")
-    elif side.int8 is not None:
+    elif side.int8 is not None and not side.rejected:
         parts.append(_describe_formats(side))
     parts += _describe_conversions(side)
     nested = describe_subgraphs(side.subgraphs)

@@ -92,7 +92,7 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, mode
     assert "will reject" in text.splitlines()[2] and "ZP-NONZERO" in text
     assert "trtexec" not in text and not re.search(r"\d ms", text)
     assert not re.search(
-        "at run time|in INT8|Every convolution| CONVERSION ",
+        "at run time|in INT8|Not INT8|Confidence|Every convolution| CONVERSION ",
         cli("predict", model, "--all") + cli("predict", model, "--format", "markdown"),
     )
     assert "qdqtool fix m.onnx -o m_fixed.onnx" in text and "2. In the shell, for opset 13" in text
