@@ -12,6 +12,7 @@ from qdqtool.ir.metadata import COMMON_SCALES, set_metadata
 from qdqtool.reasons.text import (
     count_lost_bits,
     differ_by_over_two_bits,
+    format_lost_bits,
     format_number,
     list_names,
 )
@@ -55,7 +56,7 @@ class CommonScale:
         """Return the scales before and after, the quantizers, and the largest loss in bits."""
         smallest = min(r.scale for r in self.replaced)
         lost = count_lost_bits(smallest, self.scale)
-        bits = f", at most {lost:.1f} bits lost" if smallest > 0 else ""
+        bits = f", {format_lost_bits(lost, 'at most ')} lost" if smallest > 0 else ""
         before = list_names((format_number(r.scale) for r in self.replaced), _SCALES_SHOWN)
         names = list_names((r.quantizer for r in self.replaced), _NAMES_SHOWN)
         return (

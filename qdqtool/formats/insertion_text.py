@@ -28,6 +28,7 @@ from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.heads import QuantizedHead
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.reasons.scales import OutlierScales
+from qdqtool.reasons.text import format_lost_bits
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_list, format_ms
@@ -207,7 +208,7 @@ def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
     page.add_row(
         "Shared scales",
         f"{format_count(len(groups), 'group')} of tensors (at Concat, Split, MaxPool, Resize, "
-        f"...); at most {_max_loss(groups):.1f} bits of precision lost",
+        f"...); {format_lost_bits(_max_loss(groups), 'at most ')} of precision lost",
     )
     listed = ranked
     if not page.everything:

@@ -148,6 +148,11 @@ def count_lost_bits(smallest: float, largest: float) -> float:
     return math.log2(largest / smallest) if smallest > 0 else math.inf
 
 
+def format_lost_bits(bits: float, limit: str = "") -> str:
+    """Return ``1.3 bits``, after a word such as ``at most``, or ``less than 0.1 bit``."""
+    return "less than 0.1 bit" if bits < 0.1 else f"{limit}{bits:.1f} bits"
+
+
 def is_common_scale_too_coarse(scales: Sequence[Scale]) -> bool:
     """Return whether a common scale would cost the smallest range more than two bits."""
     positive = _select_positive(scales)
@@ -163,12 +168,12 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
     if not positive:
         return ""
     largest, smallest = max(positive), min(positive)
-    lost = count_lost_bits(smallest, largest)
-    cost = f" (the smallest range loses {lost:.1f} bits)" if largest > smallest else ""
+    lost = format_lost_bits(count_lost_bits(smallest, largest))
+    cost = f" (the smallest range loses {lost})" if largest > smallest else ""
     if differ_by_over_two_bits(smallest, largest):
         return (
             f"One scale, {format_number(largest)}, would cost the smallest range "
-            f"{lost:.1f} bits: keep separate scales, or leave the side with the largest range in "
+            f"{lost}: keep separate scales, or leave the side with the largest range in "
             "float."
         )
     return f"Use one scale for all, {format_number(largest)}{cost}."
