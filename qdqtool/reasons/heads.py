@@ -145,6 +145,7 @@ class QuantizedHead(Reason):
             "is quantized"
         )
         if self.is_tuned:
-            text += ". By the model's metadata, tune chose this by the measured accuracy"
+            # One sentence with the node: lists of places drop sentences that are repeated.
+            text += ": by the model's metadata, tune chose this by the measured accuracy"
             return f"{text}.", NO_ACTION
         return f"{text}."
