@@ -135,6 +135,7 @@ class FindingEntry:
     saving_note: str  # which other saving includes this one; else empty
     automatic: bool
     on_request: bool
+    request_cost: str  # what all fixes of this code on request cost and gain; else empty
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from qdqtool.findings.report import list_shown_findings, title_of
 from qdqtool.fixing.rehearsal import rehearse
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
-from qdqtool.formats.time_text import describe_included_saving
+from qdqtool.formats.time_text import describe_included_saving, describe_request_cost
 from qdqtool.formats.verdicts import (
     count_conversions,
     describe_moved_quantizer,
@@ -419,7 +419,8 @@ class ModelCollector:
         return display_message(as_options(name_floats(text, code, self._float_type)))
 
     def _add_findings(self) -> None:
-        prediction = self.subject.prediction
+        prediction, time = self.subject.prediction, self.subject.time
+        times = [] if time is None else [time]
         on_request = {f.id for f in split_fixable(prediction.findings)[1]}
         by_convolution = {c.name: self.positions.get(c.index, -1) for c in prediction.convolutions}
         for finding in prediction.findings:
@@ -444,6 +445,9 @@ class ModelCollector:
                     saving_note=describe_included_saving(finding),
                     automatic=finding.automatic,
                     on_request=finding.id in on_request,
+                    request_cost=describe_request_cost([finding.code], times)
+                    if finding.id in on_request
+                    else "",
                 )
             )
 

@@ -96,7 +96,10 @@ def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: C
     several = cli("predict", "d.onnx", "--gpu", "L4", "--gpu", "T4")
     for shown, time in ((text, "row INT8 by qdqtool insert"), (several, "column INT8 insert")):
         assert f"{time} is slower because insert keeps the end" in " ".join(shown.split())
-    assert f"costs {format_ms(cost_ms)} and can gain accuracy (estimated)" in " ".join(text.split())
+    cli("report", "d.onnx", "--gpu", "L4", "-o", "d.html")
+    for shown in (text, Path("d.html").read_text()):
+        cost = f"which costs {format_ms(cost_ms)} and can gain accuracy (estimated)"
+        assert cost in " ".join(shown.split())
 
 
 def test_predict_proposes_fp16_only_if_it_saves_time(folder: Path, cli: Cli, g: Graph) -> None:
