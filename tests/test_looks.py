@@ -386,9 +386,6 @@ def test_answers_for_a_detector_are_short(
     findings = json.loads(capsys.readouterr().out)["findings"]
     codes = {f["code"] for f in findings}
     assert "INPUT-CONVERSION" in codes and all(code in texts[0] for code in codes)
-    notes = {f["code"] for f in findings if f["severity"] == "info"}
-    assert f"{len(notes)} notes with --all: " in texts[0]
-    assert all(f"note {code} " in texts[2] for code in notes)
 
 
 @pytest.mark.parametrize(

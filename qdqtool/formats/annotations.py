@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from qdqtool.findings import codes
-from qdqtool.findings.report import list_shown_findings
+from qdqtool.findings.report import group_findings, list_shown_findings
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_times
@@ -201,14 +201,14 @@ def _list_float_layers(convolutions: Sequence[ConvOutcome]) -> list[str]:
 
 
 def _finding_table(findings: list[Finding], float_type: Precision | None) -> list[str]:
-    by_code: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_code.setdefault(finding.code, []).append(finding)
     lines = ["| | code | places | first place | fix |", "|---|---|---|---|---|"]
-    for code, same in list(by_code.items())[:_ROWS]:
+    for same in group_findings(findings)[:_ROWS]:
         first = same[0]
-        texts = [as_options(name_floats(t, code, float_type)) for t in (first.message, first.fix)]
-        cells = (first.severity.word, code, str(len(same)), *texts)
+        texts = [
+            as_options(name_floats(text, first.code, float_type))
+            for text in (first.message, first.fix)
+        ]
+        cells = (first.severity.word, first.code, str(len(same)), *texts)
         lines.append(f"| {' | '.join(map(_table_cell, cells))} |")
     return lines
 

@@ -347,7 +347,9 @@ def _add_findings(
     default, on_request = _list_fixable(prediction)
     marks = {id(f): f" {_BY_FIX}" for f in default}
     marks |= {id(f): f" {_ON_REQUEST}" for f in on_request}
-    for same in _group_listed_findings(prediction):
+    for same in group_findings(list_shown_findings(prediction)):
+        if same[0].code == "CONVERSION":  # is in the list of Q/DQ layers
+            continue
         if same[0].severity != Severity.INFO or page.everything:
             page.add_gap()
             mark = next((marks[id(f)] for f in same if id(f) in marks), "")
@@ -364,11 +366,6 @@ def _list_fixable(prediction: Prediction) -> tuple[list[Finding], list[Finding]]
     if verdicts.needs_other_format(prediction):
         return [], []
     return split_fixable(prediction.findings)
-
-
-def _group_listed_findings(prediction: Prediction) -> list[list[Finding]]:
-    """Group the findings except CONVERSION, which the list of Q/DQ layers contains."""
-    return group_findings(f for f in prediction.findings if f.code != "CONVERSION")
 
 
 def _add_finding_title(
@@ -427,9 +424,8 @@ def _add_conversions(page: TextPage, prediction: Prediction, float_type: Precisi
     if all(f.code == "INPUT-CONVERSION" for f in conversions):
         return
     conversions.sort(key=lambda f: -(f.values or 0))
-    codes = ", ".join(dict.fromkeys(finding.code for finding in conversions))
     title = f"Q/DQ layers that remain ({len(conversions)}), the largest first"
-    page.add_heading(f"{codes}  {title}")
+    page.add_heading(f"note CONVERSION  {title}")
     for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):
         amount = f" ({_format_amount(finding.values)})" if finding.values else ""
         message = name_floats(finding.message, finding.code, float_type)
@@ -449,7 +445,7 @@ def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
 def _add_next_steps(
     page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
 ) -> None:
-    groups = _group_listed_findings(prediction)
+    groups = group_findings(list_shown_findings(prediction))
     notes = [same[0].code for same in groups if same[0].severity == Severity.INFO]
     counts = _count_findings(groups)
     page.add_gap()

@@ -10,6 +10,7 @@ import pytest
 from qdqtool.formats.predict_text import render
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
+from qdqtool.reporting.api import report
 from tests.commands.conftest import Cli
 from tests.findings.lint.test_bfloat16 import quantized as bfloat16_model
 from tests.findings.test_causes import residual
@@ -33,6 +34,16 @@ def test_predict_lists_the_largest_conversion_first(model: str, cli: Cli) -> Non
     onnx.save(residual("float", channels=24), model)
     rows = cli("predict", model).partition(", the largest first\n")[2].splitlines()
     assert "c0.in.Q" in rows[0] and "(6.1 k values)" in rows[0] and "(4.1 k" in rows[1]
+
+
+def test_outputs_have_the_same_number_of_notes(model: str, cli: Cli) -> None:
+    findings = cli.json("predict", model)["findings"]
+    notes = {f["code"] for f in findings if f["severity"] == "info"}
+    assert "CONVERSION" in notes and f"\n{len(notes)} notes with --all: " in cli("predict", model)
+    text = cli("predict", model, "--all")
+    assert set(re.findall("^note ([A-Z0-9-]+) ", text, re.MULTILINE)) == notes
+    assert cli("predict", model, "--format", "markdown").count("| note |") == len(notes)
+    assert f"● {len(notes)} notes (" in report(model).html
 
 
 @pytest.mark.parametrize(
@@ -59,28 +70,26 @@ def test_predict_gpu_of_another_target_is_refused_without_notes(model: str, cli:
     assert cli.err.startswith("qdqtool: --sm: ") and "10.0" in cli.err
 
 
-def imported_modules(*arguments: str) -> set[str]:
-    process = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "qdqtool", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert process.stdout
-    return {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
-
-
-def test_predict_help_imports_no_libraries() -> None:
-    modules = imported_modules("predict", "--help")
-    assert "click" in modules
-    assert not modules & {"numpy", "onnx", "onnxruntime", "PIL", "qdqtool.trt.pipeline"}
-
-
-def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
-    onnx.save(convolutions(12), tmp_path / "m.onnx")
-    modules = imported_modules("predict", str(tmp_path / "m.onnx"))
-    assert "qdqtool.trt.pipeline" in modules
-    assert not modules & {"PIL", "onnxruntime", "calibration", "qdqtool.timing.time_calibration"}
+@pytest.mark.parametrize(
+    ("argument", "used", "unused"),
+    [
+        ("--help", "click", {"numpy", "onnx", "onnxruntime", "PIL", "qdqtool.trt.pipeline"}),
+        (
+            "m.onnx",
+            "qdqtool.trt.pipeline",
+            {"PIL", "onnxruntime", "calibration", "qdqtool.timing.time_calibration"},
+        ),
+    ],
+)
+def test_predict_imports_only_what_it_needs(
+    model: str, argument: str, used: str, unused: set[str]
+) -> None:
+    onnx.save(convolutions(12), model)
+    command = [sys.executable, "-X", "importtime", "-m", "qdqtool", "predict", argument]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+    assert process.stdout and used in modules
+    assert not modules & unused
 
 
 def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, model: str) -> None:
