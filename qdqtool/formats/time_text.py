@@ -61,25 +61,27 @@ def add_speed_verdict(
 
 
 def _add_remarks(page: TextPage, times: Sequence[TimeEstimate], *, name_gpus: bool) -> None:
-    """Add the remarks on each GPU; a remark on all of several GPUs is printed once.
+    """Add the remarks on each GPU; a remark on several GPUs is printed once.
 
     Args:
         page: Page to add to.
         times: Estimated time on each GPU.
-        name_gpus: Whether to name the GPU of each remark that is not on all GPUs.
+        name_gpus: Whether to name the GPUs of each remark that is not on all GPUs.
     """
-    lists = [_list_remarks(page, time) for time in times]
-    common = set.intersection(*map(set, lists)) if len(lists) > 1 else set()
-    for k, (time, remarks) in enumerate(zip(times, lists, strict=True)):
-        for remark in remarks:
-            is_common = remark in common
-            if is_common and k:
-                continue
-            is_named = is_common or time.gpu.name in remark
-            name = f" ({time.gpu.name})" if name_gpus and not is_named else ""
-            is_warning = getattr(remark, "code", "") in _WARNING_NOTES
-            word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
-            page.fill(f"{word}{name}: {as_options(remark)}", 4, "  ", style)
+    gpus: dict[str, dict[str, str]] = {}  # remark of each GPU, by the remark without the GPU
+    for time in times:
+        for remark in _list_remarks(page, time):
+            general = remark.replace(f" on {time.gpu.name}", " on {}")
+            gpus.setdefault(general, {})[time.gpu.name] = remark
+    for general, remarks in gpus.items():
+        names, remark = ", ".join(remarks), next(iter(remarks.values()))
+        is_on_all = 1 < len(remarks) == len(times)
+        is_named = is_on_all or next(iter(remarks)) in remark
+        name = f" ({names})" if name_gpus and not is_named else ""
+        text = general.replace(" on {}", f" on {names}")
+        is_warning = getattr(remark, "code", "") in _WARNING_NOTES
+        word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
+        page.fill(f"{word}{name}: {as_options(text)}", 4, "  ", style)
 
 
 def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:

@@ -13,6 +13,7 @@ from qdqtool.formats.time_text import (
 from qdqtool.ir.precision import Precision
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
+from qdqtool.util.notes import Note
 from qdqtool.util.text import format_ms
 
 GPU = choose_gpu("RTX 4090")
@@ -94,6 +95,25 @@ def test_uncertain_gain_reads_alike_for_one_and_for_several_gpus() -> None:
     assert f"  note ({GPU.name}): a note" in text and f"  note: slower on {GPU.name}" in text
     assert "  About as fast as FP16 (" in text and text.count("  about as fast (") == 2
     assert text.count("gains more from FP8") == 2  # once for both GPUs
+
+
+def test_remark_on_several_gpus_is_printed_once() -> None:
+    remarks = {
+        "L4": ["slower on L4. Wait", "the same"],
+        "Tesla T4": ["slower on Tesla T4. Wait", "only here"],
+        "A100 80GB SXM": ["the same"],
+    }
+    times = [
+        TimeEstimate(choose_gpu(name), total_ms=1.0, notes=list(map(Note, texts)))
+        for name, texts in remarks.items()
+    ]
+    page = TextPage(200)
+    add_speed_verdict(page, times)
+    assert re.findall("note.*", str(page)) == [
+        "note: slower on L4, Tesla T4. Wait",
+        "note (L4, A100 80GB SXM): the same",
+        "note (Tesla T4): only here",
+    ]
 
 
 @pytest.mark.parametrize(
