@@ -10,14 +10,16 @@ from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
 from qdqtool.tuning.time_plan import JUDGING_END, SEARCH_END
-from qdqtool.util.text import format_count, format_ms, keep_end
+from qdqtool.util.text import format_count, format_list, format_ms, keep_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
 
-_MAX_SITES, _MAX_CONVERSIONS = 8, 8  # maximum lengths of lists if --all is not given
+# Maximum lengths of lists if --all is not given.
+_MAX_SITES, _MAX_CONVERSIONS = 8, 8
+_MAX_ROW_SITES = 3  # float sites of a row of the trade-off
 _DECIMALS, _MAX_DECIMALS = 3, 6  # of metrics
 
 
@@ -118,7 +120,13 @@ def _describe_goal(tuning: Tuning) -> str:
         )
     if tuning.reached:
         return f"goal met: {images}, goal {_format_goal(tuning)}"
-    return f"goal NOT met: the best candidate has {images}, goal {_format_goal(tuning)}"
+    # The goal is for both sets of images. One of them may reach it.
+    chosen_on = _format_number(tuning.chosen.chosen_on, tuning)
+    selection = format_count(tuning.images["chosen_on"], "selection image")
+    return (
+        f"goal NOT met: the best candidate has {images} and {chosen_on} on {selection}"
+        f"{_describe_goals(tuning)}"
+    )
 
 
 def _describe_accuracy(tuning: Tuning) -> str:
@@ -389,6 +397,21 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
         )
         name = point.sites[0] if len(point.sites) == 1 else point.name
         page.add_lines(row + _shorten_site(name, max(12, page.width - len(row))))
+        if text := _describe_float_sites(tuning, point, everything=page.everything):
+            page.fill(f"{_float_type(tuning)}: {text}", 17, " " * 11)
+
+
+def _describe_float_sites(tuning: Tuning, point: PlacementResult, *, everything: bool) -> str:
+    """Describe the float parts of a placement; empty if the name of the placement has them."""
+    if point is tuning.chosen and point.sites[1:]:
+        return "as listed above"
+    if not point.sites and not point.changed and 0 < point.cost.int8 < point.cost.convolutions:
+        return f"only layers that insert leaves float, or without gain in {_format_title(tuning)}"
+    if not point.sites[1:]:
+        return ""
+    most = len(point.sites) if everything else _MAX_ROW_SITES
+    hint = " (--all)" if len(point.sites) > most else ""
+    return f"{format_list(point.sites, most)}{hint}"
 
 
 def _shorten_site(name: str, width: int) -> str:

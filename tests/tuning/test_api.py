@@ -234,6 +234,20 @@ def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[
     assert kept == expected and "  head: int8" in lines
 
 
+def test_text_names_the_float_layers_of_each_placement_and_both_results(tuned: Tuning) -> None:
+    chosen = replace(tuned.chosen, sites=["c6", "add"], chosen_on=0.875)
+    first = replace(tuned.front[0], changed={}, cost=replace(tuned.front[0].cost, int8=6))
+    others = [replace(first, sites=sites) for sites in ([], [*"abcd"])]
+    tuned = replace(tuned, front=[*others, chosen], chosen=chosen, reached=False)
+    lines = render_tuning(tuned, 500).lines
+    assert [line.strip() for line in lines if line.strip().startswith("FP16:")] == [
+        "FP16: only layers that insert leaves float, or without gain in INT8",
+        "FP16: a, b, c and 1 more (--all)",
+        "FP16: as listed above",
+    ]
+    assert lines[0].startswith("goal NOT met:") and " and 0.875 on 4 selection images; " in lines[0]
+
+
 @pytest.mark.parametrize(
     ("images", "evaluation", "enough"),
     [(16, 0, 64), (256, 0, None), (16, 16, 64), (16, 128, None)],
