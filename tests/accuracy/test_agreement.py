@@ -391,8 +391,7 @@ def test_commands_note_that_subfolders_are_read(photos: Path, reference: onnx.Mo
         qdqtool.compare(reference, reference, data=photos.parent),
         qdqtool.fix(inserted.model, data=photos.parent),
     )
-    text = f"5 images from 2 folders in {photos.parent}"
-    assert all(text in result.notes for result in results)
+    assert all(f"5 images from 2 folders in {photos.parent}" in result.notes for result in results)
 
 
 def test_compare_refuses_images_for_a_build(

@@ -90,8 +90,7 @@ def test_warning_of_a_grown_error_states_that_objects_are_found_again(
         errors=[OutputError("boxes", "", None, 0.0275, 0.0488)],
         detections=DetectionVerdict(before, after, 0.1, 0.9, 8, 80),
     )
-    text = str(render(fixed, "f.onnx", 300))
-    assert f"warning: an output error grew{remark}. Measure" in text
+    assert f"warning: an output error grew{remark}. Measure" in str(render(fixed, "f.onnx", 300))
 
 
 def test_note_on_a_small_loss_does_not_deny_it() -> None:

@@ -89,8 +89,7 @@ def test_region_is_not_before_and_after_a_layer_outside(g: Graph) -> None:
     result = predict_graph(g, g.concat([boxes, scores], "end"))
     (region,) = result.regions
     assert region.nodes == ["box", "soft"] and region.fused == ["dfl.in.Q"]
-    layers = result.as_json()["layers"]
-    assert [x["nodes"][-1] for x in layers if "region" in x] == region.nodes
+    assert [x["nodes"][-1] for x in result.as_json()["layers"] if "region" in x] == region.nodes
 
 
 def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
