@@ -273,7 +273,7 @@ def add_fix_savings(
 ) -> None:
     """Add what automatic fixes save, and withdraw those that ``fix`` does not make, in place."""
     _review_promises(model, prediction)
-    if any(f.automatic for f in prediction.findings):
+    if time.is_supported and any(f.automatic for f in prediction.findings):
         from qdqtool.fixing import api
 
         api.add_fix_savings(model, prediction, time, target)

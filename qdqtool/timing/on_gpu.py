@@ -84,6 +84,7 @@ def predict_on_gpu(
     prediction = predict(model, gpu_target, assume=assume, way=way)
     prediction.requested_target = requested.display_name
     prediction.compute_capabilities = gpu_target.capability_names or [gpu.cc]
+    findings = gpu_findings(prediction, gpu, model)
     time = None
     if named is not None:
         named = gpus.remove_unsupported_int8(gpu_target, named)
@@ -100,16 +101,15 @@ def predict_on_gpu(
                 calibrate=options.calibrate,
                 with_insert=with_insert,
             )
+            time.obstacle = _find_unsupported_code(findings)
             if extend is not None:
                 extend(model, prediction, time, assumed_target)
         if options.save_calibration and time.calibration is not None:
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
-    findings = gpu_findings(prediction, gpu, model)
     add_findings(prediction, findings, model)
     for finding in prediction.findings:
         finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
-        time.obstacle = _find_unsupported_code(findings)
         _set_time(prediction, time)
     return prediction, time
 

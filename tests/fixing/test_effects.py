@@ -273,10 +273,15 @@ def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None
         qdqtool.report(model.proto, gpu=gpu).page.model,
     ):
         findings = [f for f in result.findings if f.code in ("CONCAT-SCALE", "CONVERSION")]
-        assert any(f.automatic for f in findings) != is_slower
         largest = max(f.saves_ms or 0 for f in findings)
-        assert (largest > 0) != is_slower
+        assert any(f.automatic for f in findings) == (largest > 0) != is_slower
         assert largest <= fixed.time_before_ms - fixed.time.total_ms + 1e-5
+    # TensorRT 10 does not support the GPU, so no time decides on fixes.
+    assert {c.code for c in fix(model, gpu="AGX Xavier").applied} == {
+        f.code
+        for f in qdqtool.predict(model, gpu="AGX Xavier").findings
+        if f.automatic and f.code != "HEAD-QUANT"
+    }
     for finding in [f for f in fixed.after.findings if f.code == "CONCAT-SCALE"][:1]:
         finding.severity = Severity.INFO
         assert "CONCAT-SCALE (2, including 1 note): reason" in str(render(fixed, "f.onnx", 80))
