@@ -70,7 +70,9 @@ def to_sarif(reviews: Iterable[ModelReview]) -> Json:
 
 def _sarif_run(review: ModelReview) -> Json:
     findings = review.prediction.findings if review.prediction else []
-    float_type = find_float_type(review.prediction) if review.prediction else None
+    float_type = (
+        find_float_type(review.prediction, times=review.times) if review.prediction else None
+    )
     rules = [
         _sarif_rule(name, review.target) for name in dict.fromkeys(str(f.code) for f in findings)
     ]
@@ -172,7 +174,7 @@ def _markdown_section(review: ModelReview) -> list[str]:
             continue
         gain, details = speed_verdict(time).text, describe_times(time)
         lines += [f"**{_escape_markdown(gain)}** {_escape_markdown(details)}.", ""]
-    lines += [f"**{_escape_markdown(verdict(review.prediction))}**", ""]
+    lines += [f"**{_escape_markdown(verdict(review.prediction, times=review.times))}**", ""]
     for line in review.unmet:
         lines += [f"❌ **Not met:** {_escape_markdown(one_line(line))}", ""]
     # Types and confidence of a rejected model are hypothetical.
@@ -182,7 +184,7 @@ def _markdown_section(review: ModelReview) -> list[str]:
     findings = list_shown_findings(review.prediction)
     if not findings:
         return [*lines, "No findings.", ""]
-    lines += _finding_table(findings, find_float_type(review.prediction))
+    lines += _finding_table(findings, find_float_type(review.prediction, times=review.times))
     if not is_rejected:
         lines += _list_float_layers(review.prediction.convolutions)
     return [*lines, ""]

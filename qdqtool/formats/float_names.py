@@ -1,10 +1,17 @@
 """Name the float type of an engine in the messages of findings."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from qdqtool.formats.verdicts import name_float_type
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.result import Prediction
+
+if TYPE_CHECKING:
+    from qdqtool.timing.results import TimeEstimate
 
 # Findings on the types in the model, or on the flags of the builder.
 _OTHER_TYPES = ("BIAS-DQ", "CONST-FP16", "FLAG-FP16", "FLOAT-BF16", "FLOAT-FP32", "FLOAT-MIXED")
@@ -23,14 +30,19 @@ _PHRASES = (
 )
 
 
-def find_float_type(prediction: Prediction, *, half: bool = True) -> Precision | None:
+def find_float_type(
+    prediction: Prediction, *, half: bool = True, times: Sequence[TimeEstimate] = ()
+) -> Precision | None:
     """Return the type of all layers that are not quantized; None if there are several types.
+
+    The type is also None if an estimate uses FP32 for layers that may run in FP16.
 
     Args:
         prediction: The prediction.
         half: Whether the builder may use FP16.
+        times: Estimated time on each GPU.
     """
-    several = len(prediction.float_types()) > 1
+    several = len(prediction.float_types()) > 1 or any(time.fp32_layers for time in times)
     return None if several else name_float_type(prediction, half=half)
 
 

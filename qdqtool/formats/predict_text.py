@@ -95,10 +95,11 @@ def render(
     page = TextPage(width, everything)
     target = target or prediction.choose_typing(prediction.named_target)
     half = half and _can_use_fp16(times)
-    float_type = verdicts.name_float_type(prediction, half=half)
-    common_type = find_float_type(prediction, half=half)
     is_rejected = prediction.rejected
     engine_times = [] if is_rejected else times
+    allowed_type = verdicts.name_float_type(prediction, half=half)
+    float_type = verdicts.name_estimated_float_type(prediction, engine_times, half=half)
+    common_type = find_float_type(prediction, half=half, times=engine_times)
     page.fill(_describe_subject(prediction, times, target), style=Style.BOLD)
     page.add_gap()
     _add_verdict(page, prediction, times, float_type)
@@ -114,12 +115,12 @@ def render(
     _add_convolution_tables(page, prediction, float_type)
     if everything or layers:
         add_slowest_layers(page, engine_times)
-        _add_fp32_notes(page, engine_times, float_type)
+        _add_fp32_notes(page, engine_times, allowed_type)
     if layers:
         # The times of the layers are those of the first supported GPU.
         listed = next((time for time in engine_times if time.is_supported), None)
         is_fp32 = listed is not None and listed.fp32_layers
-        _add_layers(page, prediction, Precision.FP32 if is_fp32 else float_type)
+        _add_layers(page, prediction, Precision.FP32 if is_fp32 else allowed_type)
     if trace:
         _add_trace(page, prediction)
     options = options or NextOptions(target_option(target.display_name))
@@ -164,7 +165,7 @@ def _add_verdict(
     page: TextPage,
     prediction: Prediction,
     times: Sequence[TimeEstimate],
-    float_type: Precision,
+    float_type: str,
 ) -> None:
     problem = verdicts.build_verdict(prediction)
     if problem is not None:
@@ -185,7 +186,7 @@ def _add_verdict(
         page.fill(text, 2, "  ", style)
 
 
-def _add_uncovered_parts(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
+def _add_uncovered_parts(page: TextPage, prediction: Prediction, float_type: str) -> None:
     outside = verdicts.describe_uncovered_types(prediction, float_type)
     if outside:
         page.add_row("Not covered", outside.rstrip("; "))
@@ -201,7 +202,7 @@ def _add_layer_facts(
     page: TextPage,
     prediction: Prediction,
     times: Sequence[TimeEstimate],
-    float_type: Precision,
+    float_type: str,
 ) -> None:
     """Add the layers by kind and the Q/DQ layers, if there are any."""
     if not verdicts.is_analyzed(prediction) or verdicts.has_no_qdq(prediction):
@@ -262,7 +263,7 @@ def _add_build_method(page: TextPage, way: BuildMethod, target: str) -> None:
         page.fill(f"{label}: {text}", 4, "  - ")
 
 
-def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
+def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: str) -> None:
     unexplained = [c for c in prediction.convolutions if _is_unexplained(c, prediction)]
     if unexplained:
         title = "Not INT8 to INT8, for an unknown reason"
@@ -588,7 +589,7 @@ def _add_convolutions(
     title: str,
     convolutions: Sequence[ConvOutcome],
     findings: list[Finding],
-    float_type: Precision,
+    float_type: str,
 ) -> None:
     signatures = [
         f"{_format_types(c.inputs, float_type, ' + ')} -> {_format_types([c.output], float_type)}"
@@ -606,7 +607,7 @@ def _add_convolutions(
         page.fill(text, column + 6, f"  {signature:<{column}}  ")
 
 
-def _format_types(types: Iterable[Precision], float_type: Precision, between: str = ", ") -> str:
+def _format_types(types: Iterable[Precision], float_type: str, between: str = ", ") -> str:
     names = [str(float_type if t == Precision.FLOAT else t) for t in types]
     return between.join(names) or "-"
 

@@ -44,7 +44,9 @@ class Verdict(NamedTuple):
 # Layers -------------------------------------------------------------------------------------------
 
 
-def verdict(prediction: Prediction, *, half: bool = True) -> str:
+def verdict(
+    prediction: Prediction, *, half: bool = True, times: Sequence[TimeEstimate] = ()
+) -> str:
     """Return the predicted types of convolutions and the number of Q/DQ layers in one line.
 
     If TensorRT rejects the model, the line says why instead.
@@ -55,11 +57,12 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
     Args:
         prediction: The prediction.
         half: Whether the builder may use FP16.
+        times: Estimated time on each GPU, for the type of float layers.
     """
     rejection = describe_rejection(prediction)
     if rejection:
         return rejection
-    float_type = name_float_type(prediction, half=half)
+    float_type = name_estimated_float_type(prediction, times, half=half)
     nested = describe_subgraphs(prediction.model.subgraphs)
     if not is_analyzed(prediction):
         return f"Not analyzed: {nested}"
@@ -136,7 +139,19 @@ def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     return Precision.FP16 if half else Precision.FP32
 
 
-def describe_layer_counts(prediction: Prediction, float_type: Precision | None = None) -> str:
+def name_estimated_float_type(
+    prediction: Prediction, times: Sequence[TimeEstimate], *, half: bool = True
+) -> str:
+    """Return :func:`name_float_type` as the times were estimated, such as ``FP16 or FP32``.
+
+    An estimate uses FP32 instead of FP16 if the engine is then faster on the GPU.
+    """
+    uses_half = [not time.fp32_layers for time in times if time.is_supported] or [True]
+    types = {name_float_type(prediction, half=half and use) for use in uses_half}
+    return " or ".join(sorted(types))
+
+
+def describe_layer_counts(prediction: Prediction, float_type: str | None = None) -> str:
     """Return a text with the numbers of convolutions and matrix products, and their float type."""
     counts = prediction.summary()
     convolutions = sum(not c.is_product for c in prediction.convolutions)
@@ -147,7 +162,7 @@ def describe_layer_counts(prediction: Prediction, float_type: Precision | None =
 
 
 def describe_layers_by_kind(
-    prediction: Prediction, float_type: Precision, *, nouns: bool = False
+    prediction: Prediction, float_type: str, *, nouns: bool = False
 ) -> dict[str, str]:
     """Return texts on the types of convolutions and of matrix products, by label.
 
@@ -171,7 +186,7 @@ def describe_layers_by_kind(
     return rows
 
 
-def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: str) -> str:
+def _describe_convolutions(prediction: Prediction, float_type: str, noun: str) -> str:
     """Describe convolutions by type. A number is a range if it depends on an open assumption."""
     convolutions = [c for c in prediction.convolutions if not c.is_product]
     int8, int8_to_int8 = _count_convolutions(prediction, Precision.INT8)
@@ -226,7 +241,7 @@ def _describe_types(
     total: int,
     noun: str,
     rest: int | str,
-    float_type: Precision,
+    float_type: str,
     outputs: str = "",
 ) -> str:
     """Return a text such as ``60 of 64 convolutions in INT8, 4 in FP16``.
@@ -296,7 +311,7 @@ def open_assumptions(prediction: Prediction) -> list[Assumption]:
     return [a for a in prediction.assumptions if not a.given]
 
 
-def describe_uncovered_types(prediction: Prediction, float_type: Precision) -> str:
+def describe_uncovered_types(prediction: Prediction, float_type: str) -> str:
     """Return the start of the verdict if a model has INT4 or FP4, else an empty text.
 
     These types are not predicted.
@@ -448,7 +463,7 @@ def needs_other_format(prediction: Prediction) -> bool:
     return any(f.code in _FP8_ERRORS for f in prediction.errors())
 
 
-def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
+def quality_verdict(prediction: Prediction, float_type: str) -> Verdict:
     """Return a verdict on types and findings, for a model that TensorRT builds."""
     counts = prediction.summary()
     nested = describe_subgraphs(prediction.model.subgraphs)

@@ -105,9 +105,10 @@ class ModelCollector:
         prediction = subject.prediction
         model_info = prediction.model
         half = subject.build is None or float_layer_precision(subject.build) != Precision.FP32
+        times = [subject.time] if subject.time is not None and subject.build is None else []
         headline = overall_verdict(prediction, subject.time, half=half)
         count, dependence = count_conversions(prediction)
-        self._float_type = find_float_type(prediction, half=half)
+        self._float_type = find_float_type(prediction, half=half, times=times)
         self.model = data.ModelContents(
             label=label,
             path=display_name(model_info.path),
@@ -120,7 +121,7 @@ class ModelCollector:
             headline=headline.text,
             tone=headline.style.name.lower(),
             rejection=prediction.rejection,
-            verdict=verdict(prediction, half=half),
+            verdict=verdict(prediction, half=half, times=times),
             counts=prediction.summary(),
             counts_without_errors=None if subject.engine is None else subject.engine.summary(),
             conversion_count=None if prediction.conversions is None else count,

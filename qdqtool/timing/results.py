@@ -372,6 +372,7 @@ class TimeEstimate:
             "batch": self.batch,
             "calibration": self.calibration.as_json() if self.calibration else None,
             "unknown_layers": len(self.unknown),
+            "fp32_layers": self.fp32_layers,
             "notes": list(self.notes),
         }
 

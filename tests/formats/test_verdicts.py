@@ -19,7 +19,8 @@ from qdqtool.formats.verdicts import (
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
-from qdqtool.timing.results import SpeedGain
+from qdqtool.timing.gpus import choose_gpu
+from qdqtool.timing.results import SpeedGain, TimeEstimate
 from tests.comparison.networks import network
 from tests.findings.test_causes import residual
 from tests.insertion.nets import detector
@@ -207,6 +208,17 @@ def test_float_type_is_unknown_if_layers_have_several_types() -> None:
     prediction = predict(residual("float"))
     prediction.convolutions[0].output = Precision.FP16  # the builder chooses the other types
     assert find_float_type(prediction) is None
+
+
+@pytest.mark.parametrize(
+    ("fp32_layers", "float_type"),
+    [((0,), "FP16"), ((2,), "FP32"), ((2, 2), "FP32"), ((0, 2), "FP16 or FP32")],
+)
+def test_float_type_is_that_of_the_estimates(fp32_layers: tuple[int, ...], float_type: str) -> None:
+    times = [TimeEstimate(choose_gpu("L4"), 1.0, fp32_layers=count) for count in fp32_layers]
+    prediction = predict(residual("float"))
+    assert f"(3 of them with {float_type} output)" in verdict(prediction, times=times)
+    assert find_float_type(prediction, times=times) == (None if any(fp32_layers) else "FP16")
 
 
 @pytest.mark.parametrize(
