@@ -90,7 +90,7 @@ def suggest_build(
     from qdqtool.timing.gpus import choose_gpu
 
     if not target.is_rtx:
-        on_jetson = gpu is not None and choose_gpu(gpu).is_jetson
+        on_jetson = None if gpu is None else choose_gpu(gpu).is_jetson
         page.add_page(
             build_commands(
                 target, path, page.width, describe_model(Model(model)), on_jetson=on_jetson

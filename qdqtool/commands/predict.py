@@ -381,7 +381,7 @@ def _render_text(
                     prediction.model,
                     half=shown.half,
                     batch=shown.batch,
-                    on_jetson=any(time.gpu.is_jetson for time in result.times),
+                    on_jetson=any(t.gpu.is_jetson for t in result.times) if result.times else None,
                 )
             )
             if not result.times:

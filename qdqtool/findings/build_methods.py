@@ -149,16 +149,16 @@ def _format_shape(entry: tuple[str, Sequence[int]]) -> str:
     return f"{label}:{'x'.join(str(1 if d == -1 else d) for d in shape)}"
 
 
-def trtexec_advice(target: Target, on_jetson: bool = False) -> list[str]:
+def trtexec_advice(target: Target, on_jetson: bool | None = None) -> list[str]:
     """Return advice on the trtexec command of a target.
 
     Args:
         target: The TensorRT version.
-        on_jetson: Whether the user named a Jetson, whose trtexec is not on PATH and whose clock is
-            not fixed.
+        on_jetson: Whether the named GPU is a Jetson, whose trtexec is not on PATH and whose clock
+            is not fixed. None: no GPU is named, so the version decides.
     """
     advice = []
-    if on_jetson or target.is_jetpack:
+    if target.is_jetpack if on_jetson is None else on_jetson:
         advice.append(
             "on a Jetson: /usr/src/tensorrt/bin/trtexec, after sudo jetson_clocks (otherwise the "
             "clock falls while the GPU is idle)"

@@ -304,7 +304,7 @@ def build_commands(
     *,
     half: bool = True,
     batch: int | None = None,
-    on_jetson: bool = False,
+    on_jetson: bool | None = None,
 ) -> TextPage:
     """Return the commands that build a model and compare the build with the prediction."""
     from qdqtool.findings.build_methods import trtexec_advice, trtexec_command
