@@ -18,6 +18,8 @@ from qdqtool.extraction.invariants import (
     choose_finding,
     describe_missing,
     has_same_types,
+    is_shown_elsewhere,
+    list_places,
 )
 from qdqtool.extraction.options import SelectionOptions, ShrinkOptions
 from qdqtool.extraction.private import PrivateNames, find_changed_fixes, make_private
@@ -151,9 +153,11 @@ class ExtractionJob:
         self._describe_selection = lambda rename: (
             f"{rename(node.name)} and the nodes up to {format_count(hops, 'hop')} around it"
         )
-        missing = self.invariants.find_missing(self._predict_proto(self.proto))
+        prediction = self._predict_proto(self.proto)
+        missing = self.invariants.find_missing(prediction)
+        self.invariants = self.invariants.without(missing)
+        missing = [m for m in missing if not is_shown_elsewhere(m, prediction, node.name)]
         if missing:
-            self.invariants = self.invariants.without(missing)
             self._describe_cut = lambda rename: Note(
                 f"the part within `hops` is too small to reproduce "
                 f"{describe_missing(missing, rename)}; increase `hops`, or leave `hops` out",
@@ -490,7 +494,7 @@ class ExtractionJob:
 
     def _list_new_codes(self, prediction: Prediction) -> list[str]:
         """Return the codes of errors and warnings that only the part has."""
-        known = {(f.code, f.node) for f in self.whole.findings}
+        known = {(f.code, name) for f in self.whole.findings for name in list_places(f)}
         new = (f for f in prediction.findings if f.severity != Severity.INFO)
         return list(dict.fromkeys(str(f.code) for f in new if (f.code, f.node) not in known))
 

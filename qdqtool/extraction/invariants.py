@@ -147,6 +147,31 @@ def _describe_choices(prediction: Prediction, node: str | None) -> str:
     return f"choose from {', '.join(f'{code} ({count})' for code, count in counts.items())}"
 
 
+def list_places(finding: Finding) -> set[str]:
+    """Return the names of all nodes that a finding concerns.
+
+    Some findings report many layers at once. Their node is only the worst or the first layer.
+    """
+    return {finding.node, *finding.convolutions, *finding.nodes}
+
+
+def is_shown_elsewhere(missing: Finding | ConvOutcome, prediction: Prediction, node: str) -> bool:
+    """Return whether a part has a missing finding at another of its convolutions.
+
+    Args:
+        missing: Finding or convolution of the whole model.
+        prediction: Prediction of the part.
+        node: Name of the node that the finding in the part must concern.
+    """
+    return isinstance(missing, Finding) and any(
+        f.code == missing.code
+        and f.node != missing.node
+        and f.node in missing.convolutions
+        and _is_about_node(f, node)
+        for f in prediction.findings
+    )
+
+
 def _is_about_node(finding: Finding, node: str | None) -> bool:
     return node is None or finding.node == node or node in finding.convolutions
 

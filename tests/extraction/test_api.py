@@ -592,6 +592,20 @@ def test_extract_names_findings_that_only_the_part_has() -> None:
     assert not whole and part and result.kept.endswith(". Only in the part: IN-FLOAT")
 
 
+def test_finding_on_many_layers_is_not_new_in_the_part(g: Graph) -> None:
+    """W-PER-TENSOR is at the worst of all layers, which is not in the part."""
+    x = g.input(1, 16, 8, 8)
+    for name, spread in (("mild", 4), ("worst", 40)):
+        weights = g.random.uniform(0.5, 1, (3, 3, 16, 16)) / np.repeat((1, spread), (4, 12))
+        w = g.pair(g.const(f"{name}.w", weights.T), f"{name}.wq", 1 / 127)
+        x = g.op("Conv", [g.pair(x, f"{name}.in"), w], name, kernel_shape=[3, 3])
+    by_finding = qdqtool.extract(g.model(x), finding="INPUT-CONVERSION")
+    for result in (by_finding, qdqtool.extract(g.model(x), node="mild", hops=1)):
+        places = [reports(p, "W-PER-TENSOR")[0][0] for p in (result.whole, result.prediction)]
+        assert places == ["worst", "mild"]
+        assert "Only in the part" not in result.kept and "not-shown" not in note_codes(result.notes)
+
+
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
     model = residual(1)
     ends = [output_of(model)], ["done"]
