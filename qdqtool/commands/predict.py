@@ -82,7 +82,8 @@ _SEVERITIES = ("error", "warning")
     "required",
     multiple=True,
     metavar="REGEX",
-    help="Exit 1 unless the convolutions whose names match are INT8 or FP8.",
+    help="Exit 1 unless the convolutions whose names match are INT8 or FP8, or if TensorRT will "
+    "reject the model.",
 )
 @click.option(
     "--fail-on",
@@ -433,12 +434,20 @@ def _find_code(text: str) -> str:
 
 
 def _list_unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
-    """Return a message for each pattern that matches convolutions in neither INT8 nor FP8."""
+    """Return a message for each pattern that matches convolutions in neither INT8 nor FP8.
+
+    If TensorRT rejects the model, no pattern that matches convolutions is met.
+    """
+    from qdqtool.formats.verdicts import describe_rejection
+
     lines = []
     for pattern in patterns:
         matches = [c for c in prediction.convolutions if pattern.search(c.name)]
         missed = [c.name for c in matches if not c.is_quantized]
-        if missed:
+        if matches and prediction.rejected:
+            reason = describe_rejection(prediction)
+            lines.append(f"--require '{pattern.pattern}' is not met: {reason}")
+        elif missed:
             verb = "is" if len(missed) == 1 else "are"
             lines.append(
                 f"--require '{pattern.pattern}' is not met: {len(missed)} of {len(matches)} "

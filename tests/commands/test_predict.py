@@ -114,8 +114,10 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, mode
         "no times for Tesla T4",
         "no times for L4",
     ]
-    cli("predict", model, "--gpu", "T4", "--require-gain", "0.1", code=1)
-    assert "will reject" in cli.err
+    for condition in (("--require-gain", "0.1"), ("--require", "c")):
+        cli("predict", model, "--gpu", "T4", *condition, code=1)
+        assert condition[0] in cli.err and "will reject" in cli.err
+    assert "(ZP-NONZERO" in cli.err
 
 
 def test_predict_bfloat16_model_builds_with_bf16(cli: Cli, model: str) -> None:
