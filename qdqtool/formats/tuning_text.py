@@ -10,7 +10,7 @@ from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
 from qdqtool.tuning.time_plan import JUDGING_END, SEARCH_END
-from qdqtool.util.text import format_count, format_list, format_ms, keep_end
+from qdqtool.util.text import cut_middle, format_count, format_list, format_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -248,7 +248,8 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
     metric = _format_metric(point, tuning)
     if point.metric is None:
         metric = "not measured on the held-out images"
-    return f"{point.name}, {time}{counts}, {metric}"
+    float_type = f" in {_float_type(tuning)}" if len(point.sites) == 1 else ""
+    return f"{point.title}{float_type}, {time}{counts}, {metric}"
 
 
 def _describe_conversions(point: PlacementResult, tuning: Tuning) -> str:
@@ -335,7 +336,7 @@ def _add_benefits(page: TextPage, tuning: Tuning) -> None:
         row = f"{benefit.metric:>+8.4f} {benefit.int8:>+5d} {benefit.conversions:>+6d}"
         if tuning.gpu is not None:
             row += f" {'-' if benefit.ms is None else f'{benefit.ms:+.3f}':>8}"
-        page.add_lines(f"  {_shorten_site(benefit.site, column):<{column}} {row}")
+        page.add_lines(f"  {cut_middle(benefit.site, column):<{column}} {row}")
     listed = {benefit.site for benefit in tuning.bought}
     rest = [site for site in tuning.chosen.sites if site not in listed]
     if rest:
@@ -395,35 +396,43 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
             f"{_format_number(point.chosen_on, tuning):>{chosen_on}}  "
             f"{_format_metric(point, tuning):<{metric}} "
         )
-        name = point.sites[0] if len(point.sites) == 1 else point.name
-        page.add_lines(row + _shorten_site(name, max(12, page.width - len(row))))
-        if text := _describe_float_sites(tuning, point, everything=page.everything):
+        # A long title is on the next line, because a cut name does not identify a layer.
+        is_long = len(point.title) > page.width - len(row)
+        number = format_count(max(1, len(point.sites)), "choice")
+        page.add_lines(row + (number if is_long else point.title))
+        if is_long and len(point.sites) != 1:
+            page.fill(point.title, 17, " " * 11)
+        if text := _describe_float_sites(
+            tuning, point, everything=page.everything, has_title=not is_long
+        ):
             page.fill(f"{_float_type(tuning)}: {text}", 17, " " * 11)
 
 
-def _describe_float_sites(tuning: Tuning, point: PlacementResult, *, everything: bool) -> str:
-    """Describe the float parts of a placement; empty if the name of the placement has them."""
-    if point is tuning.chosen and point.sites[1:]:
+def _describe_float_sites(
+    tuning: Tuning, point: PlacementResult, *, everything: bool, has_title: bool
+) -> str:
+    """Describe the float parts of a placement.
+
+    Args:
+        tuning: The result.
+        point: The placement.
+        everything: Whether to list all parts.
+        has_title: Whether the row of the placement has its title.
+
+    Returns:
+        The description; empty if the row has it.
+    """
+    if len(point.sites) == 1:
+        return "" if has_title else point.title
+    if point is tuning.chosen and point.sites:
         return "as listed above"
     if not point.sites and not point.changed and 0 < point.cost.int8 < point.cost.convolutions:
         return f"only layers that insert leaves float, or without gain in {_format_title(tuning)}"
-    if not point.sites[1:]:
+    if not point.sites:
         return ""
     most = len(point.sites) if everything else _MAX_ROW_SITES
     hint = " (--all)" if len(point.sites) > most else ""
     return f"{format_list(point.sites, most)}{hint}"
-
-
-def _shorten_site(name: str, width: int) -> str:
-    """Shorten the name of a site to `width` characters.
-
-    A branch or an attention is named after one of its nodes, so a cut name still starts with
-    "branch" or "attention".
-    """
-    kind, _, node = name.partition(" of ")
-    if len(name) > width and kind in ("branch", "attention"):
-        return f"{kind} {keep_end(node, max(8, width - len(kind) - 1))}"
-    return keep_end(name, width)
 
 
 def _describe_goals(tuning: Tuning) -> str:

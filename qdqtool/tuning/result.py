@@ -160,6 +160,11 @@ class PlacementResult:
         metric = self.chosen_on if self.metric is None else self.metric
         return f"<PlacementResult {self.name}: {self.cost.int8} INT8{time}, {metric:.4f}>"
 
+    @property
+    def title(self) -> str:
+        """Name for the output: the float site if there is only one, else :attr:`name`."""
+        return self.sites[0] if len(self.sites) == 1 else self.name
+
     def as_json(self) -> Json:
         """Return the fields of the JSON."""
         return {

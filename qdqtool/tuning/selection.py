@@ -145,7 +145,7 @@ class ResultSelection:
             Note(
                 f"{format_count_were(len(points), noun)} not measured on the held-out images, "
                 f"although the goal is reached on the selection images (the first: "
-                f"{points[0].name}): {reason}",
+                f"{points[0].title}): {reason}",
                 code="candidates-not-tried",
                 count=len(points),
                 name=points[0].name,

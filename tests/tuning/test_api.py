@@ -106,7 +106,7 @@ def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuni
     assert cheapest is not None and cheapest.as_json() == expected.as_json()
     assert tuned.as_json()["cheapest_plausible"] == expected.as_json()
     text = str(render_tuning(tuned, 500))
-    (line,) = (line for line in text.splitlines() if cheapest.name in line and "goal" in line)
+    (line,) = (line for line in text.splitlines() if line.startswith("  Cheaper: "))
     assert f"{cheapest.metric:.3f} ({cheapest.low:.3f} to {cheapest.high:.3f})" in line
 
 
@@ -132,19 +132,33 @@ def test_metric_below_the_goal_is_printed_below_it(
 
 
 @pytest.mark.parametrize(
-    ("site", "shown"),
+    ("name", "sites", "shown", "below"),
     [
-        ("/model.22/cv2.2/cv2.2.2/Conv", " ...2/cv2.2/cv2.2.2/Conv"),
-        ("branch of /model.22/cv2.2/cv2.2.2/Conv", " branch .../cv2.2.2/Conv"),
-        ("attention of /model.10/attn/Softmax", " attention ...tn/Softmax"),
-        ("branch of /head/Conv", " branch of /head/Conv"),
+        (
+            "1 worst",
+            ["/model.22/cv2.2/cv2.2.2/Conv"],
+            "1 choice",
+            "FP16: /model.22/cv2.2/cv2.2.2/Conv",
+        ),
+        ("1 worst", ["branch of /head/Conv"], "branch of /head/Conv", ""),
+        ("1 worst by a very long name", ["c1", "c2"], "2 choices", "1 worst by a very long name"),
+        (
+            "/model.22/cv2.2/cv2.2.2/Conv in INT8",
+            [],
+            "1 choice",
+            "/model.22/cv2.2/cv2.2.2/Conv in INT8",
+        ),
     ],
 )
-def test_cut_name_of_a_site_names_its_kind(tuned: Tuning, site: str, shown: str) -> None:
-    point = replace(tuned.front[0], sites=[site])
-    text = render_tuning(replace(tuned, front=[point], chosen=point, cheapest_plausible=None))
-    (row,) = (line for line in text.lines if line.startswith("* "))
-    assert row.endswith(shown) and len(row) <= 80
+def test_trade_off_has_whole_names(
+    tuned: Tuning, name: str, sites: list[str], shown: str, below: str
+) -> None:
+    point = replace(tuned.front[0], name=name, sites=sites)
+    changes = {"front": [point], "chosen": point, "cheapest_plausible": point}
+    lines = render_tuning(replace(tuned, **changes), everything=True).lines
+    (index,) = (n for n, line in enumerate(lines) if line.startswith("* "))
+    assert lines[index].endswith(f" {shown}") and len(lines[index]) <= 80
+    assert lines[index + 1].strip() == below
 
 
 def test_each_set_of_images_has_its_goal() -> None:
@@ -169,10 +183,12 @@ def test_each_set_of_images_has_its_goal() -> None:
 def test_interval_of_the_cheaper_placement_is_compared_with_the_goal(
     tuned: Tuning, low: float, expected: str
 ) -> None:
-    shown = replace(tuned.cheapest_plausible, low=low, high=KEEP + 0.002, chosen_on=0.1234)
+    changes: Any = {"name": "1 worst", "sites": ["c6"], "chosen_on": 0.1234}
+    shown = replace(tuned.cheapest_plausible, low=low, high=KEEP + 0.002, **changes)
     images = tuned.images | {"judged_detections": 7}
     text = str(render_tuning(replace(tuned, cheapest_plausible=shown, images=images), 500))
-    assert expected in text and text.count("on 4 held-out images with 7 detections") == 2
+    assert "  Cheaper: c6 in FP16, " in text and expected in text
+    assert text.count("on 4 held-out images with 7 detections") == 2
 
 
 def test_matrix_products_are_named_where_they_are_counted(tuned: Tuning) -> None:
