@@ -374,10 +374,11 @@ def _add_changes(page: TextPage, tuning: Tuning) -> None:
 
 def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
     unit = "ms" if tuning.gpu is not None else "cost"
+    better = _list_better_on_selection(tuning)
+    mark = ", and the chosen candidate (*)" if better else "; * marks the chosen candidate"
     page.add_heading(
         "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
-        f"images ({as_options(tuning.cost['sentence'])}); * marks the chosen candidate"
-        f"{_describe_goals(tuning)}"
+        f"images ({as_options(tuning.cost['sentence'])}){mark}{_describe_goals(tuning)}"
     )
     decimals = _count_decimals(tuning)
     chosen_on, metric = max(7, decimals + 2), 20 + decimals  # columns
@@ -406,6 +407,29 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
             tuning, point, everything=page.everything, has_title=not is_long
         ):
             page.fill(f"{_float_type(tuning)}: {text}", 17, " " * 11)
+    if better:
+        page.fill(_explain_chosen(better), 4, "  ")
+
+
+def _list_better_on_selection(tuning: Tuning) -> list[PlacementResult]:
+    """Return the placements that beat the chosen one by cost and metric on the selection images.
+
+    A placement beats the chosen one if it is better in one of the two, and not worse in the other.
+    """
+    rank = tuning.chosen.cost.value, -tuning.chosen.chosen_on
+    ranks = [((p.cost.value, -p.chosen_on), p) for p in (*tuning.front, *tuning.others)]
+    return [p for r, p in ranks if r[0] <= rank[0] and r[1] <= rank[1] and r != rank]
+
+
+def _explain_chosen(better: Sequence[PlacementResult]) -> str:
+    """Explain why placements that seem better than the chosen one were not chosen."""
+    is_measured = all(point.metric is not None for point in better)
+    unmeasured = "" if is_measured else " or were not measured there"
+    return (
+        "The chosen candidate (*) is the cheapest one that reaches the goal on both sets of "
+        "images. Candidates that are cheaper and at least as accurate on the selection images "
+        f"miss the goal on the held-out images{unmeasured}"
+    )
 
 
 def _describe_float_sites(

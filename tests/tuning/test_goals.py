@@ -142,7 +142,13 @@ def test_goal_takes_the_cheapest_that_reaches_it_on_held_out_images_too() -> Non
         p for p in points_of(tuning).values() if agreement(tuning.model_of(p), JUDGED) >= 0.984
     ]
     assert tuning.reached and tuning.chosen is min(reaching, key=lambda point: point.cost.value)
-    assert tuning.chosen.chosen_on < points_of(tuning)["INT8 by default"].chosen_on
+    default = points_of(tuning)["INT8 by default"]
+    assert tuning.chosen.chosen_on < default.chosen_on
+    for metric, end in ((default.metric, "images"), (None, "images or were not measured there")):
+        default.metric = metric
+        text = str(render_tuning(tuning, 500))
+        assert ", and the chosen candidate (*); goal " in text and "; * marks" not in text
+        assert f" as accurate on the selection images miss the goal on the held-out {end}\n" in text
 
 
 @pytest.mark.usefixtures("clock")
