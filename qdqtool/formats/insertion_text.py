@@ -26,7 +26,6 @@ from qdqtool.insertion.output_errors import SMALL_ERROR, round_error
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.heads import QuantizedHead
-from qdqtool.reasons.placement import SkippedNode
 from qdqtool.reasons.scales import OutlierScales
 from qdqtool.reasons.text import format_lost_bits
 from qdqtool.trt.targets import Target
@@ -63,7 +62,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     if insertion.choice is not None and insertion.choice.is_float:
         return _render_float_choice(page, insertion)
     _add_quantization_counts(page, insertion)
-    _add_skipped(page, insertion.skipped, float_type)
+    _add_skipped(page, insertion, float_type)
     _add_groups(page, insertion.groups)
     if insertion.choice is not None or everything:
         _add_formats(page, insertion)
@@ -186,17 +185,25 @@ def _add_images(page: TextPage, insertion: Insertion) -> None:
         page.add_row("Images", note_preprocess(used).removeprefix("images "))
 
 
-def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precision) -> None:
-    by_reason: dict[str, list[str]] = {}
-    for node in skipped:
-        by_reason.setdefault(node.reason, []).append(node.node)
-    label = f"Kept in {float_type}"
-    for reason, names in by_reason.items():
+def _add_skipped(page: TextPage, insertion: Insertion, float_type: Precision) -> None:
+    """Add the nodes that remain float, by type and reason.
+
+    A node whose type the builder chooses is listed with `float_type`.
+    """
+    outcomes = [] if insertion.prediction is None else insertion.prediction.convolutions
+    types = {c.name: c.precision for c in outcomes if c.precision == Precision.FP32}
+    by_reason: dict[tuple[Precision, str], list[str]] = {}
+    for node in insertion.skipped:
+        key = types.get(node.node, float_type), node.reason
+        by_reason.setdefault(key, []).append(node.node)
+    previous = None
+    for (node_type, reason), names in sorted(by_reason.items(), key=lambda item: item[0][0]):
         listed = ", ".join(page.first_rows(names, 1))
         if len(names) > 1 and not page.everything:
             listed = f"{len(names)} nodes, such as {listed}"
-        page.add_row(label, f"{name_floats(as_options(reason), '', float_type)}: {listed}")
-        label = ""
+        label = "" if node_type == previous else f"Kept in {node_type}"
+        page.add_row(label, f"{name_floats(as_options(reason), '', node_type)}: {listed}")
+        previous = node_type
 
 
 def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:

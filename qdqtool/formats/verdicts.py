@@ -158,7 +158,10 @@ def describe_layer_counts(prediction: Prediction, float_type: str | None = None)
     if not convolutions and not counts["matrix_products"]:
         return "no convolution or matrix product"
     layers = format_layer_counts(convolutions, counts["matrix_products"])
-    return layers if float_type is None else f"{layers} in {float_type}"
+    if float_type is None:
+        return layers
+    types = _count_float_types((c.precision for c in prediction.convolutions), float_type)
+    return f"{layers} in {' and '.join(types)}"
 
 
 def describe_layers_by_kind(
@@ -181,9 +184,20 @@ def describe_layers_by_kind(
         shares = {
             t: counts[f"matrix_products_{t.lower()}"] for t in (Precision.INT8, Precision.FP8)
         }
-        rest = counts["matrix_products_float"]
-        rows["Matrix products"] = _describe_types(shares, total, noun, rest, float_type)
+        types = [c.precision for c in prediction.convolutions if c.is_product]
+        rests = _count_float_types(types, float_type)
+        rows["Matrix products"] = _describe_types(shares, total, noun, rests)
     return rows
+
+
+def _count_float_types(types: Iterable[Precision], float_type: str) -> dict[str, int | str]:
+    """Count the types that are not quantized, the most frequent one first.
+
+    `float_type` stands for types that the builder chooses.
+    """
+    known = (Precision.FP16, Precision.BF16, Precision.FP32)
+    names = (str(t) if t in known else float_type for t in types if t not in EIGHT_BITS)
+    return dict(Counter(names).most_common())
 
 
 def _describe_convolutions(prediction: Prediction, float_type: str, noun: str) -> str:
@@ -200,9 +214,14 @@ def _describe_convolutions(prediction: Prediction, float_type: str, noun: str) -
         share = f"{_format_range(to_float)} of them "
         if to_float == quantized:
             share = "" if max(quantized) == 1 else "all "
-        outputs = f" ({share}with {float_type} output)"
+        written = (c.output for c in convolutions if c.is_quantized)
+        types = " or ".join(_count_float_types(written, float_type)) or float_type
+        outputs = f" ({share}with {types} output)"
+    rests = _count_float_types((c.precision for c in convolutions), float_type)
     rest = _format_range([len(convolutions) - n for n in quantized])
-    return _describe_types(shares, len(convolutions), noun, rest, float_type, outputs)
+    if len(rests) < 2:
+        rests = {next(iter(rests), float_type): rest} if rest else {}
+    return _describe_types(shares, len(convolutions), noun, rests, outputs)
 
 
 def _count_convolutions(
@@ -240,18 +259,18 @@ def _describe_types(
     shares: Mapping[Precision, int | str],
     total: int,
     noun: str,
-    rest: int | str,
-    float_type: str,
+    rests: Mapping[str, int | str],
     outputs: str = "",
 ) -> str:
     """Return a text such as ``60 of 64 convolutions in INT8, 4 in FP16``.
 
-    `rest` is the number of float layers, and `outputs` a remark on the types that are written.
+    `rests` has the number of float layers by type, and `outputs` is a remark on the types that are
+    written.
     """
     if total == 1 and not any(shares.values()):
-        return f"{format_count(total, noun) if noun else total} in {float_type}"
+        return f"{format_count(total, noun) if noun else total} in {next(iter(rests))}"
     text = _describe_share(shares, total, noun) + outputs
-    return f"{text}, {rest} in {float_type}" if rest else text
+    return ", ".join([text, *(f"{count} in {name}" for name, count in rests.items())])
 
 
 def _format_range(numbers: Sequence[int]) -> int | str:

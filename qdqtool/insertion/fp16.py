@@ -25,7 +25,8 @@ from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.patterns.half import WIDE, find_fp16_nodes, keeps_float32
+from qdqtool.patterns.half import WIDE, find_fp16_nodes, find_tail, keeps_float32
+from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.layernorm import (
     computes_in_fp16,
     find_decomposed_layer_norms,
@@ -303,7 +304,7 @@ def describe_fp16_conversion(
     if is_default:
         notes.append(
             Note(
-                "layers without Q/DQ were converted to FP16, because "
+                f"layers without Q/DQ were converted to FP16{_describe_fp32_tail(model)}, because "
                 f"{target.display_name} computes in the types of the file; the network's inputs "
                 "and outputs keep their types "
                 "(`high_precision='fp32'` keeps FP32 everywhere)",
@@ -324,6 +325,17 @@ def describe_fp16_conversion(
             )
         )
     return notes + _describe_squares(model)
+
+
+def _describe_fp32_tail(model: Model) -> str:
+    """Return the exception from the conversion to FP16; empty if there is none."""
+    if not find_tail(model):
+        return ""
+    dfl = "the DFL and other " if find_dfl(model) else ""
+    return (
+        f" (except {dfl}layers after the last convolutions, which take little time and need FP32 "
+        "for values such as box coordinates)"
+    )
 
 
 def _describe_squares(model: Model) -> list[Note]:

@@ -112,7 +112,7 @@ def find_fp16_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
         wide: Tensors with measured values near the largest FP16 number. Tensors whose Q has such
             a range need not be listed.
     """
-    tail = _find_tail(model)
+    tail = find_tail(model)
     out_of_range = {*wide, *find_out_of_range(model)}
     excluded = tail | _find_squares(model)
     half: set[int] = set()
@@ -234,10 +234,11 @@ def _fits_half(model: Model, tensor: str, is_scale: bool) -> bool:
     return not np.any((value != 0) & (value.astype(np.float16) == 0))
 
 
-def _find_tail(model: Model) -> set[int]:
-    """Return indices of the nodes after the last convolutions.
+def find_tail(model: Model) -> set[int]:
+    """Return indices of the nodes after the last convolutions, which remain FP32.
 
-    Nodes directly after these convolutions that a Q could pass are left out.
+    The convolution of a DFL is such a node. Nodes directly after the last convolutions that a Q
+    could pass are left out.
     """
     dfl = find_dfl(model)
     upstream = tensors_upstream_of_weighted(model, dfl)

@@ -262,6 +262,15 @@ def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None
     assert "Kept in FP16" in text and "Kept in FP32" not in text
 
 
+def test_insert_names_the_dfl_as_fp32(folder: Path, cli: Cli) -> None:
+    """All other layers without Q/DQ are FP16 in a strongly typed network."""
+    command = "m.onnx --calib images --strongly-typed --losses 0 --max-images 1 --method max"
+    text = " ".join(cli("insert", *command.split()).split())
+    assert re.search(r"Kept in FP16 last box .* Kept in FP32 DFL, [^:]*: /model.22/dfl/conv", text)
+    assert "27 of 31 convolutions in INT8 (6 of them with FP16 output), 3 in FP16, 1 in" in text
+    assert "converted to FP16 (except the DFL and other layers after the last conv" in text
+
+
 @pytest.mark.parametrize(("target", "int8"), [("rtx1.7", 0), ("10", 2)])
 def test_insert_predicts_int8_of_the_gpu(folder: Path, cli: Cli, target: str, int8: int) -> None:
     """TensorRT has INT8 on a T4, TensorRT-RTX does not."""
