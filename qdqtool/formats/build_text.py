@@ -470,6 +470,8 @@ def render_verification(
     if not (result.mismatches or result.complete):
         consequence = _describe_missing(result)
     exceptions = _describe_exceptions(result)
+    if outcome == "PASS" and any(note.code == "no-shapes" for note in result.notes):
+        outcome, exceptions = "PASS by names", f"{exceptions}; the build lists no shapes"
     page.fill(f"{outcome}: {_describe_build(result)} {consequence}{exceptions}", style=style)
     page.add_gap()
     _add_compared_counts(page, result)

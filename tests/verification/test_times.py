@@ -25,6 +25,7 @@ from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import TARGETS
+from qdqtool.util.notes import Note
 from qdqtool.verification.api import (
     compare_under_assumptions,
     count_disagreements,
@@ -246,6 +247,14 @@ def test_verify_of_layer_names_states_that_no_types_were_compared(
     )
     assert "67 of 76 have the predicted name\n" in str(page)
     assert exit_code(result, allow_partial) == (0 if allow_partial else 2)
+
+
+def test_verify_without_shapes_passes_by_names_alone() -> None:
+    facts = BuildFacts(BuildSource.LAYER_JSON, (), "8.4.0", None, True, ())
+    result = Verification(facts, notes=[Note("the build lists no shapes", code="no-shapes")])
+    assert render_verification(result, 300).lines[0] == (
+        "PASS by names: TensorRT 8.4.0 built what was predicted; the build lists no shapes"
+    )
 
 
 def test_verify_notes_begin_with_the_version() -> None:
