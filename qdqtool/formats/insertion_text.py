@@ -378,6 +378,8 @@ def _describe_gain(loss: TensorLoss, losses: ActivationLosses) -> str:
         samples = format_count(losses.samples, "image")
         return f"{error:.1%} -> {loss.excluded_error:.1%} (measured on {samples})"
     gain, remark = loss.gain, "not confirmed"
+    if gain < MIN_GAIN:
+        remark = f"lowered by less than {MIN_GAIN:.0%}, so not confirmed"
     if loss.confirmed_gain is not None:
         gain = loss.confirmed_gain
         chance = "" if loss.confirmed else "; may be chance"

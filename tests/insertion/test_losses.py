@@ -95,17 +95,22 @@ def test_activations_that_were_not_tested_may_help() -> None:
     assert "Others may help: qdqtool tune" in tested[1]
 
 
-def test_advice_of_act_outlier_has_the_measured_gain() -> None:
+@pytest.mark.parametrize(
+    ("gain", "remark"),
+    [(0.3, "not confirmed"), (0.06, "lowered by less than 10%, so not confirmed")],
+)
+def test_advice_of_act_outlier_has_the_measured_gain(gain: float, remark: str) -> None:
     data = images(2)
     for sample in data:
-        sample["x"].flat[0] = 500.0
+        sample["x"].flat[0] = 500.0  # the input of convolution a
     result = qdqtool.insert(chain(), data, losses=2, method="max")
-    (finding,) = (f for f in result.findings if f.code == "ACT-OUTLIER")
-    consumers = finding.causes[0].reason.consumers
-    gain = next(t.gain for t in result.losses.tensors if t.readers == consumers)
+    result.losses = replace(
+        result.losses,
+        tensors=[replace(t, gain=gain) for t in result.losses.tensors if t.readers == ("a",)],
+    )
     error = result.losses.error
-    measured = f"With this --exclude: output error {error:.1%} -> about {error * (1 - gain):.0%}"
-    assert measured in " ".join(str(render(result)).split())
+    measured = f"output error {error:.1%} -> about {error * (1 - gain):.0%} ({remark})"
+    assert f"With this --exclude: {measured}" in " ".join(str(render(result)).split())
 
 
 @pytest.mark.parametrize(("opset", "ir"), [(11, 6), (13, 3), (17, 8), (21, 10)])
