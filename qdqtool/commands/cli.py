@@ -214,7 +214,13 @@ def _describe_unknown_option(error: click.NoSuchOption) -> str:
             having.append(name)
     if not having:
         return ""
-    return f"No such option '{error.option_name}'. Commands with this option: {', '.join(having)}"
+    accuracy = ""
+    if error.option_name == "--calib":
+        accuracy = "For the accuracy, use 'qdqtool compare --calib'. "
+    return (
+        f"No such option '{error.option_name}'. {accuracy}Commands with this option: "
+        f"{', '.join(having)}"
+    )
 
 
 def _error_location(error: OSError) -> str:

@@ -33,6 +33,7 @@ def test_unknown_option_names_the_commands_that_have_it(cli: Cli) -> None:
     line = cli.refuse("fix", "model.onnx", "--require-gain", "1.1")
     assert "'--require-gain'" in line and "predict" in line and "--bgr" not in line
     assert "--only" in cli.refuse("fix", "model.onnx", "--onli", "T4")
+    assert "use 'qdqtool compare --calib'" in cli.refuse("report", "model.onnx", "--calib", "x")
 
 
 @pytest.mark.parametrize("name", ["orin nano", "Orin"])
