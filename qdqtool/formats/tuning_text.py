@@ -9,6 +9,7 @@ from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
+from qdqtool.tuning.result import MAX_METRIC_DECIMALS, METRIC_DECIMALS, count_metric_decimals
 from qdqtool.tuning.time_plan import JUDGING_END, SEARCH_END
 from qdqtool.util.text import cut_middle, format_count, format_list, format_ms
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 # Maximum lengths of lists if --all is not given.
 _MAX_SITES, _MAX_CONVERSIONS = 8, 8
 _MAX_ROW_SITES = 3  # float sites of a row of the trade-off
-_DECIMALS, _MAX_DECIMALS = 3, 6  # of metrics
 
 
 def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
@@ -216,16 +216,17 @@ def _format_number(metric: float, tuning: Tuning) -> str:
 def _count_decimals(tuning: Tuning) -> int:
     """Return the number of decimals, at least 3, that distinguish the goal from all metrics below.
 
-    A metric that misses the goal is then not printed as the goal.
+    A metric that misses the goal is then not printed as the goal. With a budget, the decimals are
+    those that decide between two placements.
     """
     if tuning.keep is None:
-        return _DECIMALS
+        return count_metric_decimals(float(tuning.metric["float_chosen_on"]))
     points = [*tuning.front, tuning.chosen, tuning.cheapest_plausible or tuning.chosen]
     metrics = [(_goal_level(tuning, "float_chosen_on"), point.chosen_on) for point in points]
     held_out = [tuning.written_metric, *(point.metric for point in points)]
     metrics += [(_goal_level(tuning), metric) for metric in held_out if metric is not None]
-    decimals = _DECIMALS
-    while decimals < _MAX_DECIMALS and any(
+    decimals = METRIC_DECIMALS
+    while decimals < MAX_METRIC_DECIMALS and any(
         metric < goal and round(metric, decimals) >= round(goal, decimals)
         for goal, metric in metrics
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon
 
 SCHEMA = "qdqtool/tuning/1"
+METRIC_DECIMALS = 3  # printed decimals of metrics of about 1
+MAX_METRIC_DECIMALS = 6  # to tell a metric from a goal, or if the scale is unknown
 # Codes of the notes on a written model that has the ranges of the search.
 _SEARCH_RANGES = {"ranges-on", "ranges-from-all-worse"}
 
@@ -122,6 +125,23 @@ def _cost_change(cost: PlacementCost, base: PlacementCost) -> Json:
         "int8": cost.int8 - base.int8,
         "conversions": cost.conversions - base.conversions,
     }
+
+
+def count_metric_decimals(float_metric: float) -> int:
+    """Return the number of decimals that show a tenth of a percent of a metric.
+
+    Smaller differences between two placements are neither printed nor used for the choice within a
+    time budget.
+
+    Args:
+        float_metric: Metric of the float model.
+
+    Returns:
+        3 for metrics of 1 or more, more decimals for lower metrics.
+    """
+    if float_metric <= 0.0:
+        return MAX_METRIC_DECIMALS
+    return METRIC_DECIMALS + max(0, math.ceil(-round(math.log10(float_metric), 6)))
 
 
 def _round_number(number: float | None) -> float | None:

@@ -9,7 +9,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.tuning.evaluator import OutOfTime
 from qdqtool.tuning.planner import FLOAT, Configuration
 from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
-from qdqtool.tuning.result import ChoiceBenefit, PlacementResult
+from qdqtool.tuning.result import ChoiceBenefit, PlacementResult, count_metric_decimals
 from qdqtool.tuning.search import EQUAL_COST, TIME_LIMIT, PlacementSearch
 from qdqtool.tuning.sites import TuningSite
 from qdqtool.util.notes import Note
@@ -54,12 +54,13 @@ class ResultSelection:
     def choose_placement(self) -> tuple[PlacementResult, bool]:
         """Return the best placement, and whether it reaches the goal.
 
-        With a budget, the best placement is the most accurate within the budget; if none fits, the
-        cheapest. Without a budget, the best placement is the cheapest that reaches the goal on both
-        the samples of the search and the held-out samples; if none does, the most accurate. After
-        `judging_deadline`, only the first and the last of the front and placements with a
-        measurement on the held-out samples are considered. A note reports cheaper placements that
-        were not measured on the held-out samples.
+        With a budget, the best placement is the most accurate within the budget; if several have
+        the same printed metric, the cheapest of them; if none fits, the cheapest of all. Without a
+        budget, the best placement is the cheapest that reaches the goal on both the samples of the
+        search and the held-out samples; if none does, the most accurate. After `judging_deadline`,
+        only the first and the last of the front and placements with a measurement on the held-out
+        samples are considered. A note reports cheaper placements that were not measured on the
+        held-out samples.
 
         Raises:
             QdqtoolError: The pool is empty.
@@ -74,8 +75,18 @@ class ResultSelection:
             )
         if self.search.budget is not None:
             fits = [p for p in front if p.cost.value <= self.search.budget]
-            return (fits[-1], True) if fits else (front[0], False)
+            return (self._find_cheapest_equal(fits), True) if fits else (front[0], False)
         return self._choose_accurate_placement(front)
+
+    def _find_cheapest_equal(self, points: Sequence[PlacementResult]) -> PlacementResult:
+        """Return the first of some points of the front whose metric is printed as the last one's.
+
+        A gain of accuracy that is not printed is not worth its time.
+        """
+        float_metric = self.search.float_value(self.search.evaluator.sets.chosen_on)
+        decimals = count_metric_decimals(float_metric)
+        best = round(points[-1].chosen_on, decimals)
+        return next(point for point in points if round(point.chosen_on, decimals) == best)
 
     def _choose_accurate_placement(
         self, front: Sequence[PlacementResult]

@@ -28,6 +28,7 @@ from tests.slow import slow_after
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy
 from tests.tuning.tuned import (
+    CHOSEN,
     JUDGED,
     agreement,
     insert,
@@ -103,7 +104,20 @@ def test_budget_takes_the_most_accurate_that_fits() -> None:
         tuning = tune(budget_ms=budget, **SLOW)
         chosen = tuning.chosen
         assert tuning.reached and chosen.cost.ms is not None and chosen.cost.ms <= budget
-        assert chosen.chosen_on >= point.chosen_on
+        assert round(chosen.chosen_on, 3) >= round(point.chosen_on, 3)
+
+
+@pytest.mark.parametrize(("scale", "weight", "decimals"), [(1.0, 0.01, 3), (1e-3, 1.0, 6)])
+def test_budget_takes_the_cheapest_of_equal_printed_metrics(
+    scale: float, weight: float, decimals: int
+) -> None:
+    """Metrics on a smaller scale have more decimals, so that their differences count."""
+    metric = lambda a, b, image: scale * (1.0 - weight * output_error(a, b))  # noqa: E731
+    tuning = tune(budget_ms=1000.0, metric=metric, swept_on=1, **SLOW)
+    default = scale * (1.0 - weight * (1.0 - agreement(insert([]).model, CHOSEN)))
+    shown = f"{default:.{decimals}f}"
+    assert f" {shown}  " in str(render_tuning(tuning))
+    assert tuning.chosen is tuning.front[0 if float(shown) == scale else -1]
 
 
 def output_error(reference: Any, outputs: Any) -> float:
