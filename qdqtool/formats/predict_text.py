@@ -178,7 +178,14 @@ def _add_verdict(
                 )
             return
     if times and verdicts.is_analyzed(prediction):
+        from qdqtool.timing.gpus import find_super_variant
+
         add_speed_verdict(page, times, prediction)
+        for time in times:
+            if faster := find_super_variant(time.gpu):
+                page.fill(
+                    f"note: for Super mode (JetPack 6.2), give --gpu '{faster.name}'", 4, "  "
+                )
         if placement := describe_repeated_placement(times):
             page.fill(f"note: {placement}", 4, "  ")
     elif problem is None:

@@ -690,6 +690,16 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
     return replace(nearest, cc=text), (note,)
 
 
+def find_super_variant(gpu: Gpu) -> Gpu | None:
+    """Return the same Jetson with Super mode, which has another name.
+
+    None if there is none, or if the user chose a clock or power mode, or gave an ambiguous name.
+    """
+    if not gpu.is_jetson or gpu != find_gpu(gpu.name):
+        return None
+    return next((other for other in all_gpus() if other.name == f"{gpu.name} Super"), None)
+
+
 def choose_gpu(name: str, clock: float | None = None, power: str | None = None) -> Gpu:
     """Return a GPU with the user's clock or power mode.
 

@@ -213,6 +213,24 @@ def test_predict_without_gain_meets_no_gain(
     assert reason in cli.err
 
 
+@pytest.mark.parametrize(
+    ("options", "is_noted"),
+    [
+        (("Orin Nano 8GB",), True),
+        (("Orin Nano 8GB", "--gpu", "L4"), True),
+        (("Orin Nano 8GB", "--power", "7W"), False),
+        (("Orin Nano 8GB Super",), False),
+        (("RTX 4070",), False),
+    ],
+)
+def test_predict_names_the_super_mode_of_a_jetson(
+    model: str, cli: Cli, options: tuple[str, ...], is_noted: bool
+) -> None:
+    text = cli("predict", model, "--gpu", *options)
+    assert text.count("Super mode") == text.count("'Jetson Orin Nano 8GB Super'") == is_noted
+    assert "Super mode" not in str(cli.json("predict", model, "--gpu", *options))
+
+
 def test_gpus_lists_all_or_one(cli: Cli) -> None:
     (gpu,) = cli.json("gpus", "orin-nx-8gb")["gpus"]
     assert gpu["name"] == "Jetson Orin NX 8GB" and gpu["source"]
