@@ -583,7 +583,8 @@ def _withdraw_slower_fixes(
         f"slower on {time.gpu.name}. 'qdqtool fix' applies them only without `gpu`, or if `only` "
         "names the code"
     )
-    time.notes.append(Note(text, code="fixes-slower", codes=names, places=count))
+    nodes = [f.node for f in withdrawn if f.code in names]
+    time.notes.append(Note(text, code="fixes-slower", codes=names, places=count, nodes=nodes))
 
 
 def _remove_savings(

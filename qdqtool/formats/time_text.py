@@ -332,7 +332,8 @@ def describe_saving(
     """Describe the time that the fixes of findings with one code save.
 
     The time is that on the first GPU for which the engine can be built. The savings in the findings
-    are for this GPU too. The text is empty without such a GPU, or if the time is negligible.
+    are for this GPU too. The text is empty without such a GPU, or if no fix was estimated and the
+    time is negligible.
 
     Args:
         findings: Findings with one code.
@@ -349,6 +350,8 @@ def describe_saving(
         partners = ", ".join(partner for partner in simulated.codes if partner != code)
         together = f" together with {partners}" if partners else ""
         return f"{format_ms(simulated.saves_ms)} by qdqtool fix{together} ({basis})"
+    if simulated is not None:
+        return f"less than {100 * _MIN_SAVING:g} % of the time by qdqtool fix ({basis})"
     further = max((fix.saves_ms for fix in time.further_fixes if code in fix.codes), default=0.0)
     if further > minimum:
         return f"{format_ms(further)} by qdqtool fix after the other fixes ({basis})"
@@ -373,6 +376,19 @@ def describe_included_saving(finding: Finding) -> str:
     """Return a text on the finding whose saving includes that of this one; empty if none does."""
     code = finding.saving_included_in
     return "" if code is None else f"included in the saving of {code}"
+
+
+def describe_slower_fix(finding: Finding, times: Sequence[TimeEstimate]) -> str:
+    """Return a sentence if the fix of a finding would make the model slower; else empty."""
+    slower = [
+        time.gpu.name
+        for time in times
+        for note in time.notes
+        if note.code == "fixes-slower"
+        and finding.code in note.values["codes"]
+        and finding.node in note.values["nodes"]
+    ]
+    return f"This would make the model slower on {', '.join(slower)}." if slower else ""
 
 
 def describe_fixed_time(times: Sequence[TimeEstimate]) -> str:

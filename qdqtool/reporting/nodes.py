@@ -21,7 +21,11 @@ from qdqtool.findings.report import list_shown_findings, title_of
 from qdqtool.fixing.rehearsal import rehearse
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import as_options
-from qdqtool.formats.time_text import describe_included_saving, describe_request_cost
+from qdqtool.formats.time_text import (
+    describe_included_saving,
+    describe_request_cost,
+    describe_slower_fix,
+)
 from qdqtool.formats.verdicts import (
     count_conversions,
     describe_moved_quantizer,
@@ -429,6 +433,7 @@ class ModelCollector:
             drawn = [position for position in convolutions if position >= 0]
             nodes = list(dict.fromkeys([*self.find_nodes([finding.node]), *drawn]))
             self._add_finding_to_nodes(nodes, finding.id)
+            fix = self._display_text(finding.fix, finding.code)
             self.model.findings.append(
                 data.FindingEntry(
                     id=finding.id,
@@ -437,7 +442,7 @@ class ModelCollector:
                     severity=str(finding.severity),
                     at=display_name(finding.node),
                     message=self._display_text(finding.message, finding.code),
-                    fix=self._display_text(finding.fix, finding.code),
+                    fix=" ".join(filter(None, (fix, describe_slower_fix(finding, times)))),
                     evidence=str(finding.evidence),
                     node=nodes[0] if nodes else -1,
                     nodes=nodes,

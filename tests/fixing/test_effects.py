@@ -241,6 +241,9 @@ def test_fix_of_a_note_is_announced_if_it_saves_time(g: Graph) -> None:
         times = [estimate_savings(Model(proto), "T4")[1]]
         text = describe_saving([marked["ADD-ACT", "sum1"]], times)
         assert ("together with SKIP-FLOAT" in text) == (places == both)
+        times[0].total_ms *= 1000
+        text = describe_saving([marked["ADD-ACT", "sum1"]], times)
+        assert text == "less than 0.2 % of the time by qdqtool fix (estimated)"
 
 
 @pytest.mark.parametrize(("gpu", "is_slower"), [("Orin Nano 8GB", True), ("RTX 4090", False)])
@@ -270,12 +273,14 @@ def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None
     assert ("--only CONCAT-SCALE" in other) != is_slower
     for result in (
         qdqtool.predict(model, gpu=gpu),
-        qdqtool.report(model.proto, gpu=gpu).page.model,
+        page := qdqtool.report(model.proto, gpu=gpu).page.model,
     ):
         findings = [f for f in result.findings if f.code in ("CONCAT-SCALE", "CONVERSION")]
         largest = max(f.saves_ms or 0 for f in findings)
         assert any(f.automatic for f in findings) == (largest > 0) != is_slower
         assert largest <= fixed.time_before_ms - fixed.time.total_ms + 1e-5
+    slower = [note in f.fix for f in page.findings if f.code == "CONCAT-SCALE"]
+    assert slower == [is_slower] * 2
     # TensorRT 10 does not support the GPU, so no time decides on fixes.
     assert {c.code for c in fix(model, gpu="AGX Xavier").applied} == {
         f.code
