@@ -214,11 +214,16 @@ def _describe_unknown_option(error: click.NoSuchOption) -> str:
             having.append(name)
     if not having:
         return ""
-    accuracy = ""
+    advice = ""
+    parameters = error.ctx.command.params if error.ctx is not None else []
     if error.option_name == "--calib":
-        accuracy = "For the accuracy, use 'qdqtool compare --calib'. "
+        advice = "For the accuracy, use 'qdqtool compare --calib'. "
+    elif error.option_name == "--strongly-typed" and any(p.name == "target" for p in parameters):
+        from qdqtool.trt.targets import DEFAULT_TARGET, STRONGLY_TYPED
+
+        advice = f"Use '--target {DEFAULT_TARGET}{STRONGLY_TYPED}'. "
     return (
-        f"No such option '{error.option_name}'. {accuracy}Commands with this option: "
+        f"No such option '{error.option_name}'. {advice}Commands with this option: "
         f"{', '.join(having)}"
     )
 

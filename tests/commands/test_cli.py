@@ -34,6 +34,9 @@ def test_unknown_option_names_the_commands_that_have_it(cli: Cli) -> None:
     assert "'--require-gain'" in line and "predict" in line and "--bgr" not in line
     assert "--only" in cli.refuse("fix", "model.onnx", "--onli", "T4")
     assert "use 'qdqtool compare --calib'" in cli.refuse("report", "model.onnx", "--calib", "x")
+    for command, is_advised in (("compare", True), ("report", True), ("gpus", False)):
+        line = cli.refuse(command, "model.onnx", "--strongly-typed")
+        assert ("Use '--target trt10-strongly-typed'" in line) is is_advised
 
 
 @pytest.mark.parametrize("name", ["orin nano", "Orin"])
