@@ -712,7 +712,7 @@ def _run_search(search: PlacementSearch, run: _TuningRun, estimate: bool) -> Non
             seconds_per_run = measure_run_seconds(search)
             if not store.placements:  # the earlier run ended before its first result
                 seconds_per_run = seconds_per_run or store.seconds_per_run
-            search.report(describe_work(search, seconds_per_run))
+            search.report(describe_work(search, seconds_per_run, time_limit, run.started))
             if time_limit is not None:
                 fit_samples_to_time(search, time_limit, seconds_per_run)
         store.record_samples(sets.chosen_on, sets.judged_on, seconds_per_run)

@@ -48,12 +48,16 @@ def measure_run_seconds(search: PlacementSearch) -> float:
     return seconds_per_run
 
 
-def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
+def describe_work(
+    search: PlacementSearch, seconds_per_run: float, time_limit: float | None, started: float
+) -> str:
     """Return a sentence about the work of a search and its duration.
 
     Args:
         search: The prepared search.
         seconds_per_run: Result of :func:`measure_run_seconds`.
+        time_limit: Time limit of the whole tuning in seconds; None for no limit.
+        started: Value of ``time.monotonic()`` at the start of the tuning.
     """
     sets = search.evaluator.sets
     choices = len(search.list_measured_decisions())
@@ -69,15 +73,28 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
         duration = f"at most about {minutes} with {workers}"
         if seconds >= 90:
             duration += f" (the first runs took {seconds_per_run:.2g} s each)"
+        if time_limit is not None:
+            left = started + SEARCH_END * time_limit - time.monotonic()
+            duration += _describe_limit(time_limit, is_short=seconds > left)
     else:
         duration = "an earlier run has measured most of the candidates"
     # A time limit may leave no time for some choices, and for some images.
-    most = "" if search.evaluator.deadline is None else "at most "
+    most = "" if time_limit is None else "at most "
     return (
         f"testing {most}{format_count(choices, 'choice')} on "
         f"{most}{format_count(len(sets.swept_on), 'image')}{unmeasured}, then combinations: "
         f"{duration}"
     )
+
+
+def _describe_limit(time_limit: float, is_short: bool) -> str:
+    limit = f"{time_limit:g} s"
+    if time_limit % 60 == 0:
+        limit = format_count(round(time_limit / 60), "minute")
+    end = "if choices are not measured by then, the search goes on within the time limit of {}"
+    if is_short:
+        end = "the time limit of {} ends the search earlier"
+    return f"; {end.format(limit)}"
 
 
 def count_calibration_samples(limit: float, spent: float, seconds_per_sample: float) -> int:

@@ -442,7 +442,8 @@ def test_sensitivity_is_the_error_of_the_nodes_of_a_site_alone() -> None:
     ("seconds", "workers", "limit", "most", "end"),
     [
         (1.0, 1, None, "", "about 3 minutes with 1 worker (the first runs took 1 s each)"),
-        (0.1, 2, 3600, "at most ", "about a minute with 2 workers"),
+        (0.1, 2, 3600, "at most ", "the search goes on within the time limit of 60 minutes"),
+        (1.0, 1, 90, "at most ", " s each); the time limit of 90 s ends the search earlier"),
     ],
 )
 def test_tune_estimates_its_duration(
