@@ -155,7 +155,8 @@ def command(
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:
-        page = render(result, width, everything=everything)
+        times = [] if time is None else [time]
+        page = render(result, width, times=times, everything=everything)
         if time is not None and result.precision != FLOAT:
             page.add_heading(f"Estimated on {time.gpu.name}")
             add_speed_verdict(page, [time], result.prediction)

@@ -62,8 +62,10 @@ def render(
     """
     page = TextPage(width)
     _add_fix_result(page, fixed)
-    page.add_row("Before", verdict(fixed.before))
-    page.add_row("After", verdict(fixed.after) + _describe_slow_places(fixed))
+    # Fixes rarely change the type of float layers, so the type in the estimate serves both rows.
+    times = [] if fixed.time is None else [fixed.time]
+    page.add_row("Before", verdict(fixed.before, times=times))
+    page.add_row("After", verdict(fixed.after, times=times) + _describe_slow_places(fixed))
     if fixed.time is not None:
         _add_time(page, fixed, fixed.time)
     _add_errors(page, fixed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from calibration.presets import note_preprocess
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
+    from qdqtool.timing.results import TimeEstimate
     from qdqtool.trt.result import Prediction
 
 # Maximum lengths of lists if --all is not given.
@@ -50,10 +51,20 @@ _ERROR_RATINGS = (
 )
 
 
-def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> TextPage:
+def render(
+    insertion: Insertion,
+    width: int = 80,
+    *,
+    times: Sequence[TimeEstimate] = (),
+    everything: bool = False,
+) -> TextPage:
     """Return the text of ``insert``.
 
-    If `everything` is set, all nodes, groups, activation scales and Q/DQ layers are listed.
+    Args:
+        insertion: The insertion.
+        width: Columns.
+        times: Estimated time of the Q/DQ model on each GPU, for the type of float layers.
+        everything: Whether all nodes, groups, activation scales and Q/DQ layers are listed.
     """
     page = TextPage(width, everything)
     float_type = Precision.FP16
@@ -71,15 +82,20 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     if insertion.choice is None or not insertion.choice.errors:
         _add_agreement(page, insertion, f"{_format_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
-        _add_prediction(page, insertion.prediction, insertion.requested_target)
+        _add_prediction(page, insertion.prediction, insertion.requested_target, times)
     _add_remarks(page, insertion.notes, _list_warnings(insertion), float_type)
     if everything:
         _add_activation_scales(page, insertion)
     return page
 
 
-def _add_prediction(page: TextPage, prediction: Prediction, target: Target | None) -> None:
-    page.add_row("In TensorRT", verdict(prediction))
+def _add_prediction(
+    page: TextPage,
+    prediction: Prediction,
+    target: Target | None,
+    times: Sequence[TimeEstimate],
+) -> None:
+    page.add_row("In TensorRT", verdict(prediction, times=times))
     _add_findings(page, prediction)
     nodes = prediction.conversion_nodes
     if nodes and page.everything:
@@ -188,22 +204,25 @@ def _add_images(page: TextPage, insertion: Insertion) -> None:
 def _add_skipped(page: TextPage, insertion: Insertion, float_type: Precision) -> None:
     """Add the nodes that remain float, by type and reason.
 
-    A node whose type the builder chooses is listed with `float_type`.
+    The type is named if the file decides on it, and not if the builder chooses it.
     """
-    outcomes = [] if insertion.prediction is None else insertion.prediction.convolutions
+    prediction = insertion.prediction
+    outcomes = [] if prediction is None else prediction.convolutions
+    is_chosen = prediction is None or Precision.FLOAT in prediction.float_types()
     types = {c.name: c.precision for c in outcomes if c.precision == Precision.FP32}
     by_reason: dict[tuple[Precision, str], list[str]] = {}
     for node in insertion.skipped:
         key = types.get(node.node, float_type), node.reason
         by_reason.setdefault(key, []).append(node.node)
-    previous = None
+    previous = ""
     for (node_type, reason), names in sorted(by_reason.items(), key=lambda item: item[0][0]):
         listed = ", ".join(page.first_rows(names, 1))
         if len(names) > 1 and not page.everything:
             listed = f"{len(names)} nodes, such as {listed}"
-        label = "" if node_type == previous else f"Kept in {node_type}"
-        page.add_row(label, f"{name_floats(as_options(reason), '', node_type)}: {listed}")
-        previous = node_type
+        label = "Not quantized" if is_chosen else f"Kept in {node_type}"
+        text = f"{name_floats(as_options(reason), '', node_type)}: {listed}"
+        page.add_row("" if label == previous else label, text)
+        previous = label
 
 
 def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:

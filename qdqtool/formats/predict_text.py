@@ -115,7 +115,6 @@ def render(
     _add_convolution_tables(page, prediction, float_type)
     if everything or layers:
         add_slowest_layers(page, engine_times)
-        _add_fp32_notes(page, engine_times, allowed_type)
     if layers:
         # The times of the layers are those of the first supported GPU.
         listed = next((time for time in engine_times if time.is_supported), None)
@@ -617,18 +616,6 @@ def _add_convolutions(
 def _format_types(types: Iterable[Precision], float_type: str, between: str = ", ") -> str:
     names = [str(float_type if t == Precision.FLOAT else t) for t in types]
     return between.join(names) or "-"
-
-
-def _add_fp32_notes(page: TextPage, times: Sequence[TimeEstimate], float_type: Precision) -> None:
-    for time in times:
-        if time.is_supported and time.fp32_layers and float_type != Precision.FP32:
-            page.fill(
-                f"note: the estimate uses FP32 instead of {float_type} for "
-                f"{format_count(time.fp32_layers, 'layer')}, because the engine is then faster on "
-                f"{time.gpu.name}. TensorRT may choose either type.",
-                4,
-                "  ",
-            )
 
 
 def _add_layers(page: TextPage, prediction: Prediction, float_type: Precision) -> None:

@@ -41,7 +41,8 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     for note in tuning.notes:
         page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     prediction = tuning.prediction
-    page.add_heading(f"Predicted for {prediction.target_title}: {verdict(prediction)}")
+    text = verdict(prediction, times=tuning.times)
+    page.add_heading(f"Predicted for {prediction.target_title}: {text}")
     nodes = prediction.conversion_nodes
     for name in page.iterate_rows(nodes, _MAX_CONVERSIONS, "    "):
         page.add_lines(f"  - Q/DQ layer at {name}")

@@ -175,6 +175,7 @@ def estimate_time(
         _write_layer_times(prediction, workload, profile_ms)
         if len(float_types) > 1 and engine.float_type == Precision.FP32:
             result.fp32_layers = _count_fp32_layers(prediction, workload)
+            result.notes += _note_fp32_layers(result.fp32_layers)
     add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
         add_alternative_times(result, model, simulated, target, with_insert=with_insert)
@@ -297,6 +298,15 @@ def _count_fp32_layers(prediction: Prediction, workload: EngineWorkload) -> int:
         and any(edge.precision == Precision.FLOAT for edge in (*layer.inputs, *layer.outputs))
         for layer, w in zip(prediction.layers, workload.layers, strict=True)
     )
+
+
+def _note_fp32_layers(count: int) -> list[Note]:
+    if not count:
+        return []
+    verb = "is" if count == 1 else "are"
+    layers = format_count(count, "float layer")
+    text = f"{layers} {verb} estimated in FP32, which is faster here than FP16"
+    return [Note(text, code="fp32-layers", layers=count)]
 
 
 def _list_kernels(engine: TimedEngine, profile_ms: Array) -> list[KernelTime]:

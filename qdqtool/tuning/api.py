@@ -61,6 +61,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.reasons.placement import create_nothing_to_quantize_error
 from qdqtool.timing import gpus
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.gpu_support import require_gpu_support
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -558,10 +559,18 @@ class _TuningRun:
             self._note_fp16_error(planner, placement, model)
         model.path, model.sha256 = "", None
         base_warnings = planner.plan(Configuration()).warnings
+        predicted = prediction.predict(model, self.target)
+        times = []
+        if gpu is not None:
+            estimate = estimate_time(
+                model, predicted, gpu, self.target, float_type=gpu.float_type, compare=False
+            )
+            times.append(estimate)
         return Tuning(
             model=model.proto,
             quantized=quantized,
-            prediction=prediction.predict(model, self.target),
+            prediction=predicted,
+            times=times,
             reached=reached,
             keep=search.keep,
             budget_ms=search.budget,

@@ -26,6 +26,8 @@ from qdqtool.version import TOOL_VERSION
 if TYPE_CHECKING:
     import onnx_graphsurgeon
 
+    from qdqtool.timing.results import TimeEstimate
+
 SCHEMA = "qdqtool/tuning/1"
 METRIC_DECIMALS = 3  # printed decimals of metrics of about 1
 MAX_METRIC_DECIMALS = 6  # to tell a metric from a goal, or if the scale is unknown
@@ -248,6 +250,7 @@ class Tuning:
         model: The Q/DQ model.
         quantized: Tensors with a Q/DQ pair.
         prediction: Prediction for the model.
+        times: Estimated time of the model; empty without a GPU.
         reached: Whether the goal is reached: the metric on held-out images or, with a budget, the
             predicted time.
         keep: Fraction of the float model's metric to keep; None if the goal is a time budget.
@@ -292,6 +295,7 @@ class Tuning:
     model: onnx.ModelProto
     quantized: list[QuantizedTensor]
     prediction: Prediction
+    times: list[TimeEstimate]
     reached: bool
     keep: float | None
     budget_ms: float | None

@@ -99,7 +99,7 @@ def test_predict_states_the_number_of_layers_estimated_in_fp32(
     model: str, cli: Cli, page: str, options: list[str], noted: list[str]
 ) -> None:
     text = cli("predict", model, "--gpu", "L4", page, *options)
-    assert re.findall(r"FP32 instead of FP16 for (\d+) layers", text) == noted
+    assert re.findall(r"(\d+) float layers are estimated in FP32", text) == noted
     listed = re.findall(r"\n  [A-Z]\w+: (.* -> .*), [\d.]+ ms", text)
     assert listed == ["FP32 -> INT8", *2 * ["INT8 -> INT8"], "INT8 -> FP32", "FP32 -> FP32"] * (
         page == "--layers"
