@@ -37,7 +37,7 @@ def add_speed_verdict(
 ) -> None:
     """Add the verdict on the speed, and a table with a row for each type or for each GPU.
 
-    If the prediction is given, a note explains why ``insert`` is slower than a quantized head.
+    If the prediction is given, a note explains why ``insert`` is slower than the model.
     """
     supported = [time for time in times if time.is_supported]
     if len(times) > 1:
@@ -51,13 +51,9 @@ def add_speed_verdict(
     _add_remarks(page, supported if len(times) > 1 else times, name_gpus=len(times) > 1)
     if supported and any(label.startswith("FP8") for label in labels):
         page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
-    if prediction is not None and _has_slower_insert(prediction, supported):
+    if prediction is not None and (reason := _explain_slower_insert(prediction, supported)):
         place = "column INT8 insert" if len(times) > 1 else "row INT8 by qdqtool insert"
-        text = (
-            f"note: the {place} is slower because insert keeps the end of the head in float for "
-            "accuracy (HEAD-QUANT)."
-        )
-        page.fill(text, 4, "  ")
+        page.fill(f"note: the {place} is slower because {reason}.", 4, "  ")
 
 
 def _add_remarks(page: TextPage, times: Sequence[TimeEstimate], *, name_gpus: bool) -> None:
@@ -143,14 +139,24 @@ def describe_repeated_placement(times: Sequence[TimeEstimate]) -> str:
     return f"The Q/DQ pairs are placed as by {repeated[0]}." if repeated else ""
 
 
-def _has_slower_insert(prediction: Prediction, times: Sequence[TimeEstimate]) -> bool:
-    """Return whether ``insert`` is slower than the model because it quantizes less of its head."""
-    int8 = prediction.summary()["int8"]
-    return any(f.code == "HEAD-QUANT" for f in prediction.findings) and any(
-        time.best.int8 < int8 and time.best.total_ms > (1 + _MIN_SAVING) * time.total_ms
+def _explain_slower_insert(prediction: Prediction, times: Sequence[TimeEstimate]) -> str:
+    """Return why the result of ``insert`` is slower than the model; empty if it is not slower."""
+    slower = [
+        time.best
         for time in times
-        if time.best is not None
-    )
+        if time.best is not None and time.best.total_ms > (1 + _MIN_SAVING) * time.total_ms
+    ]
+    codes = {finding.code for finding in prediction.findings}
+    int8 = prediction.summary()["int8"]
+    if "HEAD-QUANT" in codes and any(best.int8 < int8 for best in slower):
+        return "insert keeps the end of the head in float for accuracy (HEAD-QUANT)"
+    if "FLOAT-FP32" in codes and slower:
+        return (
+            "insert writes float layers in FP16, and INT8 layers need a change of memory layout to "
+            "write FP16, but not to write FP32 (FLOAT-FP32). insert --high-precision fp32 keeps "
+            "FP32"
+        )
+    return ""
 
 
 def describe_clock(time: TimeEstimate) -> str:

@@ -208,6 +208,8 @@ def test_insert_notes_that_fp32_would_be_faster(
     assert is_faster == (half["time"]["total_ms"] > fp32["time"]["total_ms"])
     text = f"fp32: {format_ms(fp32['time']['total_ms'])} instead of "
     assert any(text in note for note in half["notes"]) == is_faster
+    text = " ".join(cli("predict", "m_qdq.onnx", "--target", "11", *options[:2]).split())
+    assert ("is slower because insert writes float layers in FP16" in text) == is_faster
 
 
 OPTIONS = shlex.split(
