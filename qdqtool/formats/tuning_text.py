@@ -10,6 +10,7 @@ from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.ir.precision import Precision
 from qdqtool.tuning.result import MAX_METRIC_DECIMALS, METRIC_DECIMALS, count_metric_decimals
+from qdqtool.tuning.sites import HEAD
 from qdqtool.tuning.time_plan import JUDGING_END, SEARCH_END
 from qdqtool.util.text import cut_middle, format_count, format_list, format_ms
 
@@ -315,8 +316,9 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     if tuning.bought:
         _add_benefits(page, tuning)
     elif point.sites:
-        page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
+        page.add_heading(f"Kept in {_float_type(tuning)} for accuracy: {', '.join(point.sites)}")
     if tuning.bought or point.sites:
+        _add_head_nodes(page, tuning)
         _add_further_float_layers(page, tuning)
     _add_changes(page, tuning)
 
@@ -345,6 +347,14 @@ def _add_benefits(page: TextPage, tuning: Tuning) -> None:
         page.fill(f"also: {', '.join(rest)}", 4, "  ")
 
 
+def _add_head_nodes(page: TextPage, tuning: Tuning) -> None:
+    """Add the nodes of chosen parts of the head, whose names do not have all nodes."""
+    for site in tuning.sites:
+        if site.kind == HEAD and site.site in tuning.chosen.sites and site.nodes[1:]:
+            most = len(site.nodes) if page.everything else _MAX_SITES
+            page.fill(f"{site.site}: {format_list(site.nodes, most)}", 4, "  ")
+
+
 def _add_further_float_layers(page: TextPage, tuning: Tuning) -> None:
     """Add the number of float convolutions that were not chosen in the search."""
     chosen = {n for s in tuning.sites if s.site in tuning.chosen.sites for n in s.nodes}
@@ -352,8 +362,8 @@ def _add_further_float_layers(page: TextPage, tuning: Tuning) -> None:
     further = [c for c in convolutions if c.precision.is_float and c.name not in chosen]
     if further:
         page.fill(
-            f"and {len(further)} for other reasons (such as --head, or no gain in "
-            f"{_format_title(tuning)}): {', '.join(c.name for c in further)}",
+            f"and {len(further)} that the search did not choose (such as by --head, or without "
+            f"gain in {_format_title(tuning)}): {', '.join(c.name for c in further)}",
             4,
             "  ",
         )

@@ -240,14 +240,19 @@ def test_change_of_cost_of_a_layer_that_is_float_by_default_is_that_of_float(tun
     )
 
 
-@pytest.mark.parametrize("sites", [[], ["c6"]])
+@pytest.mark.parametrize("sites", [[], ["last convolutions"]])
 def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[str]) -> None:
     chosen = replace(tuned.chosen, sites=sites, changed={"head": "int8"})
-    tuned = replace(tuned, chosen=chosen, bought=[], prediction=qdqtool.predict(branchy()))
-    lines = render_tuning(tuned, 500).lines
-    others = "and 6 for other reasons (such as --head, or no gain in INT8): c0, c1, c2, c3, c4, c5"
-    assert [s for s in lines if s.startswith(("Kept in", "  and ", "  head"))] == [
-        *(text for site in sites for text in (f"Kept in FP16: {site}", f"  {others}")),
+    head = replace(tuned.sites[0], site="last convolutions", kind="head", nodes=("c5", "c6"))
+    changes = {"chosen": chosen, "bought": [], "prediction": qdqtool.predict(branchy())}
+    lines = render_tuning(replace(tuned, sites=[head], **changes), 500).lines
+    assert [s for s in lines if s.startswith(("Kept in", "  and ", "  head", "  last"))] == [
+        *[
+            "Kept in FP16 for accuracy: last convolutions",
+            "  last convolutions: c5, c6",
+            "  and 5 that the search did not choose (such as by --head, or without gain in INT8): "
+            "c0, c1, c2, c3, c4",
+        ][: 3 * len(sites)],
         "  head: int8",
     ]
 
