@@ -75,8 +75,36 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
     if tuning.cheaper_alternative is not None:
         comparison = _compare_with_chosen(tuning.cheaper_alternative, tuning)
         _add_cheaper(page, tuning, tuning.cheaper_alternative, comparison)
+    if text := _compare_with_default(tuning):
+        page.fill(text, 4, "  ")
     for fact in _list_result_facts(tuning):
         page.fill(fact, 4, "  ")
+
+
+def _compare_with_default(tuning: Tuning) -> str:
+    """Describe the start of the search if the more expensive result may be no more accurate.
+
+    Empty if the accuracy differs, or if the start is the result or the cheaper candidate above.
+    """
+    chosen = tuning.chosen
+    listed = tuning.cheapest_plausible, tuning.cheaper_alternative
+    points = [*tuning.front, *tuning.others]
+    start = next((p for p in points if p.is_start), chosen)
+    is_cheaper = start.cost.value < chosen.cost.value and chosen.cost.int8
+    if not is_cheaper or any(start is point for point in listed) or not _overlap(start, chosen):
+        return ""
+    time = "" if start.cost.ms is None else f"{format_ms(start.cost.ms)}, "
+    return (
+        f"Not distinguishable from {start.name} by the 95 % intervals: {time}"
+        f"{_format_metric(start, tuning)} on {_count_held_out(tuning)}"
+    )
+
+
+def _overlap(first: PlacementResult, second: PlacementResult) -> bool:
+    """Return whether the 95 % intervals overlap; False if one of them was not measured."""
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return False
+    return first.low <= second.high and second.low <= first.high
 
 
 def _add_cheaper(page: TextPage, tuning: Tuning, cheaper: PlacementResult, comparison: str) -> None:
@@ -462,7 +490,7 @@ def _describe_float_sites(
         return "" if has_title else point.title
     if point is tuning.chosen and point.sites:
         return "as listed above"
-    if not point.sites and not point.changed and 0 < point.cost.int8 < point.cost.convolutions:
+    if point.is_start and point.cost.int8 < point.cost.convolutions:
         return f"only layers that insert leaves float, or without gain in {_format_title(tuning)}"
     if not point.sites:
         return ""

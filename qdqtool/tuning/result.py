@@ -183,6 +183,11 @@ class PlacementResult:
         return f"<PlacementResult {self.name}: {self.cost.int8} INT8{time}, {metric:.4f}>"
 
     @property
+    def is_start(self) -> bool:
+        """Whether this is the start configuration of the search."""
+        return bool(self.cost.int8) and not self.sites and not self.changed
+
+    @property
     def title(self) -> str:
         """Name for the output: the float site if there is only one, else :attr:`name`."""
         return self.sites[0] if len(self.sites) == 1 else self.name

@@ -240,6 +240,18 @@ def test_change_of_cost_of_a_layer_that_is_float_by_default_is_that_of_float(tun
     )
 
 
+@pytest.mark.parametrize(("high", "is_named"), [(0.99, False), (0.994, True)])
+def test_start_whose_interval_overlaps_that_of_the_result_is_named(
+    tuned: Tuning, high: float, is_named: bool
+) -> None:
+    """The interval of the result starts at 0.993."""
+    start = replace(tuned.front[0], metric=0.98, low=0.97, high=high)
+    lines = render_tuning(replace(tuned, front=[start, *tuned.front[1:]]), 500).lines
+    measured = "0.980 (0.970 to 0.994) on 4 held-out images"
+    line = f"  Not distinguishable from INT8 by default by the 95 % intervals: {measured}"
+    assert (line in lines) == is_named
+
+
 @pytest.mark.parametrize("sites", [[], ["last convolutions"]])
 def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[str]) -> None:
     chosen = replace(tuned.chosen, sites=sites, changed={"head": "int8"})
