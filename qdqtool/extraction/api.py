@@ -495,8 +495,12 @@ class ExtractionJob:
     def _list_new_codes(self, prediction: Prediction) -> list[str]:
         """Return the codes of errors and warnings that only the part has."""
         known = {(f.code, name) for f in self.whole.findings for name in list_places(f)}
-        new = (f for f in prediction.findings if f.severity != Severity.INFO)
-        return list(dict.fromkeys(str(f.code) for f in new if (f.code, f.node) not in known))
+        new = (
+            f
+            for f in prediction.findings
+            if f.severity != Severity.INFO and known.isdisjoint({(f.code, f.node), (f.code, None)})
+        )
+        return list(dict.fromkeys(str(f.code) for f in new))
 
     def _has_false_head(self, prediction: Prediction) -> bool:
         """Return whether nodes at the cut are taken for those of a head."""

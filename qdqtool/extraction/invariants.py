@@ -147,12 +147,15 @@ def _describe_choices(prediction: Prediction, node: str | None) -> str:
     return f"choose from {', '.join(f'{code} ({count})' for code, count in counts.items())}"
 
 
-def list_places(finding: Finding) -> set[str]:
-    """Return the names of all nodes that a finding concerns.
+def list_places(finding: Finding) -> set[str | None]:
+    """Return the names of all nodes that a finding concerns, and None if it may omit some.
 
-    Some findings report many layers at once. Their node is only the worst or the first layer.
+    Some findings report many nodes at once. Their node is only the worst or the first of them.
     """
-    return {finding.node, *finding.convolutions, *finding.nodes}
+    places: set[str | None] = {finding.node, *finding.convolutions, *finding.nodes}
+    if any("node" in cause.reason.identity_excludes for cause in finding.causes):
+        places.add(None)
+    return places
 
 
 def is_shown_elsewhere(missing: Finding | ConvOutcome, prediction: Prediction, node: str) -> bool:

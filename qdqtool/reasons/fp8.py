@@ -146,6 +146,8 @@ class Fp8Unsupported(Reason):
 
     rules = (FindingRule("FP8-TARGET"),)
 
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all nodes
+
     target: str
     count: int
 

@@ -26,6 +26,8 @@ class AtenNodes(Reason):
 
     rules = (FindingRule("ATEN-FALLBACK"),)
 
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all nodes
+
     operator: str
     more: int
 
@@ -85,6 +87,8 @@ class RuntimeOperators(Reason):
     """
 
     rules = (FindingRule("ORT-OPERATOR"),)
+
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all nodes
 
     ops: tuple[str, ...]
     count: int

@@ -160,6 +160,8 @@ class ParameterIndirect(Reason):
 
     rules = (fixable_rule("SCALE-INDIRECT"),)
 
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all nodes
+
     parameter: str
     tensor: str
     op: str
@@ -263,6 +265,8 @@ class FakeQuantizers(Reason):
     """
 
     rules = (fixable_rule("FAKE-QUANT", lambda r: r.exact), FindingRule("FAKE-QUANT"))
+
+    identity_excludes = (*Reason.identity_excludes, "node")  # one finding for all nodes
 
     form: str
     count: int

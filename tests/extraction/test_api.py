@@ -26,6 +26,7 @@ from tests.extraction.networks import SECRET, residual, secretive
 from tests.findings.graphs import GRAPHS, concat
 from tests.insertion.nets import run
 from tests.notes import note, note_codes
+from tests.patterns.test_fake_quantizers import OPERATORS, network
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
@@ -604,6 +605,13 @@ def test_finding_on_many_layers_is_not_new_in_the_part(g: Graph) -> None:
         places = [reports(p, "W-PER-TENSOR")[0][0] for p in (result.whole, result.prediction)]
         assert places == ["worst", "mild"]
         assert "Only in the part" not in result.kept and "not-shown" not in note_codes(result.notes)
+
+
+def test_finding_that_names_only_the_first_node_is_not_new_in_the_part() -> None:
+    """FAKE-QUANT names the first of six quantizers, which is not in the part."""
+    result = qdqtool.extract(network(OPERATORS["QCDQ"][0], count=3), node="c2", hops=1)
+    assert reports(result.whole, "FAKE-QUANT") != reports(result.prediction, "FAKE-QUANT") != []
+    assert "Only in the part" not in result.kept
 
 
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
