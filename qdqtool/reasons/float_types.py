@@ -53,9 +53,10 @@ class RemainingFloat(Reason):
     """Layers that read or write FP32 in a strongly typed network.
 
     Attributes:
-        convolutions: Number of convolutions and matrix products that read or write FP32.
+        convolutions: Number of convolutions and matrix products that read or write FP32 in the
+            engine, and that could use FP16.
         total: Number of all convolutions and matrix products.
-        first: The first layer that reads or writes FP32.
+        first: The first of these layers that reads or writes FP32; empty if there is none.
         products: Number of matrix products that read or write FP32.
         quantized: Number of convolutions and matrix products with quantized inputs and weights.
     """
@@ -75,10 +76,12 @@ class RemainingFloat(Reason):
     quantized: int = 0
 
     def message(self, finding: Finding, cause: Cause) -> str:
+        layers = format_layer_counts(self.total - self.products, self.products)
+        if not self.convolutions:
+            return f"the float part of the model is FP32. None of {layers} reads or writes it."
         return (
-            f"the float part of the model is FP32: inputs or outputs of {self.convolutions} of "
-            f"{format_layer_counts(self.total - self.products, self.products)} could be FP16 "
-            f"{name_first(self.first, self.convolutions)}."
+            f"the float part of the model is FP32: {self.convolutions} of {layers} could read or "
+            f"write FP16 instead {name_first(self.first, self.convolutions)}."
         )
 
 

@@ -1,7 +1,7 @@
 """Checks of the layers without Q/DQ: values outside the range of FP16, and FP32 layers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.float_types import ConstantsBeyondFp16, RemainingFloat, UnsupportedBfloat16
+from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import target_named
 
 _FP16_MAX = 65504.0
@@ -127,11 +128,18 @@ def check_bfloat16(view: View, report: FindingReport) -> None:
         report.add(UnsupportedBfloat16(MODEL_CHECK, "", tensor))
 
 
-def check_float_types(view: View, report: FindingReport) -> None:
+def check_float_types(
+    view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]
+) -> None:
     """Add a finding on the float types of the layers without Q/DQ.
 
     On weakly typed targets, it names the flag that allows FP16. On strongly typed targets, it
     reports layers that are FP32 in the file, unless the file has FP16 layers too.
+
+    Args:
+        view: The model.
+        report: Report to which the finding is added.
+        outcomes: Predicted outcomes by name. They tell which layers read or write float.
     """
     if not view.fully_quantized_nodes:
         return
@@ -139,10 +147,12 @@ def check_float_types(view: View, report: FindingReport) -> None:
         if not report.has_code("FP8-WEAK"):  # FP8 models are built without precision flags
             report.add(FloatFlag(MODEL_CHECK, "", bool(find_bfloat16(view.model))))
         return
-    _check_remaining_float(view, report)
+    _check_remaining_float(view, report, outcomes)
 
 
-def _check_remaining_float(view: View, report: FindingReport) -> None:
+def _check_remaining_float(
+    view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]
+) -> None:
     weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _compute_type(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
@@ -152,7 +162,13 @@ def _check_remaining_float(view: View, report: FindingReport) -> None:
         n for n in weighted if n.index in fp16_nodes and types[n.index] == onnx.TensorProto.FLOAT
     ]
     if float32:
-        report.add(_describe_remaining_float(view, weighted, float32))
+        in_engine = [n for n in float32 if _has_float_side(outcomes.get(n.name))]
+        report.add(_describe_remaining_float(view, weighted, in_engine))
+
+
+def _has_float_side(outcome: ConvOutcome | None) -> bool:
+    """Return whether a layer reads or writes float in the engine; True if this is unknown."""
+    return outcome is None or any(t.is_float for t in (*outcome.inputs, outcome.output))
 
 
 def _describe_remaining_float(
@@ -165,7 +181,7 @@ def _describe_remaining_float(
         "",
         len(float32),
         len(weighted),
-        float32[0].name,
+        float32[0].name if float32 else "",
         products,
         quantized=quantized,
     )

@@ -64,6 +64,21 @@ def test_clean_model_has_only_a_hint_about_float(target: str, code: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("is_output_quantized", "message"),
+    [
+        (False, "1 of 1 convolution could read or write FP16 instead (c)."),
+        (True, "None of 1 convolution reads or writes it."),
+    ],
+)
+def test_float_fp32_counts_layers_with_float_in_the_engine(
+    g: Graph, is_output_quantized: bool, message: str
+) -> None:
+    y = g.conv(g.input(1, 16, 8, 8), "c", 16)
+    proto = g.model(g.pair(y, "p") if is_output_quantized else y)
+    assert message in finding(proto, "FLOAT-FP32", "trt11").message
+
+
+@pytest.mark.parametrize(
     ("scale", "target", "count"),
     [([0.05], "rtx1.7", 1), ([0.05], "trt8.5", 0), (0.05, "rtx1.7", 0)],
 )
