@@ -189,14 +189,6 @@ def test_verify_finds_another_conversion(lines: list[str]) -> None:
     ]
 
 
-def test_verify_finds_an_additional_line(lines: list[str]) -> None:
-    index = index_of(lines, "Running: QDQToCopy on QuantizeLinear_2")
-    added = lines[index].replace("QuantizeLinear_2", "QuantizeLinear_15")
-    result = verify(MODEL, replace_line(lines, index, added, lines[index]))
-    first = next((m.line, m.differs) for m in result.mismatches if m.kind == "trace")
-    assert first == (index + 1, Difference.FIRST_LINE)
-
-
 @pytest.mark.parametrize(
     ("case", "files", "convolutions", "lines"),
     [
