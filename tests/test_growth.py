@@ -148,37 +148,35 @@ def assert_time_grows_slowly(
     assert any(seconds(4 * size) < ratio * max(seconds(size), shortest) for _ in range(2))
 
 
-@pytest.mark.slow
-def test_growth_of_removing_quantizers_with_one_scale() -> None:
-    """An edit takes time linear in its size, also if all quantizers share one scale tensor."""
+def remove_quantizers_with_one_scale(editor: Editor, model: Model) -> None:
+    for node in [n for n in model.nodes if n.op == "QuantizeLinear" and "x" not in n.inputs][:-1]:
+        editor.remove_pairs(
+            node, [n for n in model.consumers(node.output) if n.op == "DequantizeLinear"]
+        )
 
-    def remove_all(model: Model) -> None:
-        editor = Editor(model)
-        for node in [n for n in model.nodes if n.op == "QuantizeLinear" and "x" not in n.inputs][
-            :-1
-        ]:
-            editor.remove_pairs(
-                node, [n for n in model.consumers(node.output) if n.op == "DequantizeLinear"]
-            )
-        editor.finish()
 
-    assert_time_grows_slowly(
-        lambda size: measure_seconds(remove_all, Model(FAMILIES["fan-out, equal"](size))), 2000
-    )
+def remove_chain_of_casts(editor: Editor, model: Model) -> None:
+    for node in [n for n in model.nodes if n.op == "Cast"]:
+        editor.bypass(node, node.input(0))
 
 
 @pytest.mark.slow
-def test_growth_of_removing_a_chain() -> None:
-    """All consumers along a removed chain are connected to the input of its first node."""
-
-    def remove_casts(model: Model) -> None:
+@pytest.mark.parametrize(
+    ("remove", "family", "size"),
+    [
+        (remove_quantizers_with_one_scale, "fan-out, equal", 2000),
+        # All consumers along the chain are connected to the input of its first node.
+        (remove_chain_of_casts, "Casts of a weight", 4000),
+    ],
+)
+def test_growth_of_edits(remove: Callable[[Editor, Model], None], family: str, size: int) -> None:
+    def edit(model: Model) -> None:
         editor = Editor(model)
-        for node in [n for n in model.nodes if n.op == "Cast"]:
-            editor.bypass(node, node.input(0))
+        remove(editor, model)
         editor.finish()
 
     assert_time_grows_slowly(
-        lambda size: measure_seconds(remove_casts, Model(FAMILIES["Casts of a weight"](size))), 4000
+        lambda size: measure_seconds(edit, Model(FAMILIES[family](size))), size
     )
 
 
