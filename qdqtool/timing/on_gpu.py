@@ -116,6 +116,9 @@ def predict_on_gpu(
 
 def _set_time(prediction: Prediction, time: TimeEstimate) -> None:
     """Add a time to a prediction, or a note without savings if TensorRT rejects the model."""
+    if prediction.rejected:  # no engine runs these layers
+        for layer in prediction.layers:
+            layer.ms, layer.layouts = None, []
     if time.is_supported and prediction.rejected:
         for finding in prediction.findings:
             finding.saves_ms = None

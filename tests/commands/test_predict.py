@@ -97,7 +97,7 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, mode
     g = Graph(opset=12)
     x = g.dq(g.q(g.input(1, 16, 8, 8), "q", zero=3), "dq", zero=3)
     onnx.save(g.model(g.dq(g.q(g.conv(x, "c", 16, scale=None), "r"), "dr")), model)
-    text = cli("predict", model, "--gpu", "T4")
+    text = cli("predict", model, "--gpu", "T4", "--layers")
     assert "will reject" in text.splitlines()[2] and "ZP-NONZERO" in text
     assert "trtexec" not in text and not re.search(r"\d ms", text)
     assert not re.search(
