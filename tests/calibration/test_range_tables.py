@@ -137,12 +137,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("content", "scale"), CASES.values(), ids=CASES)
-def test_scale_is_read(tmp_path: Path, content: Any, scale: float) -> None:
-    table = read_range_table(write(tmp_path, content))
-    assert table.scales == {"x": pytest.approx(scale, rel=1e-6)} and not table.skipped
-
-
 @pytest.mark.parametrize("smooth", [False, True])
 def test_file_that_onnxruntime_wrote(tmp_path: Path, smooth: bool) -> None:
     ranges = {
@@ -158,8 +152,9 @@ def test_file_that_onnxruntime_wrote(tmp_path: Path, smooth: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "scales", "skipped"),
+    ("content", "scales", "skipped"),
     [
+        *((content, {"x": scale}, []) for content, scale in CASES.values()),
         (
             "\ufeffnet/a:0: 2.54\nimage 1: 1.27\n\nper.channel.weight\n",
             {"net/a:0": 0.02, "image 1": 0.01},
@@ -170,12 +165,12 @@ def test_file_that_onnxruntime_wrote(tmp_path: Path, smooth: bool) -> None:
         ("TRT-1\na:b : 3f800000\n", {"a:b": 1.0}, []),
         ("TRT-1\nsmall: 1\n", {"small": 2.0**-149}, []),
     ],
-    ids=["ranges", "no tensor", "zero", "colon", "smallest"],
+    ids=[*CASES, "ranges", "no tensor", "zero", "colon", "smallest"],
 )
-def test_text_with_any_names_and_scales(
-    tmp_path: Path, text: str, scales: dict[str, float], skipped: list[str]
+def test_scales_are_read(
+    tmp_path: Path, content: Any, scales: dict[str, float], skipped: list[str]
 ) -> None:
-    table = read_range_table(write(tmp_path, text))
+    table = read_range_table(write(tmp_path, content))
     assert table.scales == pytest.approx(scales, rel=1e-6, abs=0.0) and table.skipped == skipped
 
 
