@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def asymmetric(g):
-    y = g.pair(g.input(1, 16, 8, 8), "p", 0.05, zero=114, integer=np.uint8)
-    return g.op("Conv", [y, g.weights("c", (16, 16, 3, 3), "qdq")], "c", kernel_shape=[3, 3])
+def convolution_of(g, data, kernel):
+    inputs = [data, g.weights("c", (16, 16, kernel, kernel), "qdq")]
+    return g.op("Conv", inputs, "c", kernel_shape=[kernel, kernel])
 
 
 def integer_bias(g):
@@ -40,11 +40,6 @@ def dead_channel(g):
     return g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "p"), w], "c", kernel_shape=[1, 1])
 
 
-def scale_of_shape_1(g):
-    y = g.pair(g.input(1, 16, 8, 8), "p", [0.05])
-    return g.op("Conv", [y, g.weights("c", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1])
-
-
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("role", ["scale", "zero", "integers"])
 def test_constants_behind_nodes_are_refused_as_predicted(tmp_path, role, chain):
@@ -57,10 +52,20 @@ def test_constants_behind_nodes_are_refused_as_predicted(tmp_path, role, chain):
 @pytest.mark.parametrize(
     ("make", "code", "before"),
     [
-        (asymmetric, "ZP-NONZERO", "refused"),
+        (
+            lambda g: convolution_of(
+                g, g.pair(g.input(1, 16, 8, 8), "p", 0.05, zero=114, integer=np.uint8), kernel=3
+            ),
+            "ZP-NONZERO",
+            "refused",
+        ),
         (integer_bias, "BIAS-DQ", "refused"),
         (dead_channel, "SCALE-NONPOS", "refused"),
-        (scale_of_shape_1, "SCALE-SHAPE1", "FP32"),
+        (
+            lambda g: convolution_of(g, g.pair(g.input(1, 16, 8, 8), "p", [0.05]), kernel=1),
+            "SCALE-SHAPE1",
+            "FP32",
+        ),
         (
             lambda g: g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float"),
             "W-NO-DQ",
