@@ -32,47 +32,66 @@ def found(*detections: tuple[list[float], float, int]) -> Detections:
 
 
 @pytest.mark.parametrize(
-    ("objects", "detections", "value"),
+    ("objects", "detections", "values"),
     [
-        pytest.param([(BOX, 0), (OTHER, 3)], [(BOX, 0.9, 0), (OTHER, 0.2, 3)], 1.0, id="all found"),
+        pytest.param(
+            [(BOX, 0, False), (OTHER, 3, False)],
+            [(BOX, 0.9, 0), (OTHER, 0.2, 3)],
+            [1.0] * 10,
+            id="all found",
+        ),
         # Precision is 1 at the recalls 0, .01, ... .5.
-        pytest.param([(BOX, 0), (OTHER, 0)], [(BOX, 0.9, 0)], 51 / 101, id="half found"),
+        pytest.param(
+            [(BOX, 0, False), (OTHER, 0, False)],
+            [(BOX, 0.9, 0)],
+            [51 / 101] * 10,
+            id="half found",
+        ),
         # One class is found, one is missed, and one is detected without any object of it.
-        pytest.param([(BOX, 0), (OTHER, 1)], [(BOX, 0.9, 0), (BOX, 0.8, 7)], 0.5, id="classes"),
+        pytest.param(
+            [(BOX, 0, False), (OTHER, 1, False)],
+            [(BOX, 0.9, 0), (BOX, 0.8, 7)],
+            [0.5] * 10,
+            id="classes",
+        ),
         # The object is the second of two detections: precision 1/2 at every recall.
-        pytest.param([(BOX, 0)], [(OTHER, 0.9, 0), (BOX, 0.5, 0)], 0.5, id="false first"),
+        pytest.param(
+            [(BOX, 0, False)], [(OTHER, 0.9, 0), (BOX, 0.5, 0)], [0.5] * 10, id="false first"
+        ),
         # The second detection of an object is false.
         pytest.param(
-            [(BOX, 0), (OTHER, 0)],
+            [(BOX, 0, False), (OTHER, 0, False)],
             [(BOX, 0.9, 0), (BOX, 0.8, 0), (OTHER, 0.7, 0)],
-            (51 + 50 * 2 / 3) / 101,
+            [(51 + 50 * 2 / 3) / 101] * 10,
             id="found twice",
         ),
+        # The box overlaps by 2/3 of the union: found at .50, .55, .60 and .65.
+        pytest.param(
+            [(BOX, 0, False)],
+            [([18.0, 10.0, 58.0, 50.0], 0.9, 0)],
+            [1.0] * 4 + [0.0] * 6,
+            id="shifted box",
+        ),
+        # A detection in a crowd does not count.
+        pytest.param(
+            [([0.0, 0.0, 200.0, 200.0], 0, True), (BOX, 0, False)],
+            [(OTHER, 0.9, 0), (BOX, 0.5, 0)],
+            [1.0] * 10,
+            id="crowd",
+        ),
+        # The detection after the first 100 does not count.
+        pytest.param(
+            [(BOX, 0, False)],
+            [*[(OTHER, 0.9, 5)] * 100, (BOX, 0.5, 0)],
+            [0.0] * 10,
+            id="more than 100 detections",
+        ),
+        pytest.param([], [(BOX, 0.9, 0)], [np.nan] * 10, id="no objects"),
     ],
 )
-def test_map_of_one_image(objects: list[Any], detections: list[Any], value: float) -> None:
-    image = truth(*((box, kind, False) for box, kind in objects))
-    assert coco.evaluate([image], [found(*detections)]) == pytest.approx([value] * 10)
-
-
-def test_map_of_shifted_box() -> None:
-    """The box overlaps by 2/3 of the union: found at .50, .55, .60 and .65."""
-    values = coco.evaluate([truth((BOX, 0, False))], [found(([18.0, 10.0, 58.0, 50.0], 0.9, 0))])
-    assert values.tolist() == [1.0] * 4 + [0.0] * 6
-
-
-def test_detection_in_a_crowd_does_not_count() -> None:
-    objects = truth(([0.0, 0.0, 200.0, 200.0], 0, True), (BOX, 0, False))
-    assert coco.evaluate([objects], [found((OTHER, 0.9, 0), (BOX, 0.5, 0))]).tolist() == [1.0] * 10
-
-
-def test_detections_beyond_100_do_not_count() -> None:
-    many = [(OTHER, 0.9, 5)] * 100 + [(BOX, 0.5, 0)]
-    assert coco.evaluate([truth((BOX, 0, False))], [found(*many)]).tolist() == [0.0] * 10
-
-
-def test_map_without_objects_is_unknown() -> None:
-    assert np.isnan(coco.evaluate([truth()], [found((BOX, 0.9, 0))])).all()
+def test_map_of_one_image(objects: list[Any], detections: list[Any], values: list[float]) -> None:
+    result = coco.evaluate([truth(*objects)], [found(*detections)])
+    assert result == pytest.approx(values, nan_ok=True)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (100, 40), (33, 97)])
