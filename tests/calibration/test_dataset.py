@@ -396,33 +396,29 @@ MANY = FEW_IMAGES
         (DataQuality(total=MANY, broken=1), [note("broken-images", broken=1, total=101)]),
         (DataQuality(total=MANY, constant=1), [note("constant-images", constant=1, total=100)]),
         (DataQuality(total=MANY, nonfinite=1), [note("nonfinite-samples", nonfinite=1, total=100)]),
+        *(
+            (DataQuality(total=MANY, low=low, high=high), notes)
+            for low, high, notes in [
+                (0.0, 1.0, []),
+                (0.0, 8.0, []),
+                (0.0, 8.01, [note("far-inputs", low=0, high=8.01)]),
+                (-8.0, 0.5, []),
+                (-8.01, 0.5, [note("far-inputs", low=-8.01, high=0.5)]),
+                (9.0, 9.0, [note("far-inputs", low=9, high=9)]),
+                (0.0, 0.0, []),
+                (0.0, 1e-9, [note("small-inputs", high=1e-9)]),
+                (0.0, 0.0058, [note("small-inputs", high=0.0058)]),
+                (0.001, 0.0058, [note("small-inputs", high=0.0058)]),
+                (0.0, 1.5 / 255, []),
+                (-1e-9, 0.0058, []),
+                (-1.0, -0.5, []),
+                (np.inf, -np.inf, []),  # nothing finite
+            ]
+        ),
     ],
 )
-def test_few_and_odd_images_are_a_warning(quality: DataQuality, notes: list[Note]) -> None:
+def test_few_and_odd_data_are_a_warning(quality: DataQuality, notes: list[Note]) -> None:
     assert list(quality.warnings()) == notes
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "note"),
-    [
-        (0.0, 1.0, None),
-        (0.0, 8.0, None),
-        (0.0, 8.01, note("far-inputs", low=0, high=8.01)),
-        (-8.0, 0.5, None),
-        (-8.01, 0.5, note("far-inputs", low=-8.01, high=0.5)),
-        (9.0, 9.0, note("far-inputs", low=9, high=9)),
-        (0.0, 0.0, None),
-        (0.0, 1e-9, note("small-inputs", high=1e-9)),
-        (0.0, 0.0058, note("small-inputs", high=0.0058)),
-        (0.001, 0.0058, note("small-inputs", high=0.0058)),
-        (0.0, 1.5 / 255, None),
-        (-1e-9, 0.0058, None),
-        (-1.0, -0.5, None),
-        pytest.param(np.inf, -np.inf, None, id="nothing finite"),
-    ],
-)
-def test_odd_ranges_of_inputs_are_a_warning(low: float, high: float, note: Note | None) -> None:
-    assert list(DataQuality(total=MANY, low=low, high=high).warnings()) == ([note] if note else [])
 
 
 # Opening data: arguments, names of files, lists
