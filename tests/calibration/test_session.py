@@ -180,40 +180,45 @@ def test_fetched_values_keep_their_order_types_and_shapes(
 
 
 @pytest.mark.parametrize(
-    ("cores", "count"),
-    [(0, 1), (1, 1), (2, 2), (3, 3), (4, 2), (5, 2), (6, 3), (7, 3), (8, 4), (9, 4), (10, 4)],
-)
-def test_worker_count_by_cores(cores: int, count: int) -> None:
-    assert worker_count(1, cores) == count
-
-
-@pytest.mark.parametrize(
-    ("fetched", "counted", "count"),
+    ("fetched", "cores", "counted", "count"),
     [
-        (0, 0, 4),
-        (1, 0, 4),
-        (64 * MB, 0, 4),
-        (64 * MB + 1, 0, 3),
-        (85 * MB, 0, 3),
-        (86 * MB, 0, 2),
-        (128 * MB, 0, 2),
-        (128 * MB + 1, 0, 1),
-        (256 * MB, 0, 1),
-        (257 * MB, 0, 1),
-        (1 << 50, 0, 1),
-        (1, 1 * MB, 4),
-        (1, 102 * MB, 4),
-        (1, 103 * MB, 3),
-        (1, 128 * MB, 3),
-        (1, 129 * MB, 2),
-        (1, 170 * MB, 2),
-        (1, 171 * MB, 1),
-        (1, 4096 * MB, 1),
+        (1, 0, 0, 1),
+        (1, 1, 0, 1),
+        (1, 2, 0, 2),
+        (1, 3, 0, 3),
+        (1, 4, 0, 2),
+        (1, 5, 0, 2),
+        (1, 6, 0, 3),
+        (1, 7, 0, 3),
+        (1, 8, 0, 4),
+        (1, 9, 0, 4),
+        (1, 10, 0, 4),
+        (0, 64, 0, 4),
+        (1, 64, 0, 4),
+        (64 * MB, 64, 0, 4),
+        (64 * MB + 1, 64, 0, 3),
+        (85 * MB, 64, 0, 3),
+        (86 * MB, 64, 0, 2),
+        (128 * MB, 64, 0, 2),
+        (128 * MB + 1, 64, 0, 1),
+        (256 * MB, 64, 0, 1),
+        (257 * MB, 64, 0, 1),
+        (1 << 50, 64, 0, 1),
+        (1, 64, 1 * MB, 4),
+        (1, 64, 102 * MB, 4),
+        (1, 64, 103 * MB, 3),
+        (1, 64, 128 * MB, 3),
+        (1, 64, 129 * MB, 2),
+        (1, 64, 170 * MB, 2),
+        (1, 64, 171 * MB, 1),
+        (1, 64, 4096 * MB, 1),
     ],
 )
-def test_worker_count_by_bytes(fetched: int, counted: int, count: int) -> None:
+def test_worker_count_by_cores_and_bytes(
+    fetched: int, cores: int, counted: int, count: int
+) -> None:
     assert (limits.FETCHED, limits.COUNTED) == (256 * MB, 512 * MB)
-    assert worker_count(fetched, 64, counted) == count
+    assert worker_count(fetched, cores, counted) == count
 
 
 @pytest.mark.parametrize(
