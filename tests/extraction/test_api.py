@@ -697,19 +697,22 @@ def test_private_functions_are_inlined() -> None:
     assert np.isin(onnx.numpy_helper.to_array(constant.attribute[0].t), table).sum() <= 2
 
 
-def test_private_part_may_have_nodes_without_a_name() -> None:
+@pytest.mark.parametrize("private", [False, True])
+def test_part_may_have_nodes_without_a_name(private: bool) -> None:
     """TensorRT names a node without a name after the node's output."""
     model = residual(1)
     for node in model.graph.node:
         node.name = node.name if node.op_type == "Conv" else ""
-    result = qdqtool.extract(model, finding="INPUT-CONVERSION", private=True)
+    result = qdqtool.extract(model, finding="INPUT-CONVERSION", private=private)
     assert [f.node for f in result.whole.findings if f.node.startswith("node_of_")] == [
         "node_of_stem.in.Q:0"
     ]
-    name = f"node_of_{result.private.names['stem.in.Q:0']}"
-    assert name in {f.node for f in result.shown.findings} and name in result.kept
-    message = result.private.replace_names("node_of_stem.in.Q:0 (stem.in.Q:0): no kernel")
+    names = result.private or PrivateNames(set())
+    message = names.replace_names("node_of_stem.in.Q:0 (stem.in.Q:0): no kernel")
+    name = f"node_of_{names.names.get('stem.in.Q:0', 'stem.in.Q:0')}"
     assert message == f"{name} ({name.removeprefix('node_of_')}): no kernel"
+    assert name in {f.node for f in result.shown.findings} and name in result.kept
+    assert "" in {n.name for n in result.proto.graph.node if n.op_type == Q}
 
 
 def test_private_layer_of_two_nodes_has_both_new_names(g: Graph) -> None:
