@@ -13,13 +13,9 @@ from qdqtool.util.process import INTERRUPTED
 from tests.builders.models import needs_compiler
 from tests.errors import has
 from tests.extraction.networks import residual
-from tests.insertion.nets import with_constant_nodes
+from tests.insertion.nets import operators, with_constant_nodes
 from tests.notes import note_codes
 from tests.trt.builder import Graph
-
-
-def operators(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
 
 
 @needs_compiler

@@ -19,6 +19,7 @@ from qdqtool.util import limits
 from tests.extraction.networks import residual
 from tests.findings.graphs import GRAPHS as REFUSAL_GRAPHS
 from tests.findings.test_producers import models, prediction
+from tests.insertion.nets import operators
 from tests.trt.builder import Graph
 
 
@@ -131,18 +132,14 @@ def test_reduced_bins_of_a_dfl_still_count_from_zero(g: Graph) -> None:
 
 
 def has_add(model: onnx.ModelProto) -> bool:
-    return any(node.op_type == "Add" for node in model.graph.node)
-
-
-def count_convolutions(model: onnx.ModelProto) -> int:
-    return [node.op_type for node in model.graph.node].count("Conv")
+    return "Add" in operators(model)
 
 
 def test_shrinker_keeps_a_single_node() -> None:
     shrinker = ModelShrinker(residual(), has_add)
     list(shrinker.steps())
     onnx.checker.check_model(shrinker.proto, full_check=True)
-    assert [n.op_type for n in shrinker.proto.graph.node] == ["Add"]
+    assert operators(shrinker.proto) == ["Add"]
     for value in shrinker.proto.graph.input:
         assert {d.dim_value for d in value.type.tensor_type.shape.dim} == {1}
 
@@ -150,12 +147,12 @@ def test_shrinker_keeps_a_single_node() -> None:
 def test_shrinker_model_holds_after_each_step() -> None:
     def holds(model: onnx.ModelProto) -> bool:
         onnx.checker.check_model(model, full_check=True)
-        return count_convolutions(model) >= 2
+        return operators(model).count("Conv") >= 2
 
     shrinker = ModelShrinker(residual(), holds)
     for answer in shrinker.steps():
         assert isinstance(answer, bool) and holds(shrinker.proto)
-    assert count_convolutions(shrinker.proto) == 2
+    assert operators(shrinker.proto).count("Conv") == 2
 
 
 def test_shrinker_tries_each_model_once_and_up_to_the_limit() -> None:

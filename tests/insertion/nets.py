@@ -232,6 +232,10 @@ def store_as_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.Mode
     return result
 
 
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
 def nodes_of(model: onnx.ModelProto, *ops: str) -> list[onnx.NodeProto]:
     return [n for n in model.graph.node if n.op_type in ops]
 

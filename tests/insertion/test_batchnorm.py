@@ -7,7 +7,14 @@ import pytest
 
 from qdqtool.insertion.batchnorm import fold_batch_normalization, fold_leading_batch_normalization
 from qdqtool.ir.graph import Model
-from tests.insertion.nets import Net, assert_same_outputs, copy_model, set_value, value_of
+from tests.insertion.nets import (
+    Net,
+    assert_same_outputs,
+    copy_model,
+    operators,
+    set_value,
+    value_of,
+)
 
 
 def fold_and_compare(proto: onnx.ModelProto, fold: Callable[[Model], int]) -> int:
@@ -17,10 +24,6 @@ def fold_and_compare(proto: onnx.ModelProto, fold: Callable[[Model], int]) -> in
     count = fold(Model(proto))  # in place
     assert_same_outputs(before, proto, feeds, rtol=0, atol=5e-5)
     return count
-
-
-def ops(proto: onnx.ModelProto) -> list[str]:
-    return [n.op_type for n in proto.graph.node]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,7 @@ def test_fold_leading_leaves_normalization(net: Net, kernel: int, outputs: list[
     proto = net.output(*outputs).model()
     assert (
         fold_leading_batch_normalization(Model(proto)) == 0
-        and ops(proto)[0] == "BatchNormalization"
+        and operators(proto)[0] == "BatchNormalization"
     )
 
 
@@ -48,7 +51,7 @@ def test_fold_leading_with_shared_weights(net: Net) -> None:
         net.conv("c0", net.norm("n0", "x"), kernel=1),
         net.conv("c1", net.norm("n1", "x"), kernel=1, weight="c0.weight"),
     ).model()
-    assert fold_and_compare(proto, fold_leading_batch_normalization) == 2 and ops(proto) == [
+    assert fold_and_compare(proto, fold_leading_batch_normalization) == 2 and operators(proto) == [
         "Conv",
         "Conv",
     ]
@@ -89,7 +92,7 @@ SAME = {"auto_pad": "SAME_UPPER"}
 )
 def test_fold_leading_needs_no_padding_or_no_shift(proto: onnx.ModelProto, folds: bool) -> None:
     assert fold_and_compare(proto, fold_leading_batch_normalization) == folds
-    assert ops(proto) == ["BatchNormalization"] * (not folds) + ["Conv"]
+    assert operators(proto) == ["BatchNormalization"] * (not folds) + ["Conv"]
 
 
 def compute_input(proto: onnx.ModelProto, node: onnx.NodeProto, position: int) -> None:
@@ -258,4 +261,4 @@ def test_fold_along_output_channels(
         net.inputs[0] = onnx.helper.make_tensor_value_info("x", 1, [1, cin, 64])
     weights = net.const("w", net.rng.standard_normal(weight))
     proto = net.output(net.norm("n", net.op(op, "c", "x", weights, group=group), outputs)).model()
-    assert fold_and_compare(proto, fold_batch_normalization) == 1 and ops(proto) == [op]
+    assert fold_and_compare(proto, fold_batch_normalization) == 1 and operators(proto) == [op]
