@@ -26,26 +26,6 @@ def fold_and_compare(proto: onnx.ModelProto, fold: Callable[[Model], int]) -> in
     return count
 
 
-@pytest.mark.parametrize(
-    ("kernel", "outputs"),
-    [
-        (3, ["c0.out"]),
-        (1, ["c0.out", "norm.out"]),
-        (1, ["c0.out", "relu.out"]),
-    ],
-    ids=["padded", "output of the network", "another consumer"],
-)
-def test_fold_leading_leaves_normalization(net: Net, kernel: int, outputs: list[str]) -> None:
-    net.conv("c0", net.norm("norm", "x"), kernel=kernel)
-    if "relu.out" in outputs:
-        net.op("Relu", "relu", "norm.out")
-    proto = net.output(*outputs).model()
-    assert (
-        fold_leading_batch_normalization(Model(proto)) == 0
-        and operators(proto)[0] == "BatchNormalization"
-    )
-
-
 def test_fold_leading_with_shared_weights(net: Net) -> None:
     proto = net.output(
         net.conv("c0", net.norm("n0", "x"), kernel=1),
