@@ -1,6 +1,5 @@
 import gzip
 import json
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,6 @@ from qdqtool.accuracy.metrics import CallNotFinished, UserMetric, call_with_time
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.tuning.measure import Measurement
 from qdqtool.tuning.planner import Configuration
-from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
@@ -50,13 +48,6 @@ def test_recipe_takes_methods_of_tensors() -> None:
 def test_recipe_takes_tensors_out_of_their_group() -> None:
     recipe = planner_of(branchy(), DATA).plan(Configuration(own_scales=frozenset({"x"}))).recipe
     assert {p.group for p in recipe.pairs if p.tensor == "x"} == {None}
-
-
-def test_recipe_key_survives_pickle() -> None:
-    planner = planner_of(branchy(), DATA)
-    base, other = planner.plan(floats()).recipe, planner.plan(floats("c3")).recipe
-    copy: Recipe = pickle.loads(pickle.dumps(base))
-    assert copy == base and copy.key == base.key != other.key
 
 
 # State --------------------------------------------------------------------------------
