@@ -61,14 +61,10 @@ ROWS = {
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    save_rows(tmp_path / "t.tuning")
-    return tmp_path / "t.tuning"
-
-
-def save_rows(path: Path | None) -> None:
-    store = MeasurementStore(path, IDENTITY)
+    store = MeasurementStore(tmp_path / "t.tuning", IDENTITY)
     store.add(ROWS)
     store.save()
+    return tmp_path / "t.tuning"
 
 
 def pack(data: bytes) -> bytes:
@@ -81,11 +77,6 @@ def test_store_reads_rows_bit_by_bit_and_writes_nothing_without_changes(state: P
     store.save()
     assert store.rows == ROWS and store.resumed == 4 and store.measurements("c") == {}
     assert state.stat().st_mtime_ns == before
-
-
-def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
-    save_rows(None)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
