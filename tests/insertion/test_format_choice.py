@@ -1,12 +1,11 @@
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from calibration.methods import fp8_error
-from calibration.statistics import TensorStatistics
 from qdqtool.insertion.format_choice import FormatFit, choose_number_format, compare_precision
 from qdqtool.insertion.scales import GroupScale, ScaleGroup
+from tests.insertion.test_fp8 import round_fp8
 from tests.insertion.test_scales import statistics
 
 Floats = npt.NDArray[np.float64]
@@ -16,18 +15,10 @@ def measure_db(values: Floats, rounded: Floats) -> float:
     return float(10 * np.log10((values**2).sum() / ((values - rounded) ** 2).sum()))
 
 
-def round_fp8(values: Floats, amax: float) -> Floats:
-    return (values / amax * 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * amax / 448
-
-
-def stats_of(values: Floats) -> TensorStatistics:
-    return statistics(a=values)["a"]
-
-
 def compare_formats(values: Floats) -> FormatFit:
     scale = float(np.abs(values).max()) / 127
     group = GroupScale(ScaleGroup(("a",), ("a",), ("a",)), scale, "max", ())
-    return compare_precision([group], {"a": stats_of(values)})[0]
+    return compare_precision([group], statistics(a=values))[0]
 
 
 RNG = np.random.default_rng(0)
@@ -41,7 +32,7 @@ def test_precision_from_statistics_is_that_of_rounded_values(values: Floats) -> 
     amax, fit = float(np.abs(values).max()), compare_formats(values)
     int8 = np.rint(values / amax * 127) * amax / 127
     assert fit.int8_db == pytest.approx(measure_db(values, int8), abs=0.2)
-    assert fit.fp8_db == pytest.approx(measure_db(values, round_fp8(values, amax)), abs=0.4)
+    assert fit.fp8_db == pytest.approx(measure_db(values, round_fp8(values, amax / 448)), abs=0.4)
     assert fit.spread == pytest.approx(amax / values.std(), rel=0.02)
 
 
@@ -54,8 +45,8 @@ def test_heavy_tails_suit_fp8_and_bounded_values_int8() -> None:
 def test_fp8_error_counts_clipped_values() -> None:
     amax = float(np.abs(GAUSS).max())
     clipped = np.clip(GAUSS, -amax / 4, amax / 4)
-    expected = float(np.mean((GAUSS - round_fp8(clipped, amax / 4)) ** 2))
-    assert fp8_error(stats_of(GAUSS), amax / 4) == pytest.approx(expected, rel=0.05)
+    expected = float(np.mean((GAUSS - round_fp8(clipped, amax / 4 / 448)) ** 2))
+    assert fp8_error(statistics(a=GAUSS)["a"], amax / 4) == pytest.approx(expected, rel=0.05)
 
 
 def errors(int8: float, fp8: float, noise: float = 0.05) -> Floats:

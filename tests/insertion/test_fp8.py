@@ -20,7 +20,16 @@ from qdqtool.runtime.sessions import open_session
 from qdqtool.verification.local_build import build_model
 from tests.builders.models import needs_compiler
 from tests.errors import has
-from tests.insertion.nets import Array, Net, check, copy_model, nodes_of, run, value_of
+from tests.insertion.nets import (
+    Array,
+    Net,
+    check,
+    copy_model,
+    nodes_of,
+    run,
+    value_of,
+    wide_samples,
+)
 from tests.notes import note_codes
 
 
@@ -36,20 +45,14 @@ def relu_net() -> Net:
     return net.output(net.op("Relu", "end", net.conv("b", first, 32, 32)))
 
 
-def samples(channels: int = 32) -> list[Array]:
-    rng = np.random.default_rng(1)
-    return [rng.standard_normal((1, channels, 8, 8)).astype(np.float32) for _ in range(4)]
-
-
-def insert_fp8(model: onnx.ModelProto, data: Any = None, **options: Any) -> qdqtool.Insertion:
-    data = np.concatenate(samples()) if data is None else data
+def insert_fp8(model: onnx.ModelProto, **options: Any) -> qdqtool.Insertion:
     options = {"head": "none", "high_precision": "fp32", **options}
-    return qdqtool.insert(model, data, precision="fp8", **options)
+    return qdqtool.insert(model, wide_samples(4), precision="fp8", **options)
 
 
 def test_scales_are_largest_magnitude_over_448() -> None:
     result = insert_fp8(relu_net().model())
-    largest = float(np.abs(np.concatenate(samples())).max())
+    largest = float(np.abs(wide_samples(4)).max())
     (first, *_) = result.activations
     assert (first.tensor, first.method) == ("x", "max")
     assert first.scale == pytest.approx(largest / 448, rel=1e-6)
@@ -73,7 +76,7 @@ def test_onnxruntime_computes_the_numbers(weights: str) -> None:
     model = relu_net().model()
     result = insert_fp8(model, weights=weights)
     x_scale, r_scale = (float(np.float32(q.scale)) for q in result.activations)
-    x, rounded = samples()[0], copy_model(model)
+    x, rounded = wide_samples(1), copy_model(model)
     for tensor in rounded.graph.initializer:
         if tensor.name.endswith("weight"):
             value = onnx.numpy_helper.to_array(tensor)
@@ -235,9 +238,6 @@ def test_version_without_fp8_convolutions_is_a_warning(
 # Conversion of INT8 pairs
 
 
-DATA = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
-
-
 def three_convolutions() -> onnx.ModelProto:
     net = Net(32)
     first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
@@ -247,8 +247,8 @@ def three_convolutions() -> onnx.ModelProto:
 
 def test_conversion_equals_insertion_by_max() -> None:
     options = {"head": "none", "high_precision": "fp32", "predict": False}
-    int8 = qdqtool.insert(three_convolutions(), DATA, method="max", **options)
-    fp8 = qdqtool.insert(three_convolutions(), DATA, precision="fp8", **options)
+    int8 = qdqtool.insert(three_convolutions(), wide_samples(4), method="max", **options)
+    fp8 = insert_fp8(three_convolutions())
     model = Model(copy_model(int8.model))
     convert_pairs_to_fp8(model)
     assert [n.name for n in nodes_of(model.proto, "Conv") if n.input[1] in model.initializers] == [
