@@ -1,5 +1,4 @@
 import shlex
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,10 +18,12 @@ from qdqtool.insertion.calibration_cache import (
 )
 from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.result import Insertion
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from tests.errors import has
-from tests.insertion.nets import Net, detector, images, one_layer, open_session
+from tests.insertion.nets import Net, detector, images, one_layer, run
+from tests.insertion.test_scales import table
 
 
 @pytest.mark.parametrize(
@@ -79,22 +80,21 @@ def test_cache_of_insert_has_every_tensor(tmp_path: Path) -> None:
 def test_other_tensors_are_measured_on_the_data(tmp_path: Path) -> None:
     onnx.save(one_layer(), tmp_path / "m.onnx")
     result = qdqtool.insert(tmp_path / "m.onnx", images(), predict=False, head="none", method="max")
+    result.quantized.append(QuantizedTensor("by channel", [0.5, 0.25], "other", None, "q"))
     report = write_table(result, tmp_path / "t.cache")
     assert report.scales.rules == {"x": "quantizer", "c.out": "measured", "r.out": "measured"}
-
-    session = open_session(Model(one_layer()).proto.SerializeToString())
-    largest = max(float(np.abs(session.run(None, sample)[0]).max()) for sample in images())
-    assert read_cache(tmp_path / "t.cache")["r.out"] == pytest.approx(largest / 127, rel=1e-5)
+    scales = read_cache(tmp_path / "t.cache")
+    assert list(scales) == ["x", "c.out", "r.out"]
+    assert scales["x"] == pytest.approx(max(s["x"].max() for s in images()) / 127, rel=1e-5)
+    largest = max(run(one_layer(), sample)[0].max() for sample in images())
+    assert scales["r.out"] == pytest.approx(largest / 127, rel=1e-5)
 
 
 def test_cache_from_a_table_completes_it_without_data(tmp_path: Path, net: Net) -> None:
     model = net.output(net.conv("c1", net.op("Relu", "r", net.conv("c0", "x")))).model()
-    table = tmp_path / "in.cache"
-    pack = lambda value: struct.pack("!f", value).hex()  # noqa: E731
-    table.write_text(f"TRT-8502-EntropyCalibration2\nx: {pack(0.5)}\nr.out: {pack(0.25)}\n")
-    report = write_table(
-        qdqtool.insert(model, calib_table=table, predict=False, head="none"), tmp_path / "out.cache"
-    )
+    path = table(tmp_path, **{"x": 0.5, "r.out": 0.25})
+    result = qdqtool.insert(model, calib_table=path, predict=False, head="none")
+    report = write_table(result, tmp_path / "out.cache")
     assert read_cache(tmp_path / "out.cache") == {"x": 0.5, "c0.out": 0.25, "r.out": 0.25}
     assert report.scales.missing == ["c1.out"]
     assert report.precisions.layers == {"c0": "int8", "c1": "int8"}

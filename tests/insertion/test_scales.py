@@ -13,8 +13,7 @@ from calibration.statistics import Histogram, TensorStatistics
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.options import CacheOptions
-from qdqtool.insertion.ranges import collect_statistics, read_table_scales, write_table
-from qdqtool.insertion.rewrite import QuantizedTensor
+from qdqtool.insertion.ranges import collect_statistics, read_table_scales
 from qdqtool.insertion.scales import (
     METHODS,
     MethodChoice,
@@ -267,16 +266,6 @@ def test_scale_from_table_is_largest_of_group(
     assert (chosen.scale, chosen.method, chosen.power) == (max(expected.values()), "table", None)
     members = [(m.tensor, m.amax, m.bits_lost) for m in chosen.members]
     assert members == [(tensor, scale * 127, 0.0) for tensor, scale in expected.items()]
-
-
-def test_table_holds_scales_of_activations(tmp_path: Path) -> None:
-    result = qdqtool.insert(one_layer(), images(), predict=False, head="none", method="max")
-    result.quantized.append(QuantizedTensor("by channel", [0.5, 0.25], "other", None, "q"))
-    write_table(result, tmp_path / "out.table")
-    rows = (tmp_path / "out.table").read_text().splitlines()[1:]
-    largest = max(float(np.abs(i["x"]).max()) for i in images())
-    assert rows[0] == f"x: {struct.pack('!f', largest / 127).hex()}"
-    assert [row.partition(":")[0] for row in rows] == ["x", "c.out", "r.out"]
 
 
 @pytest.mark.parametrize(
