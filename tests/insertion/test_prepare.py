@@ -1,6 +1,5 @@
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from qdqtool.errors import ModelError

@@ -43,13 +43,12 @@ def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
     ), data
 
 
-def near(actual: Array, expected: Array) -> bool:
-    """Compare means, since a value between two integer steps may be rounded either way."""
-    return bool(np.abs(actual - expected).mean() <= 1e-3 * max(float(expected.std()), 1e-6))
-
-
 def all_near(outputs: dict[str, Array], expected: list[Array]) -> bool:
-    return all(near(o, e) for o, e in zip(outputs.values(), expected, strict=True))
+    """Compare means, since a value between two integer steps may be rounded either way."""
+    return all(
+        np.abs(o - e).mean() <= 1e-3 * max(float(e.std()), 1e-6)
+        for o, e in zip(outputs.values(), expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("make", [insert_branches, insert_detector])
