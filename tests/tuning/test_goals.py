@@ -22,7 +22,7 @@ from qdqtool.tuning.measure import (
     map_on_threads,
 )
 from qdqtool.util.text import format_ms
-from tests.insertion.nets import detector, images
+from tests.insertion.nets import detector, images, relative_error
 from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.tuning.conftest import Clock
@@ -122,7 +122,7 @@ def test_budget_takes_the_cheapest_of_equal_printed_metrics(
 
 def output_error(reference: Any, outputs: Any) -> float:
     (expected,), (actual,) = reference.values(), outputs.values()
-    return float(np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
+    return relative_error(expected, actual)
 
 
 def test_budget_names_a_cheaper_candidate_that_is_better_on_held_out_images() -> None:
@@ -205,8 +205,8 @@ def test_front_has_the_float_model_if_its_time_is_known() -> None:
     (float_point,) = (p for p in points_of(tuning).values() if not p.cost.int8)
     assert float_point.chosen_on == pytest.approx(tuning.metric["float"], abs=1e-6)
     assert tuning.front[-1] is float_point  # the most accurate and the most expensive
-    if tuning.chosen is float_point:
-        assert not any("Linear" in n.op_type for n in tuning.model.graph.node) and not tuning.bought
+    assert tuning.chosen is float_point and not tuning.bought
+    assert not any("Linear" in n.op_type for n in tuning.model.graph.node)
 
 
 def set_clock(clock: Clock, seconds: float, runs: int) -> TaskMapper:

@@ -45,7 +45,7 @@ from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
-from tests.insertion.nets import Net, images, run
+from tests.insertion.nets import Net, images, relative_error, run
 from tests.notes import note_codes
 from tests.tuning.nets import (
     branchy,
@@ -133,11 +133,6 @@ def output(recipe: Recipe | None, sample: int) -> Any:
     return run(proto, DATA[sample])[0].astype(np.float64)
 
 
-def relative_error(recipe: Recipe, sample: int) -> float:
-    expected, actual = output(None, sample), output(recipe, sample)
-    return float(np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
-
-
 def test_sweep_and_whole_run_measure_the_output_error(
     job: TuningJob, recipes: tuple[Recipe, ...]
 ) -> None:
@@ -146,7 +141,9 @@ def test_sweep_and_whole_run_measure_the_output_error(
     for recipe, sample in itertools.product(recipes, (0, 1, 3)):
         row, whole_row = (r[recipe.key][sample] for r in (swept, whole))
         # onnxruntime uses other kernels for a part than for the whole network.
-        expected = pytest.approx(relative_error(recipe, sample), rel=1e-3)
+        expected = pytest.approx(
+            relative_error(output(None, sample), output(recipe, sample)), rel=1e-3
+        )
         assert row.error == whole_row.error == expected
         assert whole_row.evidence == pytest.approx(1.0 - whole_row.error)
 
@@ -167,7 +164,8 @@ def test_constant_outputs_agree() -> None:
     job, recipe = job_of(planner, DATA), planner.plan(Configuration()).recipe
     row = run_task(job, MeasurementTask((0,), (recipe,), with_metric=True))[recipe.key][0]
     assert job.metric.tensors == ("c6.out", "c0.bias", "k") and row is not None
-    assert row.evidence == pytest.approx(1.0 - relative_error(recipe, 0) / 3, rel=1e-3)
+    error = relative_error(output(None, 0), output(recipe, 0))
+    assert row.evidence == pytest.approx(1.0 - error / 3, rel=1e-3)
 
 
 def with_metric(job: TuningJob, metric: Any) -> TuningJob:

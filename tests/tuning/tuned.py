@@ -15,7 +15,7 @@ from qdqtool.tuning.measure import (
     map_on_threads,
 )
 from qdqtool.tuning.result import PlacementResult, Tuning
-from tests.insertion.nets import images, run
+from tests.insertion.nets import images, relative_error, run
 from tests.tuning.nets import branchy
 
 DATA = images(16, 16, 16)
@@ -56,8 +56,7 @@ def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> floa
     values = []
     for sample in samples:
         expected = float_output(sample["x"].tobytes())
-        actual = run(model, sample)[0].astype(np.float64)
-        values.append(1.0 - np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
+        values.append(1.0 - relative_error(expected, run(model, sample)[0]))
     return float(np.mean(values))
 
 
