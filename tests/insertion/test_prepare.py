@@ -432,19 +432,15 @@ def test_raising_opset_keeps_names_and_metadata(net: Net, opset: int) -> None:
         (19, 19, 9, []),
     ],
 )
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
 def test_lower_opset_is_raised(
-    net: Net, opset: int, least: int, ir: int, expected: list[str]
+    net: Net, domain: str, opset: int, least: int, ir: int, expected: list[str]
 ) -> None:
     model = net.output(net.conv("c", "x")).model(opset, ir=ir if opset >= least else 6)
+    model.opset_import[0].domain = domain
     assert prepare_float_model(Model(model), opset=least) == expected
-    assert (model.opset_import[0].version, model.ir_version) == (max(opset, least), ir)
-
-
-def test_opset_of_domain_ai_onnx_is_raised(net: Net) -> None:
-    model = net.output(net.conv("c", "x")).model(12)
-    model.opset_import[0].domain = "ai.onnx"
-    assert prepare_float_model(Model(model)) == [note("opset-raised", before=12, after=13)]
-    assert [(o.domain, o.version) for o in model.opset_import] == [("ai.onnx", 13)]
+    assert [(o.domain, o.version) for o in model.opset_import] == [(domain, max(opset, least))]
+    assert model.ir_version == ir
 
 
 def test_model_without_opset_is_refused(net: Net) -> None:
