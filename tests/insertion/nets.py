@@ -1,5 +1,6 @@
 import functools
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, Self
 
 import numpy as np
@@ -154,8 +155,12 @@ def detector(classes: int = 2) -> onnx.ModelProto:
 
 
 def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    return deepcopy(model)
+
+
+def add_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
+    copy = copy_model(model)
+    copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(tensor))
     return copy
 
 

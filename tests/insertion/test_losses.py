@@ -37,9 +37,9 @@ from qdqtool.util.text import format_ms
 from tests.findings.graphs import GRAPHS
 from tests.insertion.nets import (
     Net,
+    add_output,
     chain,
     check,
-    copy_model,
     detector,
     images,
     one_layer,
@@ -398,12 +398,6 @@ def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
     at = np.broadcast_to(focus.masks[0], before.shape)
     assert result.losses.error == pytest.approx(relative_error(before[at], after[at]), rel=2e-3)
     assert result.losses.error != pytest.approx(relative_error(before, after), rel=2e-2)
-
-
-def add_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
-    copy = copy_model(model)
-    copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(tensor))
-    return copy
 
 
 YOLOV8_DATA = images(2, 3, 64, "images", seed=0)

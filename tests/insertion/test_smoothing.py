@@ -16,6 +16,7 @@ from qdqtool.ir.metadata import read_smoothed_tensors
 from tests.builders.models import needs_compiler
 from tests.errors import has
 from tests.insertion.nets import (
+    add_output,
     assert_same_outputs,
     copy_model,
     images,
@@ -92,8 +93,7 @@ def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> N
 def test_smoothing_factors_equal_those_of_the_paper() -> None:
     model = add_outliers(vit())
     after, (first, *_) = smooth_model(model, 0.7)
-    copy = copy_model(model)
-    copy.graph.output.append(onnx.helper.make_empty_tensor_value_info("b0.ln1.out"))
+    copy = add_output(model, "b0.ln1.out")
     sizes = np.max([np.abs(run(copy, s)[1]).max(axis=(0, 1)) for s in samples(model)], axis=0)
     projections = [value_of(model, f"b0.attn.{part}.weight") for part in "qkv"]
     weights = np.max([np.abs(w).max(axis=1) for w in projections], axis=0)
