@@ -161,7 +161,7 @@ def describe_layer_counts(prediction: Prediction, float_type: str | None = None)
     if float_type is None:
         return layers
     types = _count_float_types((c.precision for c in prediction.convolutions), float_type)
-    return f"{layers} in {' and '.join(types)}"
+    return f"{layers} in {' and '.join(types) or float_type}"
 
 
 def describe_layers_by_kind(
@@ -185,6 +185,9 @@ def describe_layers_by_kind(
             t: counts[f"matrix_products_{t.lower()}"] for t in (Precision.INT8, Precision.FP8)
         }
         types = [c.precision for c in prediction.convolutions if c.is_product]
+        listed = sum(t not in EIGHT_BITS for t in types)
+        # Products of two activations without Q/DQ are counted, but not listed.
+        types += [Precision.FLOAT] * (counts["matrix_products_float"] - listed)
         rests = _count_float_types(types, float_type)
         rows["Matrix products"] = _describe_types(shares, total, noun, rests)
     return rows
