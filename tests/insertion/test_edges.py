@@ -11,7 +11,6 @@ import pytest
 import qdqtool
 from calibration import Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.prepare import prepare_float_model
 from qdqtool.insertion.ranges import write_table
@@ -24,7 +23,6 @@ from tests.insertion.nets import (
     Net,
     assert_same_outputs,
     check,
-    copy_model,
     detector,
     images,
     nodes_of,
@@ -37,6 +35,7 @@ from tests.insertion.nets import (
     value_of,
     with_constant_nodes,
 )
+from tests.insertion.test_fp16 import copy_as_fp16
 from tests.insertion.test_prepare import prepare_and_compare
 from tests.notes import note_codes
 from tests.slow import slow_after
@@ -53,9 +52,7 @@ def test_half_keeps_constant_nodes_with_consumers(net: Net) -> None:
     flat = net.op("Reshape", "flat", up, net.const("shape", [1, 16, -1], np.int64))
     back = net.op("Reshape", "back", flat, net.const("shape_back", [1, 16, 16, 16], np.int64))
     before = with_constant_nodes(net.output(net.conv("d", back)).model(19, ir=9))
-    after = copy_model(before)
-    convert_to_fp16(Model(after))
-    check(after)
+    after = copy_as_fp16(before)
     left = {n.output[0] for n in after.graph.node if n.op_type == "Constant"}
     assert {"scales", "shape", "shape_back"} <= left
     assert not any(t.startswith("c.weight") for t in left)
