@@ -38,13 +38,6 @@ def quantized_inputs(placement: Placement, node: str) -> set[str]:
     return {t for t, name, _ in inputs(placement) if name == node}
 
 
-def test_convolution_is_quantized_per_output_channel(net: Net) -> None:
-    result = place_net(net.output(net.silu("s", net.norm("n", net.conv("c", "x")))))
-    assert inputs(result) == {("x", "c", "input")}
-    assert [(w.tensor, w.axis) for w in result.weights] == [("c.weight", 0)]
-    assert not result.skipped
-
-
 def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     first = net.op("Add", "add1", net.conv("c1", stem), stem)
