@@ -110,9 +110,10 @@ class Net:
         graph = onnx.helper.make_graph(
             self.nodes, "net", self.inputs, self.outputs, self.initializers
         )
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-        model.ir_version = ir
-        inferred = onnx.shape_inference.infer_shapes(model)
+        domains = [onnx.helper.make_opsetid("", opset)]
+        inferred = onnx.shape_inference.infer_shapes(
+            onnx.helper.make_model(graph, opset_imports=domains, ir_version=ir)
+        )
         for value in inferred.graph.output:
             assert value.type.tensor_type.HasField("shape")
         return inferred
