@@ -28,9 +28,9 @@ from tests.insertion.nets import detector, images
 from tests.notes import note_codes
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, planner_of
+from tests.tuning.tuned import tune
 
 DATA = images(4, 16, 16)
-TUNED_ON = images(16, 16, 16)
 
 pytestmark = pytest.mark.usefixtures("constant_costs")
 
@@ -89,28 +89,26 @@ def slow_mapper(clock: Clock, seconds: float) -> TaskMapper:
 def test_shorter_time_limit_keeps_the_earlier_choice(
     clock: Clock, tmp_path: Path, measures: bool
 ) -> None:
-    options: dict[str, Any] = {"keep": 0.984, "method": "mse", "state": tmp_path / "t.tuning"}
-    first = qdqtool.tune(branchy(), TUNED_ON, **options)
+    options: dict[str, Any] = {"keep": 0.984, "state": tmp_path / "t.tuning"}
+    first = tune(**options)
     assert first.reached and first.chosen.name != "INT8 by default"
 
     mapper, limit = slow_mapper(clock, 100.0), 60.0 if measures else 1e-9
-    second = qdqtool.tune(branchy(), TUNED_ON, mapper=mapper, time_limit=limit, **options)
+    second = tune(mapper=mapper, time_limit=limit, **options)
     assert second.reached and second.chosen.configuration == first.chosen.configuration
     assert (second.chosen.metric, second.chosen.cost) == (first.chosen.metric, first.chosen.cost)
 
 
 def test_accurate_int8_of_an_earlier_run_is_a_complete_result(clock: Clock, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"keep": 0.9, "method": "mse", "state": tmp_path / "t.tuning"}
+    options: dict[str, Any] = {"keep": 0.9, "state": tmp_path / "t.tuning"}
     mapper = slow_mapper(clock, 30.0)
-    first = qdqtool.tune(branchy(), TUNED_ON, mapper=mapper, time_limit=200.0, **options)
+    first = tune(mapper=mapper, time_limit=200.0, **options)
     assert first.reached and first.chosen.name == "INT8 by default"
-    second = qdqtool.tune(branchy(), TUNED_ON, time_limit=1e-9, **options)
+    second = tune(time_limit=1e-9, **options)
     assert second.chosen.configuration == first.chosen.configuration
     assert second.effort["stopped"] == "" and second.effort["runs"] == 0
     # The third run is faster than the first one, so there is time for the ranges of all images.
-    assert (
-        qdqtool.tune(branchy(), TUNED_ON, time_limit=200.0, **options).images["calibration"] == 16
-    )
+    assert tune(time_limit=200.0, **options).images["calibration"] == 16
 
 
 def collect_slowly(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -136,7 +134,7 @@ def test_ranges_come_from_as_many_images_as_there_is_time_for(
 ) -> None:
     """The search collects ranges for at most a third of the time limit, or from 4 samples."""
     collect_slowly(clock, monkeypatch, seconds)
-    tuning = qdqtool.tune(branchy(), TUNED_ON, keep=0.9, method="mse", time_limit=600.0)
+    tuning = tune(keep=0.9, time_limit=600.0)
     assert tuning.images["calibration"] == images_used and clock.now <= 600.0
     assert codes <= set(note_codes(tuning.notes))
 
@@ -159,20 +157,19 @@ def test_error_names_a_time_limit_that_is_long_enough(
         return PlacementCost(99, len(recipe.weights), 0)
 
     monkeypatch.setattr(Planner, "predict_cost", predict_cost)
-    options: dict[str, Any] = {"keep": 0.9, "method": "mse"}
     limits, state = [], tmp_path / "t.tuning"
     for short, path in ((50.0, None), (90.0, None), (50.0, state)):
         predicted.clear()
         clock.now = 0.0
         with pytest.raises(QdqtoolError, check=has("timeout", parameter="time_limit")) as raised:
-            qdqtool.tune(branchy(), TUNED_ON, time_limit=short, state=path, **options)
+            tune(keep=0.9, time_limit=short, state=path)
         assert clock.now <= max(short, 6 * sample) + prediction
         limits.append(float(re.findall(r"about (\d+) s", str(raised.value))[0]))
         continues = f"s or more. The same command then continues from {state}" in str(raised.value)
         assert continues is (path is not None and bool(predicted))
     assert limits[1] == pytest.approx(limits[0], rel=0.2) and limits[2] <= limits[0]
     clock.now = 0.0
-    assert qdqtool.tune(branchy(), TUNED_ON, time_limit=limits[2], state=state, **options).reached
+    assert tune(keep=0.9, time_limit=limits[2], state=state).reached
     assert len(predicted) == len(set(predicted))
 
 
