@@ -97,11 +97,6 @@ def test_rounded_weights_are_those_of_another_implementation() -> None:
     np.testing.assert_array_equal(round_weights(weights, 0, FP8), expected)
 
 
-def conv_net(kernel: int = 3, cin: int = 32, cout: int = 32, group: int = 1) -> Net:
-    net = Net(cin)
-    return net.output(net.conv("c", "x", cin, cout, kernel, group=group))
-
-
 def obstacles(model: Model) -> list[SkipCause]:
     reasons = [
         s.record
@@ -126,7 +121,9 @@ def obstacles(model: Model) -> list[SkipCause]:
 def test_forms_of_convolutions_that_remain_float(
     form: dict[str, int], obstacle: SkipCause | None
 ) -> None:
-    model = conv_net(**form).index()
+    sizes = {"cin": 32, "cout": 32, **form}
+    net = Net(sizes["cin"])
+    model = net.output(net.conv("c", "x", **sizes)).index()
     assert obstacles(model) == ([] if obstacle is None else [obstacle])
     assert not compute_placement(
         model, PlacementRules(head="none", number_format=FP8, include=["^c$"])
