@@ -511,6 +511,3 @@ def test_insert_warns_if_outputs_are_not_finite() -> None:
     set_value(broken, "d.bias", np.full(16, np.nan, np.float32))
     result = qdqtool.insert(broken, images(2), losses=1, predict=False)
     assert result.losses is None and "losses-not-measured" in note_codes(result.warnings)
-
-
-# Networks with switches --------------------------------------------------------------------------
