@@ -10,14 +10,17 @@ import qdqtool
 from qdqtool.comparison.result import ChangeKind
 from qdqtool.comparison.text import summarize_comparison
 from qdqtool.formats.build_text import render_comparison
-from tests.insertion.test_fp8 import DATA, three_convolutions
+from tests.insertion.nets import wide_samples
+from tests.insertion.test_fp8 import three_convolutions
 from tests.notes import note_codes
 
 
 @functools.cache
 def quantized(precision: str, scale: float = 1.0) -> onnx.ModelProto:
     options = {"head": "none", "high_precision": "fp32", "method": "max", "predict": False}
-    return qdqtool.insert(three_convolutions(), DATA * scale, precision=precision, **options).model
+    return qdqtool.insert(
+        three_convolutions(), wide_samples(4) * scale, precision=precision, **options
+    ).model
 
 
 def test_format_change_is_no_loss() -> None:
@@ -64,7 +67,7 @@ def test_rounding_of_scales_to_fp16_is_no_change() -> None:
     """FP8 files have FP16 scales, so their ranges differ from those of INT8 by up to .1 %."""
     options = {"head": "none", "method": "max", "predict": False, "precision": "fp8"}
     comparison = qdqtool.compare(
-        quantized("int8"), qdqtool.insert(three_convolutions(), DATA, **options).model
+        quantized("int8"), qdqtool.insert(three_convolutions(), wide_samples(4), **options).model
     )
     assert comparison.where(ChangeKind.SCALE) == comparison.where(ChangeKind.WEIGHTS_SCALE) == []
 
@@ -72,7 +75,9 @@ def test_rounding_of_scales_to_fp16_is_no_change() -> None:
 @pytest.mark.parametrize("is_quantized", [True, False])
 def test_agreement_names_the_models_a_and_b_and_notes_a_quantized_a(is_quantized: bool) -> None:
     answer = qdqtool.compare(
-        quantized("int8") if is_quantized else three_convolutions(), quantized("fp8"), data=DATA
+        quantized("int8") if is_quantized else three_convolutions(),
+        quantized("fp8"),
+        data=wide_samples(4),
     ).as_json()
     assert ("reference-quantized" in note_codes(answer["notes"])) == is_quantized
     assert re.search(r"of B's .* of A's$", answer["agreement"]["sentence"])
