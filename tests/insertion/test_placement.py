@@ -19,7 +19,7 @@ from qdqtool.reasons.convolutions import FloatDeconvolution
 from qdqtool.reasons.weights import WeightsNotConstant
 from qdqtool.util.records import field_values
 from tests.errors import has
-from tests.insertion.nets import Net, detector, initializer, value_of, with_constant_nodes
+from tests.insertion.nets import Net, detector, initializer, with_constant_nodes
 
 
 def inputs(placement: Placement) -> set[tuple[str, str, str]]:
@@ -47,15 +47,20 @@ def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
 
 
 def test_sparse_weights_are_left_float(net: Net) -> None:
-    model = net.output(net.conv("c", "x")).open_model()
-    weights = value_of(model, "c.weight")
-    places = onnx.numpy_helper.from_array(np.arange(weights.size, dtype=np.int64))
-    values = onnx.numpy_helper.from_array(weights.reshape(-1), "c.weight")
-    sparse = onnx.helper.make_sparse_tensor(values, places, weights.shape)
-    model.graph.sparse_initializer.append(sparse)
-    model.graph.initializer.remove(initializer(model, "c.weight"))
+    model = make_weights_sparse(net.output(net.conv("c", "x")).open_model(), "c.weight")
     (skipped,) = compute_placement(Model(model), PlacementRules(head="none")).skipped
     assert skipped.record == WeightsNotConstant(skipped.record.pass_name, "c", "c.weight", True)
+
+
+def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    graph = model.graph
+    (full,) = (t for t in graph.initializer if t.name == name)
+    array = onnx.numpy_helper.to_array(full)
+    places = onnx.numpy_helper.from_array(np.arange(array.size, dtype=np.int64))
+    values = onnx.numpy_helper.from_array(array.reshape(-1), name)
+    graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, places, array.shape))
+    graph.initializer.remove(full)
+    return model
 
 
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
