@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.findings.report import FindingReport
+from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.metadata import SMOOTHED, read_smoothed_tensors
 from qdqtool.ir.operators import LayerKind, operator_of
@@ -213,8 +214,8 @@ def check_outliers(
 ) -> None:
     """Report scales that cover outliers, as one finding for the network.
 
-    A range that holds attention probabilities is never reported: its outliers are the positions to
-    which the network attends.
+    A range that holds probabilities is never reported: its outliers are the detected objects, or
+    the positions to which the network attends.
 
     Args:
         report: Report to which the finding is added.
@@ -232,13 +233,19 @@ def check_outliers(
         if not known_parts:
             continue
         ratio = 1.0  # never reported
-        if not is_attention_probability(model, tensor, quantized=True):
+        if not _is_probability(model, tensor):
             by_channel = tensor not in smoothed and bool(
                 _find_normalization_output(model, tensor, gains)
             )
             ratio = min(_measure_outlier_ratio(s, held, by_channel) for s in known_parts)
         spreads.append(_OutlierRatio(name, scale, ratio, max(held), known_parts))
     _report_outliers(report, model, spreads, samples)
+
+
+def _is_probability(model: Model, tensor: str) -> bool:
+    bounds = find_bounds(model).get(tensor)
+    is_bounded = bounds is not None and 0.0 <= bounds.low <= bounds.high <= 1.0
+    return is_bounded or is_attention_probability(model, tensor, quantized=True)
 
 
 @dataclass(frozen=True)

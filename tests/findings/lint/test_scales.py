@@ -245,6 +245,13 @@ def test_outliers_are_compared_with_the_range_of_their_sign(
     assert [r.worst[0][2] for r in scales] == pytest.approx([ratio] * reported, rel=0.02)
 
 
+def test_high_scores_of_few_objects_are_no_outliers(g: Graph) -> None:
+    logits = np.full((1, 8, 16, 16), -12.0, np.float32)
+    logits[..., 0, 0] = 5.0
+    scores = g.pair(g.op("Sigmoid", [g.input(1, 8, 16, 16)], "scores"), "p", 1 / 127)
+    assert not outlier_scales(g.model(scores), [{"x": logits}])
+
+
 @pytest.mark.parametrize("largest", [2000.0, 150.0])
 def test_outlier_fix_has_options_to_paste_and_only_smaller_ranges(g: Graph, largest: float) -> None:
     data, x = outliers(1 / 8, 300.0), g.pair(g.input(1, 8, 16, 16), "p", largest / 127)
