@@ -283,12 +283,14 @@ def _format_range(numbers: Sequence[int]) -> int | str:
 
 def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
     """Return the number or range of remaining Q and DQ, and a text on the reasons for a range."""
+    bounds = prediction.conversions_range or [prediction.conversions or 0]
+    if len(set(bounds)) == 1:
+        return bounds[0], ""
     causes = []
     if open_assumptions(prediction):
         causes.append("the fusion of Conv + activation + Add")
     if any(r.uncertain or r.possible for r in prediction.regions):
         causes.append("how many of them Myelin absorbs")
-    bounds = prediction.conversions_range or [prediction.conversions or 0]
     return _format_range(bounds), f", depending on {' and '.join(causes)}" if causes else ""
 
 
