@@ -221,7 +221,8 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.float_types = prediction.float_types()
     is_open = summary.float_types == {Precision.FLOAT}
     if is_open and time is not None and time["float"] is not None:
-        summary.float_types = frozenset({Precision(time["float"]["precision"])})
+        named = Precision.FP32 if time["fp32_layers"] else Precision(time["float"]["precision"])
+        summary.float_types = frozenset({named})
     if side.time is not None and time is not None and not summary.rejected:
         summary.gpu, summary.layouts = time["gpu"], time["layouts"]
         if side.time.is_supported:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqtool.formats.float_names import name_floats
+from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
-from qdqtool.ir.precision import Precision
 from qdqtool.tuning.result import MAX_METRIC_DECIMALS, METRIC_DECIMALS, count_metric_decimals
 from qdqtool.tuning.sites import HEAD
 from qdqtool.tuning.time_plan import JUDGING_END, SEARCH_END
@@ -187,8 +186,13 @@ def _format_title(tuning: Tuning) -> str:
     return find_number_format(tuning.precision).title
 
 
-def _float_type(tuning: Tuning) -> Precision:
-    return name_float_type(tuning.prediction)
+def _float_type(tuning: Tuning) -> str:
+    """Return the type of layers that are not quantized.
+
+    ``float`` if the estimated engine has several float types, as in the findings of ``predict``.
+    """
+    has_fp32 = any(time.fp32_layers for time in tuning.times)
+    return "float" if has_fp32 else name_float_type(tuning.prediction)
 
 
 def _ended_with_float_model(tuning: Tuning) -> bool:
@@ -221,7 +225,8 @@ def _describe_float_model(tuning: Tuning) -> str:
 
 
 def _describe_slow_placements(tuning: Tuning) -> str:
-    return f"no measured {_format_title(tuning)} placement faster than {_float_type(tuning)}"
+    title, float_type = _format_title(tuning), name_float_type(tuning.prediction)
+    return f"no measured {title} placement faster than {float_type}"
 
 
 def _goal_level(tuning: Tuning, images: str = "float") -> float:
@@ -549,7 +554,8 @@ def _add_site(page: TextPage, tuning: Tuning, site: SiteResult, text: str) -> No
 
 def _explain_gap(site: SiteResult, tuning: Tuning) -> str:
     """Return the reason why a site was not measured."""
-    return name_floats(as_options(site.choices[0].why), "", _float_type(tuning))
+    text, times = as_options(site.choices[0].why), tuning.times
+    return name_floats(text, "", find_float_type(tuning.prediction, times=times))
 
 
 def _format_price(tuning: Tuning, site: SiteResult) -> str:
@@ -577,7 +583,7 @@ def _count_measured(tuning: Tuning, measured: Sequence[SiteResult]) -> str:
 
 def _format_choice(tuning: Tuning, choice: str) -> str:
     """Return the type of a choice as in the other texts; other choices are names of methods."""
-    types = {"float": str(_float_type(tuning)), "int8": _format_title(tuning)}
+    types = {"float": _float_type(tuning), "int8": _format_title(tuning)}
     return types.get(choice, choice)
 
 

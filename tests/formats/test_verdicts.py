@@ -222,7 +222,8 @@ def test_float_type_is_that_of_the_estimates(fp32_layers: tuple[int, ...], float
 
 
 @pytest.mark.parametrize(
-    ("gpu", "float_type"), [(None, "FP16"), ("T4", "FP16"), ("GTX 1080", "FP32")]
+    ("gpu", "float_type"),
+    [(None, "FP16"), ("T4", "FP32"), ("GTX 1080", "FP32")],
 )
 def test_float_type_of_a_comparison(gpu: str | None, float_type: str) -> None:
     result = compare(network(), network(residual=False), gpu=gpu, target="8.6")
