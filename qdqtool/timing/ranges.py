@@ -31,8 +31,13 @@ def set_time_range(time: TimeEstimate, kernels: float) -> None:
         spread = load_constants().spreads["total_calibrated"]
     if gpu.notes:
         is_wider = correction is None and _has_doubtful_figures(gpu)
-        wider = ". Therefore, the range in ms is wider." if is_wider else ""
-        time.notes.append(Note("; ".join(gpu.notes) + wider, code="of-gpu"))
+        text = "; ".join(gpu.notes)
+        if is_wider:
+            text += ". Therefore, the range in ms is wider"
+            if any(note.code == "taken-as" for note in gpu.notes):
+                text += ", but may exclude times of these GPUs: give the exact name"
+            text += "."
+        time.notes.append(Note(text, code="of-gpu"))
     unknown, layers = len(time.unknown), time.layer_count
     if unknown:
         spread *= 1 + UNKNOWN_SPREAD * unknown / layers
