@@ -21,6 +21,7 @@ from qdqtool.formats.time_text import (
     describe_repeated_placement,
     describe_request_cost,
     describe_saving,
+    describe_slower_fix,
     name_fix_gpu,
 )
 from qdqtool.ir.input_shapes import ModelInfo
@@ -364,6 +365,8 @@ def _add_findings(
             _add_places(page, same, float_type)
             if saving := describe_saving(same, times):
                 page.add_row("saves:", saving, _LABEL)
+            elif slower := describe_slower_fix(same[0], times):
+                page.add_row("note:", slower, _LABEL)
             if page.everything:
                 page.add_row("basis:", f"rule {same[0].evidence}", _LABEL)
 

@@ -385,7 +385,10 @@ def describe_included_saving(finding: Finding) -> str:
 
 
 def describe_slower_fix(finding: Finding, times: Sequence[TimeEstimate]) -> str:
-    """Return a sentence if the fix of a finding would make the model slower; else empty."""
+    """Return a sentence if the fix of a finding would make the model slower; else empty.
+
+    The sentence names the node, because pages omit sentences that other findings have too.
+    """
     slower = [
         time.gpu.name
         for time in times
@@ -394,7 +397,8 @@ def describe_slower_fix(finding: Finding, times: Sequence[TimeEstimate]) -> str:
         and finding.code in note.values["codes"]
         and finding.node in note.values["nodes"]
     ]
-    return f"This would make the model slower on {', '.join(slower)}." if slower else ""
+    where = f"At {finding.node}, this would make the model slower on {', '.join(slower)}."
+    return where if slower else ""
 
 
 def describe_fixed_time(times: Sequence[TimeEstimate]) -> str:
