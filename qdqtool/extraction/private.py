@@ -645,14 +645,19 @@ def find_changed_fixes(before: Prediction, after: Prediction, names: PrivateName
         names: Names of the private part.
     """
 
-    def describe(finding: Finding, fix: str, node: str) -> tuple[object, ...]:
-        return finding.code, finding.severity, node, finding.automatic, fix.split(maxsplit=1)[:1]
+    def find_verb(finding: Finding) -> str:
+        return next(iter(finding.fix.split(maxsplit=1)), "")
 
-    kinds = [describe(f, f.fix, f.node) for f in after.findings]
+    def describe(finding: Finding, node: str, verb: str) -> tuple[object, ...]:
+        return finding.code, finding.severity, node, finding.automatic, verb
+
+    kinds = {describe(f, f.node, find_verb(f)) for f in after.findings}
+    # The first word of an advice can be a name. Many findings have the same word.
+    verbs = {verb: names.replace_names(verb) for verb in set(map(find_verb, before.findings))}
     return [
         f
         for f in before.findings
-        if describe(f, names.replace_names(f.fix), names.rename_layer(f.node)) not in kinds
+        if describe(f, names.rename_layer(f.node), verbs[find_verb(f)]) not in kinds
     ]
 
 
