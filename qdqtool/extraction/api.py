@@ -494,12 +494,14 @@ class ExtractionJob:
 
     def _list_new_codes(self, prediction: Prediction) -> list[str]:
         """Return the codes of errors and warnings that only the part has."""
-        known = {(f.code, name) for f in self.whole.findings for name in list_places(f)}
-        new = (
-            f
-            for f in prediction.findings
-            if f.severity != Severity.INFO and known.isdisjoint({(f.code, f.node), (f.code, None)})
-        )
+        known = {(f.code, f.node) for f in self.whole.findings}
+        serious = (f for f in prediction.findings if f.severity != Severity.INFO)
+        new = [f for f in serious if (f.code, f.node) not in known]
+        # A finding can list all nodes of a model, so only those of the remaining codes are read.
+        codes = {f.code for f in new}
+        others = (f for f in self.whole.findings if f.code in codes)
+        places = {(f.code, name) for f in others for name in list_places(f)}
+        new = [f for f in new if places.isdisjoint({(f.code, f.node), (f.code, None)})]
         return list(dict.fromkeys(str(f.code) for f in new))
 
     def _has_false_head(self, prediction: Prediction) -> bool:
