@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.formats.verdicts import describe_rejection
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.prediction import predict
@@ -50,8 +51,8 @@ def assert_int8(
         The prediction, for further assertions.
 
     Raises:
-        AssertionError: TensorRT would not run the model as required. The message has the
-            convolutions, causes and fixes.
+        AssertionError: TensorRT rejects the model, or would not run it as required. The message
+            has the convolutions, causes and fixes.
         QdqtoolError: The model, the target or a pattern cannot be used, or conversions are not
             layers on the target.
     """
@@ -65,6 +66,9 @@ def assert_int8(
     failures = [_float_message(prediction, c) for c in required if not c.is_quantized]
     if max_conversions is not None and _count_conversions(prediction) > max_conversions:
         failures.append(_conversions_message(prediction, max_conversions))
+    if prediction.rejected:
+        # The types of a rejected model are hypothetical, so the rejection is the first failure.
+        failures.insert(0, _rejection_message(prediction))
     if not convolutions:
         failures.append("the model has no Conv, ConvTranspose, Gemm or MatMul")
     if failures:
@@ -107,6 +111,11 @@ def _failure_message(prediction: Prediction, required: int, failures: list[str])
         more = len(failures) - _MAX_FAILURES
         lines.append(f"... and {more} more; 'qdqtool predict --all {path}' lists them")
     return "\n".join(lines)
+
+
+def _rejection_message(prediction: Prediction) -> str:
+    errors = [f for f in prediction.errors() if not f.is_built]
+    return f"* {describe_rejection(prediction)}{_cause_messages(errors)}"
 
 
 def _name_types(prediction: Prediction) -> str:
@@ -163,7 +172,12 @@ def _conversions_message(prediction: Prediction, limit: int) -> str:
     )
     if len(nodes) > 3:
         text += f" and {len(nodes) - 3} more"
-    causes = _find_conversion_causes(prediction)
+    return text + _cause_messages(_find_conversion_causes(prediction))
+
+
+def _cause_messages(causes: Sequence[Finding]) -> str:
+    """Return the first finding of each code, for at most three codes."""
+    text = ""
     unique = {f.code: f for f in reversed(causes)}
     for finding in list(unique.values())[::-1][:3]:
         count = sum(f.code == finding.code for f in causes)
