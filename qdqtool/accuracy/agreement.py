@@ -112,6 +112,7 @@ class AgreementMeasure:
             "count": self.count,
             "found": None if self.detections is None else self.detections.found,
             "extra": None if self.detections is None else self.detections.extra,
+            "below": None if self.detections is None else self.detections.below,
         }
 
 

@@ -242,10 +242,11 @@ def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
         page.fill(f"{measure.title} of B with A: {value} on {images}{counted}", 2)
         page.fill(measure.definition, 2, "  ")
         if measure.detections is not None:
-            total, found, extra = measure.detections
+            total, found, extra, below = measure.detections
+            near = f" ({below} others at scores of 0.2 to 0.25)" if below else ""
             page.fill(
                 f"At score 0.25 and IoU 0.5: B finds {found} of A's "
-                f"{format_count(total, 'detection')}, and {extra} more",
+                f"{format_count(total, 'detection')}{near}, and {extra} more",
                 2,
             )
 

@@ -19,6 +19,8 @@ from qdqtool.accuracy.detections import (
 from qdqtool.accuracy.metrics import TopClassMetric, estimate_interval
 from qdqtool.comparison.text import list_image_notes
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.formats.build_text import add_agreement
+from qdqtool.formats.output import TextPage
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
 from tests.calibration.nets import write_pictures
@@ -164,20 +166,20 @@ def test_agreement_of_unrecognized_detector_has_a_note(net: Net, has_metadata: b
 
 
 @pytest.mark.parametrize(
-    ("changes", "value", "found", "extra"),
+    ("changes", "value", "found", "extra", "below"),
     [
         # Two of three objects are found before any false detection: 67 of 101 recalls have
         # precision 1.
-        ({(2, 4): 0.0}, 67 / 101, 2, 0),
+        ({(2, 4): 0.0}, 67 / 101, 2, 0, 0),
         # The box from x = 76 to 90 covers 14 of 30 columns of A's box, the third score is too low,
         # and A's fourth score is too low. Of three recalls, the first has precision 1, and the
         # second has 2 / 4, at 34 and 33 of 101 recalls.
-        ({(1, 0): 76, (2, 4): 0.2, (3, 4): 0.3}, (34 + 33 / 2) / 101, 1, 2),
+        ({(1, 0): 76, (2, 4): 0.22, (3, 4): 0.3}, (34 + 33 / 2) / 101, 1, 2, 1),
     ],
     ids=["lost", "lost-moved-and-new"],
 )
 def test_agreement_counts_detections_at_score_025_and_iou_05(
-    changes: dict[tuple[int, int], float], value: float, found: int, extra: int
+    changes: dict[tuple[int, int], float], value: float, found: int, extra: int, below: int
 ) -> None:
     rows = ROWS.copy()
     for (row, column), number in changes.items():
@@ -187,8 +189,11 @@ def test_agreement_counts_detections_at_score_025_and_iou_05(
     model.graph.initializer.append(mask)
     result = agreement(sorting_detector(), model, [{"rows": ROWS}] * 2)
     assert result.measure.value == pytest.approx(value)
-    counts = {name: result.as_json()[name] for name in ("count", "found", "extra")}
-    assert counts == {"count": 6, "found": 2 * found, "extra": 2 * extra}
+    counts = {name: result.as_json()[name] for name in ("count", "found", "extra", "below")}
+    assert counts == {"count": 6, "found": 2 * found, "extra": 2 * extra, "below": 2 * below}
+    page = TextPage(200)
+    add_agreement(page, result)
+    assert ("others at scores of 0.2 to 0.25" in str(page.lines)) == bool(below)
 
 
 @pytest.mark.parametrize("has_dfl", [False, True])
