@@ -23,7 +23,7 @@ from qdqtool.insertion.input_types import (
     convert_inputs_to_integers,
 )
 from qdqtool.insertion.losses import (
-    TRIAL_SAMPLES,
+    SAMPLES,
     ActivationLosses,
     TensorLoss,
     measure_losses,
@@ -540,7 +540,7 @@ class Inserter:
             self._network.load_float_model(),
             model,
             self._data,
-            samples=self._options.losses or TRIAL_SAMPLES,
+            samples=self._options.losses or SAMPLES,
             images=self._options.images,
         )
 
