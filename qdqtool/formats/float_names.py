@@ -31,7 +31,11 @@ _PHRASES = (
 
 
 def find_float_type(
-    prediction: Prediction, *, half: bool = True, times: Sequence[TimeEstimate] = ()
+    prediction: Prediction,
+    *,
+    half: bool = True,
+    times: Sequence[TimeEstimate] = (),
+    outputs: bool = True,
 ) -> Precision | None:
     """Return the type of all layers that are not quantized; None if there are several types.
 
@@ -41,8 +45,11 @@ def find_float_type(
         prediction: The prediction.
         half: Whether the builder may use FP16.
         times: Estimated time on each GPU.
+        outputs: Whether the float outputs of quantized layers count too. TensorRT-RTX writes FP32
+            there, although float layers are FP16.
     """
-    several = len(prediction.float_types()) > 1 or any(time.fp32_layers for time in times)
+    types = prediction.float_types(outputs=outputs)
+    several = len(types) > 1 or any(time.fp32_layers for time in times)
     return None if several else name_float_type(prediction, half=half)
 
 

@@ -528,13 +528,16 @@ class Prediction(SavableResult):
         times = [layer.ms for layer in self.layers if layer.type == "Conversion"]
         return None if self.time is None else sum(ms or 0.0 for ms in times)
 
-    def float_types(self) -> frozenset[Precision]:
+    def float_types(self, *, outputs: bool = True) -> frozenset[Precision]:
         """Return the float types that convolutions and matrix products compute in or write.
 
+        Without `outputs`, these are only the types in which they compute.
         ``FLOAT`` stands for the type that the builder chooses if the types in the model do not
         decide. For a model with bfloat16, it is BF16.
         """
-        types = {t for c in self.convolutions for t in (c.precision, c.output) if t.is_float}
+        types = {c.precision for c in self.convolutions if c.precision.is_float}
+        if outputs:
+            types |= {c.output for c in self.convolutions if c.output.is_float}
         if self.model.has_bfloat16:
             types = {Precision.BF16 if t == Precision.FLOAT else t for t in types}
         return frozenset(types)

@@ -208,6 +208,10 @@ def test_float_type_is_unknown_if_layers_have_several_types() -> None:
     prediction = predict(residual("float"))
     prediction.convolutions[0].output = Precision.FP16  # the builder chooses the other types
     assert find_float_type(prediction) is None
+    assert find_float_type(prediction, outputs=False) == "FP16"
+    for convolution, precision in zip(prediction.convolutions, ("FP16", "FP32"), strict=False):
+        convolution.precision = Precision(precision)
+    assert find_float_type(prediction, outputs=False) is None
 
 
 @pytest.mark.parametrize(
