@@ -65,10 +65,10 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
     is_good = tuning.reached and not _ended_with_float_model(tuning)
     page.fill(_describe_goal(tuning), style=Style.GOOD if is_good else Style.UNCLEAR)
     page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
-    cheaper, fastest = tuning.cheapest_plausible, tuning.front[0]
-    has_goal = tuning.budget_ms is None
-    if has_goal and not tuning.chosen.cost.int8 and fastest.cost.int8 and fastest is not cheaper:
+    fastest = _find_fastest(tuning)
+    if fastest is not None:
         page.fill(f"Fastest: {_describe_placement(fastest, tuning)}", 4, "  ")
+    cheaper = tuning.cheapest_plausible
     if cheaper is not None:
         _add_cheaper(page, tuning, cheaper, _compare_with_goal(cheaper, tuning))
     if tuning.cheaper_alternative is not None:
@@ -78,6 +78,17 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
         page.fill(text, 4, "  ")
     for fact in _list_result_facts(tuning):
         page.fill(fact, 4, "  ")
+
+
+def _find_fastest(tuning: Tuning) -> PlacementResult | None:
+    """Return the fastest quantized placement if the float model is the result for a metric.
+
+    None if another line of the result has this placement.
+    """
+    fastest = tuning.front[0]
+    is_float_result = tuning.budget_ms is None and not tuning.chosen.cost.int8
+    is_named = fastest is tuning.cheapest_plausible
+    return fastest if is_float_result and fastest.cost.int8 and not is_named else None
 
 
 def _compare_with_default(tuning: Tuning) -> str:
@@ -187,12 +198,8 @@ def _format_title(tuning: Tuning) -> str:
 
 
 def _float_type(tuning: Tuning) -> str:
-    """Return the type of layers that are not quantized.
-
-    ``float`` if the estimated engine has several float types, as in the findings of ``predict``.
-    """
-    has_fp32 = any(time.fp32_layers for time in tuning.times)
-    return "float" if has_fp32 else name_float_type(tuning.prediction)
+    """Return the type of layers that are not quantized; ``float`` if there are several types."""
+    return find_float_type(tuning.prediction, times=tuning.times, outputs=False) or "float"
 
 
 def _ended_with_float_model(tuning: Tuning) -> bool:
@@ -425,35 +432,42 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
         "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
         f"images ({as_options(tuning.cost['sentence'])}){mark}{_describe_goals(tuning)}"
     )
-    decimals = _count_decimals(tuning)
-    chosen_on, metric = max(7, decimals + 2), 20 + decimals  # columns
-    heads = (
-        f"{_format_title(tuning):>5} {'Q/DQ':>6} {'select.':>{chosen_on}}  "
-        f"{'held-out (95 %)':<{metric}} "
+    chosen_on, metric = _trade_off_columns(tuning)
+    page.add_lines(
+        f"  {unit:>8} {_format_title(tuning):>5} {'Q/DQ':>6} {'select.':>{chosen_on}}  "
+        f"{'held-out (95 %)':<{metric}} kept in {_float_type(tuning)}, or choice"
     )
-    heads += f"kept in {_float_type(tuning)}, or choice"
-    page.add_lines(f"  {unit:>8} {heads}")
     for point in tuning.front:
-        mark = "*" if point is tuning.chosen else " "
-        cost = point.cost
-        price = f"{cost.value:g}" if cost.ms is None else format_ms(cost.ms, unit=False)
-        row = (
-            f"{mark} {price:>8} {cost.int8:>5d} {cost.conversions:>6d} "
-            f"{_format_number(point.chosen_on, tuning):>{chosen_on}}  "
-            f"{_format_metric(point, tuning):<{metric}} "
-        )
-        # A long title is on the next line, because a cut name does not identify a layer.
-        is_long = len(point.title) > page.width - len(row)
-        number = format_count(max(1, len(point.sites)), "choice")
-        page.add_lines(row + (number if is_long else point.title))
-        if is_long and len(point.sites) != 1:
-            page.fill(point.title, 17, " " * 11)
-        if text := _describe_float_sites(
-            tuning, point, everything=page.everything, has_title=not is_long
-        ):
-            page.fill(f"{_float_type(tuning)}: {text}", 17, " " * 11)
+        _add_trade_off_row(page, tuning, point)
     if better:
         page.fill(_explain_chosen(better), 4, "  ")
+
+
+def _trade_off_columns(tuning: Tuning) -> tuple[int, int]:
+    """Return the widths of the columns with the two metrics."""
+    decimals = _count_decimals(tuning)
+    return max(7, decimals + 2), 20 + decimals
+
+
+def _add_trade_off_row(page: TextPage, tuning: Tuning, point: PlacementResult) -> None:
+    chosen_on, metric = _trade_off_columns(tuning)
+    mark = "*" if point is tuning.chosen else " "
+    cost = point.cost
+    price = f"{cost.value:g}" if cost.ms is None else format_ms(cost.ms, unit=False)
+    row = (
+        f"{mark} {price:>8} {cost.int8:>5d} {cost.conversions:>6d} "
+        f"{_format_number(point.chosen_on, tuning):>{chosen_on}}  "
+        f"{_format_metric(point, tuning):<{metric}} "
+    )
+    # A long title is on the next line, because a cut name does not identify a layer.
+    is_long = len(point.title) > page.width - len(row)
+    number = format_count(max(1, len(point.sites)), "choice")
+    page.add_lines(row + (number if is_long else point.title))
+    if is_long and len(point.sites) != 1:
+        page.fill(point.title, 17, " " * 11)
+    text = _describe_float_sites(tuning, point, everything=page.everything, has_title=not is_long)
+    if text:
+        page.fill(f"{_float_type(tuning)}: {text}", 17, " " * 11)
 
 
 def _list_better_on_selection(tuning: Tuning) -> list[PlacementResult]:

@@ -61,7 +61,6 @@ from qdqtool.ir.precision import Precision
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.reasons.placement import create_nothing_to_quantize_error
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.gpu_support import require_gpu_support
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -535,77 +534,43 @@ class _TuningRun:
 
     def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
         """Choose the best placement, and return its model and its results on held-out images."""
-        gpu, weights = self.gpu, self.options.placement.weights
         selection = ResultSelection(search, self.compute_deadline(JUDGING_END))
         placement, reached = selection.choose_placement()
         front = summary.thin_front(selection.find_front(), placement)
         selection.judge_placements([placement])
         bought = selection.judge_and_measure_benefits(placement, front)
-        planner = self.planner
-        has_more_images = len(self.sets.complete) > self.store.calibrated_on
-        if has_more_images and placement.cost.int8:
-            planner = self._choose_final_planner(selection, placement, reached, progress)
-
-        def build(configuration: Configuration) -> tuple[Model, list[QuantizedTensor]]:
-            model, quantized = planner.build(planner.plan(configuration), weights)
-            record_tuned_head(model.proto, configuration.quantized)
-            return model, quantized
-
-        model, quantized = build(placement.configuration)
+        planner = self._choose_final_planner(selection, placement, reached, progress)
+        model, quantized = self._build(planner, placement.configuration)
         is_unchanged = not quantized and not planner.fp16
         if is_unchanged:
             model = self.prepared.load_float_model().copy()
         if planner.fp16:
             self._note_fp16_error(planner, placement, model)
         model.path, model.sha256 = "", None
-        base_warnings = planner.plan(Configuration()).warnings
         predicted = prediction.predict(model, self.target)
-        times = []
-        if gpu is not None:
-            estimate = estimate_time(
-                model, predicted, gpu, self.target, float_type=gpu.float_type, compare=False
-            )
-            times.append(estimate)
         return Tuning(
             model=model.proto,
             quantized=quantized,
             prediction=predicted,
-            times=times,
+            times=planner.estimate_times(model, predicted),
             reached=reached,
             keep=search.keep,
             budget_ms=search.budget,
             chosen=placement,
             bought=bought,
             front=front,
-            others=[p for p in search.list_placements() if not any(p is s for s in front)],
+            others=summary.list_other_placements(search, front),
             sites=summary.build_site_results(search, placement, reached),
             base=planner.cost(search.start),
-            metric={
-                "name": self.metric.name,
-                "sentence": self.metric.sentence,
-                "float": search.float_value(self.sets.judged_on),
-                "float_chosen_on": search.float_value(self.sets.chosen_on),
-            },
-            cost=summary.describe_cost(gpu),
-            images={
-                **summary.describe_images(
-                    self.sets,
-                    self.data,
-                    self.options.goal.evaluation,
-                    calibrated=self.ranges_report["images"],
-                    searched=self.searched_images,
-                ),
-                "judged_detections": search.evaluator.count_references(
-                    search.recipe(placement.configuration), self.sets.judged_on
-                ),
-                "preprocess": self.ranges_report["preprocess"],
-            },
+            metric=summary.describe_metric(search),
+            cost=summary.describe_cost(self.gpu),
+            images=self._describe_images(search, placement),
             effort=summary.describe_effort(
                 search, time.monotonic() - self.started, time.process_time() - self.cpu_started
             ),
             info=self.info,
             target=self.target.name,
-            gpu=None if gpu is None else gpu.name,
+            gpu=None if self.gpu is None else self.gpu.name,
             unchanged=is_unchanged,
             cheapest_plausible=selection.find_cheapest_plausible(placement),
             cheaper_alternative=selection.find_cheaper_alternative(placement),
@@ -618,17 +583,38 @@ class _TuningRun:
             warnings=[
                 *self.small_sets,
                 *self.warnings,
-                *base_warnings,
+                *planner.plan(Configuration()).warnings,
                 *self.ranges_report.get("warnings", ()),
                 *summary.warn_unread_images(self.sets),
             ],
             source=self.source.path,
             written_metric=self.written_metric,
-            builder=lambda configuration: build(configuration)[0].proto,
+            builder=lambda configuration: self._build(planner, configuration)[0].proto,
             float_type="fp16" if planner.fp16 else "fp32",
             precision=self.format.name,
             float32=dict(planner.fp32_tensors),
         )
+
+    def _build(
+        self, planner: Planner, configuration: Configuration
+    ) -> tuple[Model, list[QuantizedTensor]]:
+        plan = planner.plan(configuration)
+        model, quantized = planner.build(plan, self.options.placement.weights)
+        record_tuned_head(model.proto, configuration.quantized)
+        return model, quantized
+
+    def _describe_images(self, search: PlacementSearch, placement: PlacementResult) -> Json:
+        report, recipe = self.ranges_report, search.recipe(placement.configuration)
+        images = summary.describe_images(
+            self.sets,
+            self.data,
+            self.options.goal.evaluation,
+            calibrated=report["images"],
+            searched=self.searched_images,
+        )
+        images["judged_detections"] = search.evaluator.count_references(recipe, self.sets.judged_on)
+        images["preprocess"] = report["preprocess"]
+        return images
 
     def _choose_final_planner(
         self, selection: ResultSelection, placement: PlacementResult, reached: bool, progress: bool
@@ -636,10 +622,13 @@ class _TuningRun:
         """Return a planner with ranges from all images, or the search's planner.
 
         The ranges of the search do not use the images on which placements are compared and
-        evaluated. The search's planner is returned if no time is left to collect ranges again, or
-        if the placement reaches the goal only with the ranges of the search.
+        evaluated. The search's planner is returned if nothing is quantized, if there are no more
+        images, if no time is left to collect ranges again, or if the placement reaches the goal
+        only with the ranges of the search.
         """
         images = len(self.sets.complete)
+        if images <= self.store.calibrated_on or not placement.cost.int8:
+            return self.planner
         if not self._has_time_for_ranges(images):
             count = self.searched_images
             text = f"ranges from {count} of {images} images: more would exceed the time limit"

@@ -40,6 +40,7 @@ from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
+    from qdqtool.timing.results import TimeEstimate
 
 FLOAT = "float"
 
@@ -310,12 +311,19 @@ class Planner:
         """Predict the cost of a recipe, without a cache."""
         model, _ = self._build_recipe(recipe, self.light_model, "sketch")
         predicted = prediction.predict(model, self.target, advice=False)
-        if self.gpu is None:
-            return PlacementCost.from_prediction(predicted, None)
-        time = estimate_time(
-            model, predicted, self.gpu, self.target, float_type=self.gpu.float_type, compare=False
-        )
-        return PlacementCost.from_prediction(predicted, time.total_ms)
+        times = self.estimate_times(model, predicted)
+        return PlacementCost.from_prediction(predicted, times[0].total_ms if times else None)
+
+    def estimate_times(self, model: Model, predicted: Prediction) -> list[TimeEstimate]:
+        """Return the estimated time of a predicted model on the GPU; empty without a GPU."""
+        gpu = self.gpu
+        if gpu is None:
+            return []
+        return [
+            estimate_time(
+                model, predicted, gpu, self.target, float_type=gpu.float_type, compare=False
+            )
+        ]
 
     @functools.cached_property
     def light_model(self) -> Model:

@@ -20,6 +20,8 @@ from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_count_were
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from calibration.arrays import CalibrationSource
 
 _SHOWN_POINTS = 10
@@ -45,6 +47,25 @@ def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list
     step = (len(front) - 1) / (_SHOWN_POINTS - 1)
     indices = {round(i * step) for i in range(_SHOWN_POINTS)}
     return [p for i, p in enumerate(front) if i in indices or p is placement]
+
+
+def list_other_placements(
+    search: PlacementSearch, front: Sequence[PlacementResult]
+) -> list[PlacementResult]:
+    """Return the measured placements that are not in the front."""
+    listed = {id(point) for point in front}
+    return [point for point in search.list_placements() if id(point) not in listed]
+
+
+def describe_metric(search: PlacementSearch) -> Json:
+    """Return the JSON with the metric and its values for the float model."""
+    sets, metric = search.evaluator.sets, search.evaluator.job.metric
+    return {
+        "name": metric.name,
+        "sentence": metric.sentence,
+        "float": search.float_value(sets.judged_on),
+        "float_chosen_on": search.float_value(sets.chosen_on),
+    }
 
 
 def build_site_results(
