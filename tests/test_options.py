@@ -70,6 +70,7 @@ CLASSES: dict[Function, tuple[type, ...]] = {
 # Fields that a function has no parameter for, because it has no use for them.
 NOT_PARAMETERS = {
     (qdqtool.tune, "input_type"),
+    (qdqtool.tune, "tuned"),
     (qdqtool.verify, "power"),
 }
 

@@ -33,6 +33,7 @@ SECTIONS = {
         "losses",
         "unify",
         "weights",
+        "tuned",
         "input_type",
         "predict",
         "state",

@@ -65,6 +65,13 @@ _CALIBRATION_PARAMETERS = (
     help="Also write a calibration table for the float model, and print the build command for DLA.",
 )
 @options.placement_options
+@click.option(
+    "--tuned",
+    multiple=True,
+    metavar="REGEX",
+    help="Like --include, for nodes that tune chose by the measured accuracy: predict does not "
+    "warn of them.",
+)
 @options.network_options
 @click.option(
     "--input-type",

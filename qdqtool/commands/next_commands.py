@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
     from qdqtool.tuning.result import Tuning
 
-_MAX_PATTERNS = 8  # maximum number of --exclude and --include in a suggested command
+_MAX_PATTERNS = 8  # maximum number of --exclude and --tuned in a suggested command
 OTHER_IMAGES = "other-images/"  # a placeholder for images that were not used for calibration
 
 

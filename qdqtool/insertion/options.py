@@ -159,6 +159,8 @@ class PlacementOptions:
         weights: ``float`` stores float weights with Q and DQ. ``int8`` and ``fp8`` store quantized
             weights with DQ only.
         precision: Format of quantized tensors, one of :data:`PRECISIONS`.
+        tuned: Like `include`, for nodes that ``tune`` chose. Their names are in the metadata of the
+            result.
     """
 
     head: HeadChoice = "box"
@@ -170,6 +172,7 @@ class PlacementOptions:
     exclude_op: Sequence[str] = ()
     weights: WeightForm = "float"
     precision: str = "int8"
+    tuned: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_choice("head", self.head, HEADS)
@@ -186,7 +189,7 @@ class PlacementOptions:
                     code="option-conflict",
                     parameter=parameter,
                 )
-        for parameter in ("exclude", "include", "exclude_op"):
+        for parameter in ("exclude", "include", "exclude_op", "tuned"):
             check_not_text(parameter, getattr(self, parameter))
 
 

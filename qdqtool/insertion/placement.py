@@ -126,6 +126,7 @@ class PlacementRules:
             weights of a matrix product (FP8: since 10.6, release notes).
         failing: Reason classes. Each describes a kind of convolution that the target failed to
             build. These convolutions remain float.
+        tuned: Like `include`, for nodes that ``tune`` chose.
     """
 
     head: str = PlacementOptions.head
@@ -143,6 +144,7 @@ class PlacementRules:
     number_format: NumberFormat = INT8
     product_per_channel: bool = True
     failing: Collection[type[Reason]] = ()
+    tuned: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,7 @@ class _Placer:
         weighted = [n for n in candidates if n.op in WEIGHTED]
         self._excluded = _match_patterns(candidates, rules.exclude, "exclude")
         self._included = _match_patterns(weighted, rules.include, "include")
+        self._included |= _match_patterns(weighted, rules.tuned, "tuned")
         for op in rules.exclude_ops:
             _check_excluded_operator(op, model, candidates)
         self._excluded_ops = {op.lower() for op in rules.exclude_ops}

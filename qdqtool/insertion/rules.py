@@ -60,6 +60,7 @@ def choose_placement(
         max_head=target.fp8_head,
         product_per_channel=options.precision != "fp8" or target.has_fp8_product_channels,
         number_format=find_number_format(options.precision),
+        tuned=options.tuned,
         failing=[f for f in (LargeKernel, DepthwiseAdd, DepthwiseSilu) if _is_warning(f, target)],
     )
     option, placement = choose_residual_inputs(model, rules, target, options.unify)

@@ -17,7 +17,7 @@ PIXEL_FACTOR = "qdqtool.pixel-factor"  # preprocessing factor in the scale of a 
 PREPROCESS = "qdqtool.preprocess"  # preprocessing of the calibration images, JSON
 SMOOTHED = "qdqtool.smoothed"  # tensors whose outliers were moved into weights, one per line
 _PART = "qdqtool.part"  # the model is a part of another model, without its detection head
-_TUNED_HEAD = "qdqtool.tuned-head"  # nodes at the end of a head that `tune` quantized, one per line
+_TUNED_HEAD = "qdqtool.tuned-head"  # nodes of a head that `tune` chose to quantize, one per line
 
 
 def set_metadata(proto: onnx.ModelProto, key: str, text: str) -> None:
@@ -34,12 +34,12 @@ def read_smoothed_tensors(model: Model) -> frozenset[str]:
 
 
 def read_tuned_head(model: Model) -> frozenset[str]:
-    """Return the nodes of a head that ``tune`` quantized."""
+    """Return the nodes of a head that ``tune`` chose to quantize."""
     return frozenset(model.metadata.get(_TUNED_HEAD, "").splitlines())
 
 
 def record_tuned_head(proto: onnx.ModelProto, nodes: Iterable[str]) -> None:
-    """Write the nodes of a head that ``tune`` quantized, if there are any."""
+    """Write the nodes of a head that ``tune`` chose to quantize, if there are any."""
     if names := "\n".join(sorted(nodes)):
         set_metadata(proto, _TUNED_HEAD, names)
 

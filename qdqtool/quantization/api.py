@@ -65,6 +65,7 @@ def insert(
     unify: bool = True,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
+    tuned: Sequence[str] = (),
     exclude_op: Sequence[str] = (),
     weights: WeightForm = "float",
     high_precision: HighPrecision | None = None,
@@ -129,6 +130,9 @@ def insert(
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize even if `head` or `attention`
             leaves them float.
+        tuned: Like `include`, for nodes that :func:`qdqtool.tune` chose by the measured accuracy.
+            Their names are in the metadata of the result, so :func:`qdqtool.predict` reports a note
+            on them instead of a warning.
         exclude_op: Operator types that remain float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` and ``fp8`` store quantized
             weights with DQ alone.
@@ -177,7 +181,16 @@ def insert(
         ImageOptions(preprocess, size),
         CacheOptions(calib_cache, overwrite_cache),
         PlacementOptions(
-            head, residual, attention, unify, exclude, include, exclude_op, weights, precision
+            head,
+            residual,
+            attention,
+            unify,
+            exclude,
+            include,
+            exclude_op,
+            weights,
+            precision,
+            tuned,
         ),
         NetworkOptions(high_precision, smooth, input_type),
         ClusterOptions(cluster, mixed_cpus),

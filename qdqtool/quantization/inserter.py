@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -56,6 +58,7 @@ from qdqtool.insertion.scales import (
 from qdqtool.insertion.smoothing import smooth_activations
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import store_image_size
+from qdqtool.ir.metadata import record_tuned_head
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.view import View
@@ -372,6 +375,15 @@ class Inserter:
                 by_tensor[tensor] = ActivationScale(scale.scale, scale.method, number)
         self.result.quantized = insert_pairs(
             self._model, self.choose_placement(), by_tensor, self._options.placement.weights
+        )
+        self._record_tuned_nodes()
+
+    def _record_tuned_nodes(self) -> None:
+        patterns = [re.compile(pattern) for pattern in self._options.placement.tuned]
+        inputs = itertools.chain.from_iterable(self.choose_placement().inputs.values())
+        names = {entry.node.name for entry in inputs}
+        record_tuned_head(
+            self._model.proto, (n for n in names if any(p.search(n) for p in patterns))
         )
 
     def check_outliers(self) -> None:

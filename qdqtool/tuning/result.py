@@ -360,7 +360,7 @@ class Tuning:
         :func:`qdqtool.tune` that `insert` has too must be repeated.
 
         Returns:
-            Regular expressions for `exclude` and `include`. None if the ranges differ from those
+            Regular expressions for `exclude` and `tuned`. None if the ranges differ from those
             of `insert`, or if the result is the float model.
         """
         has_other_ranges = any(choice != INT8 for choice in self.chosen.changed.values())
@@ -368,7 +368,7 @@ class Tuning:
             return None
         if not self.chosen.cost.int8:
             return None
-        names = {"exclude": self.chosen.configuration.floats, "include": self.chosen.changed}
+        names = {"exclude": self.chosen.configuration.floats, "tuned": self.chosen.changed}
         return {key: [f"^{re.escape(n)}$" for n in sorted(nodes)] for key, nodes in names.items()}
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:

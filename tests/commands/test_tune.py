@@ -95,8 +95,11 @@ def test_tune_command_for_pixels_writes_the_same_placement(folder: Path, cli: Cl
     tune = "tune m.onnx --calib photos --metric loud_metric:loud -o t.onnx".split()
     ranges = "--method mse --method-for images=max --no-unify".split()
     (command,) = (c for c in next_commands(cli(*tune, *ranges)) if c[0] == "insert")
-    assert {*ranges, "--include"} <= {*command}  # the head is INT8
+    assert {*ranges, "--tuned"} <= {*command}  # the head is INT8
     cli(*command[:-4], "-o", "float.onnx")
     cli(*command)
     assert onnx.load("float.onnx").graph == onnx.load("t.onnx").graph
     assert Model(onnx.load("t_uint8.onnx")).elem_type("images") == onnx.TensorProto.UINT8
+    findings = [cli.json("predict", path)["findings"] for path in ("t.onnx", "t_uint8.onnx")]
+    before, after = ([f["severity"] for f in fs if f["code"] == "HEAD-QUANT"] for fs in findings)
+    assert before == after == ["info"] * command.count("--tuned")
