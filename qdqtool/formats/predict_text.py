@@ -232,6 +232,12 @@ def _add_basis(page: TextPage, prediction: Prediction, target: Target) -> None:
         page.add_row("Open question", text)
     if prediction.convolutions and not verdicts.has_no_qdq(prediction):
         page.add_row("Confidence", verdicts.describe_confidence(prediction))
+        if prediction.model.has_float16 and not target.strongly_typed and target.version >= (10, 0):
+            page.add_row(
+                "Typing",
+                "weakly typed build assumed, which may change the FP16 types of the file. With "
+                "--strongly-typed, the prediction is for a build with these types",
+            )
     if target.borrows_rules:
         page.add_row("Rules", target.borrowed_rules)
     if page.everything and prediction.target_evidence:

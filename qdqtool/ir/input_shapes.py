@@ -13,7 +13,7 @@ from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
 from qdqtool.ir.metadata import INPUT_SIZE, is_marked_part, set_metadata
 from qdqtool.ir.precision import Precision
-from qdqtool.ir.qdq import find_bfloat16, precision_of
+from qdqtool.ir.qdq import find_bfloat16, precision_of, states_float16
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.json_text import Json
 
@@ -173,6 +173,7 @@ class ModelInfo:
         open_inputs: Shape of each input with dynamic dimensions: -1 for a dynamic batch, and the
             size to build for in place of other dynamic dimensions.
         has_bfloat16: Whether the model has bfloat16 tensors.
+        has_float16: Whether the model has float16 tensors.
         assumed_size: Height and width that were assumed, because they are dynamic and the metadata
             does not state them; None if they are known.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
@@ -191,6 +192,7 @@ class ModelInfo:
     assumed_size: tuple[int, int] | None = None
     input_types: tuple[Precision, ...] = ()
     is_part: bool = False
+    has_float16: bool = False
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -217,4 +219,5 @@ def describe_model(model: Model) -> ModelInfo:
         _DEFAULT_SIZE if has_dynamic_size(model) and metadata_size(model) is None else None,
         tuple(precision_of(model.elem_type(name)) for name in model.inputs),
         is_marked_part(model),
+        states_float16(model),
     )

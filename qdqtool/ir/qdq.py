@@ -328,7 +328,16 @@ def is_quantized(model: Model) -> bool:
 
 def find_bfloat16(model: Model) -> str:
     """Return the name of the first tensor that is stated to be bfloat16, else ``""``."""
-    kind, graph = onnx.TensorProto.BFLOAT16, model.proto.graph
+    return _find_typed_tensor(model, onnx.TensorProto.BFLOAT16)
+
+
+def states_float16(model: Model) -> bool:
+    """Return whether the model states a float16 type, such as that of weights or of a Cast."""
+    return bool(_find_typed_tensor(model, onnx.TensorProto.FLOAT16))
+
+
+def _find_typed_tensor(model: Model, kind: int) -> str:
+    graph = model.proto.graph
     graphs = (graph, *nested_graphs(node.proto for node in model.nodes if node.subgraphs))
     return next(itertools.chain.from_iterable(_typed_tensors(g, kind) for g in graphs), "")
 

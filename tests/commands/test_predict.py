@@ -127,6 +127,19 @@ def test_predict_bfloat16_model_builds_with_bf16(cli: Cli, model: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "is_assumed"), [("", True), ("--target 11", False), ("--strongly-typed", False)]
+)
+def test_predict_names_the_typing_assumed_for_a_float16_file(
+    cli: Cli, model: str, options: str, is_assumed: bool
+) -> None:
+    assert "\n  Typing " not in cli("predict", model)
+    proto = onnx.load(model)
+    proto.graph.initializer.append(onnx.helper.make_tensor("half", 10, [1], [1.0]))
+    onnx.save(proto, model)
+    assert ("\n  Typing " in cli("predict", model, *options.split())) == is_assumed
+
+
+@pytest.mark.parametrize(
     ("target", "title", "borrows"),
     [
         ("9", "TensorRT 9", True),
