@@ -204,6 +204,8 @@ class NodeChange:
         why: Description of the changes in one sentence.
         factor: Second scale divided by the first, for the input that differs most; None if unknown.
         scales: Scales of the input that differs most, on both sides; None if no input differs.
+        scales_input: Position of this input if the scales of other inputs changed otherwise, else
+            None.
         weights_factor: Second scale of the weights divided by the first; None if unknown.
     """
 
@@ -215,6 +217,7 @@ class NodeChange:
     why: str = ""
     factor: float | None = None
     scales: tuple[QuantizerScales | None, QuantizerScales | None] | None = None
+    scales_input: int | None = None
     weights_factor: float | None = None
 
     @property
@@ -687,20 +690,25 @@ def _find_qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list
 
 def _pair_input_scales(
     a: NodeSide, b: NodeSide
-) -> list[tuple[QuantizerScales | None, QuantizerScales | None]]:
+) -> dict[int, tuple[QuantizerScales | None, QuantizerScales | None]]:
+    """Return the scales on both sides of each input with Q/DQ, by input position."""
     is_lone = a.pairs is not None and b.pairs is not None and 0 in a.pairs ^ b.pairs
-    pairs = [(a.scale, b.scale)] if a.data and b.data and not is_lone else []
-    pairs += [(s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales]
-    return pairs
+    first = {0: (a.scale, b.scale)} if a.data and b.data and not is_lone else {}
+    others = {i: (s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales}
+    return first | others
 
 
 def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
     """Return the kinds of scale changes, and set the scales and factors of `change`."""
-    different = [pair for pair in _pair_input_scales(a, b) if are_scales_different(*pair)]
+    pairs = _pair_input_scales(a, b)
+    different = [i for i, pair in pairs.items() if are_scales_different(*pair)]
     kinds = []
     if different:
-        change.scales = max(different, key=_scale_distance)
+        position = max(different, key=lambda i: _scale_distance(pairs[i]))
+        change.scales = pairs[position]
         change.factor = scale_factor(*change.scales)
+        if any(scale_factor(*pair) != change.factor for pair in pairs.values()):
+            change.scales_input = position
         kinds.append(ChangeKind.SCALE)
     if a.weights and b.weights and are_scales_different(a.weights_scale, b.weights_scale):
         change.weights_factor = scale_factor(a.weights_scale, b.weights_scale)

@@ -419,7 +419,8 @@ def _describe_change(
         scales = a.weights_scale, b.weights_scale
         return _describe_scales("weights' scale", *scales, node.weights_factor)
     if kind == ChangeKind.SCALE:
-        return _describe_scales("scale", *(node.scales or (a.scale, b.scale)), node.factor)
+        name = "scale" if node.scales_input is None else f"input {node.scales_input + 1}: scale"
+        return _describe_scales(name, *(node.scales or (a.scale, b.scale)), node.factor)
     if kind == ChangeKind.LOST_INT8_OUTPUT:
         text = f"{verbs[0]} {_name_format(a)}, {verbs[1]} {name_type(b.output)}"
         return _append_reason(text, finding, f"{b.name} writes float")
