@@ -113,13 +113,23 @@ def convert_inputs_to_integers(model: Model, input_type: str, preprocess: Prepro
             notes.append(_convert_to_uint8(editor, name, tensor, preprocess))
     if not notes:
         raise ModelError(
-            f"`input_type={input_type!r}`: no float input of the model is quantized; leave the "
-            "option out",
+            f"`input_type={input_type!r}`: no float input of the model is quantized"
+            f"{_name_float_consumer(model)}; remove an `exclude` that matches the node that reads "
+            "the input, or leave `input_type` out",
             code="option-without-effect",
             parameter="input_type",
         )
     editor.finish()
     return notes
+
+
+def _name_float_consumer(model: Model) -> str:
+    """Return the first node that reads a float input, as the end of a clause; empty if none."""
+    for name in model.inputs:
+        tensor = _find_float_input(model, name)
+        if model.elem_type(tensor) in QUANTIZABLE and model.consumers(tensor):
+            return f" ('{model.consumers(tensor)[0].name}' reads '{name}' as float)"
+    return ""
 
 
 def _find_float_input(model: Model, name: str) -> str:

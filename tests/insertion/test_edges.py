@@ -223,7 +223,7 @@ def sine_branch() -> onnx.ModelProto:
     [
         ("uint8", {"preprocess": PREPROCESS}, ModelError, "wrong-shape", "x", "3 channels"),
         ("uint8", {"target": "trt8.4"}, QdqtoolError, "unsupported", "", "trt8.4"),
-        ("int8", {"exclude": ["^a$"]}, ModelError, "option-without-effect", "", "int8"),
+        ("int8", {"exclude": ["^a$"]}, ModelError, "option-without-effect", "", "'a' reads 'x' as"),
         ("int8", {"model": sine_branch()}, ModelError, "needed-as-float", "x", "'other'"),
     ],
     ids=["channels of mean", "target", "float input", "float consumer"],
