@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     "--time-limit",
     type=options.ParsedText(options.parse_seconds),
     metavar="TIME",
-    help="Stop the search after this time (600, 10m, 1.5h), and write the best choice so far. "
-    "Before the first choice is measured, only --state is written.",
+    help="Write the best choice found within this time (600, 10m, 1.5h); 70% of it are for the "
+    "search. Before the first choice is measured, only --state is written.",
 )
 @options.check_timeout_option("Time limit for one call of --metric. [default: 600]")
 @click.option(

@@ -62,7 +62,7 @@ def describe_float_result(tuning: Tuning, path: str) -> str:
 
 
 def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
-    is_good = tuning.reached and not _ended_with_float_model(tuning)
+    is_good = tuning.reached and _is_goal_certain(tuning) and not _ended_with_float_model(tuning)
     page.fill(_describe_goal(tuning), style=Style.GOOD if is_good else Style.UNCLEAR)
     page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
     fastest = _find_fastest(tuning)
@@ -154,12 +154,10 @@ def _describe_goal(tuning: Tuning) -> str:
     if tuning.budget_ms is not None:
         if tuning.reached:
             return f"goal met: within {tuning.budget_ms:g} ms, {images}"
-        return (
-            f"goal NOT met: no candidate is within {tuning.budget_ms:g} ms. The fastest candidate "
-            f"has {images}"
-        )
+        return f"{_describe_missed_budget(tuning)} The fastest candidate has {images}"
     if tuning.reached:
-        return f"goal met: {images}, goal {_format_goal(tuning)}"
+        certainty = "" if _is_goal_certain(tuning) else ", but not certainly"
+        return f"goal met{certainty}: {images}, goal {_format_goal(tuning)}"
     # The goal is for both sets of images. One of them may reach it.
     chosen_on = _format_number(tuning.chosen.chosen_on, tuning)
     selection = format_count(tuning.images["chosen_on"], "selection image")
@@ -167,6 +165,19 @@ def _describe_goal(tuning: Tuning) -> str:
         f"goal NOT met: the best candidate has {images} and {chosen_on} on {selection}"
         f"{_describe_goals(tuning)}"
     )
+
+
+def _describe_missed_budget(tuning: Tuning) -> str:
+    candidates = (
+        "no candidate measured in this time" if tuning.effort["stopped"] else "no candidate"
+    )
+    return f"goal NOT met: {candidates} is within {tuning.budget_ms:g} ms."
+
+
+def _is_goal_certain(tuning: Tuning) -> bool:
+    """Return whether the 95 % interval of the chosen placement is above the goal."""
+    low = tuning.chosen.low
+    return tuning.keep is None or low is None or low >= _goal_level(tuning)
 
 
 def _describe_accuracy(tuning: Tuning) -> str:
@@ -216,10 +227,8 @@ def _describe_float_model(tuning: Tuning) -> str:
         limit = f"within {tuning.budget_ms:g} ms"
         if tuning.reached:
             return f"goal met by the float model. The float model is {limit}. {written}"
-        return (
-            f"goal NOT met: no candidate is {limit}. The fastest candidate is the float model. "
-            f"{written}"
-        )
+        missed = _describe_missed_budget(tuning)
+        return f"{missed} The fastest candidate is the float model. {written}"
     placement = _describe_slow_placements(tuning)
     placement = placement[0].upper() + placement[1:]
     goal = f"{_format_goal(tuning)} on both the selection and the held-out images"
@@ -396,14 +405,17 @@ def _add_head_nodes(page: TextPage, tuning: Tuning) -> None:
 
 
 def _add_further_float_layers(page: TextPage, tuning: Tuning) -> None:
-    """Add the number of float convolutions that were not chosen in the search."""
+    """Add the number of float convolutions that are float by default.
+
+    The search may have measured them in INT8.
+    """
     chosen = {n for s in tuning.sites if s.site in tuning.chosen.sites for n in s.nodes}
     convolutions = tuning.prediction.convolutions
     further = [c for c in convolutions if c.precision.is_float and c.name not in chosen]
     if further:
         page.fill(
-            f"and {len(further)} that the search did not choose (such as by --head, or without "
-            f"gain in {_format_title(tuning)}): {', '.join(c.name for c in further)}",
+            f"and {len(further)} that are {_float_type(tuning)} by default (such as by --head, or "
+            f"without gain in {_format_title(tuning)}): {', '.join(c.name for c in further)}",
             4,
             "  ",
         )

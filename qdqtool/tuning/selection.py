@@ -12,6 +12,7 @@ from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.tuning.result import ChoiceBenefit, PlacementResult, count_metric_decimals
 from qdqtool.tuning.search import EQUAL_COST, TIME_LIMIT, PlacementSearch
 from qdqtool.tuning.sites import TuningSite
+from qdqtool.tuning.time_plan import JUDGING_END
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were
 
@@ -151,7 +152,7 @@ class ResultSelection:
             return
         reason = f"at most {_DOMINATED_TRIES} combinations outside the Pareto front are tried there"
         if self._is_judging_late:
-            reason = "the time limit ended; a longer `time_limit` measures more candidates"
+            reason = f"{JUDGING_END:.0%} of the time limit had passed; a longer one measures more"
         self.search.notes.append(
             Note(
                 f"{format_count_were(len(points), noun)} not measured on the held-out images, "
@@ -269,8 +270,9 @@ class ResultSelection:
         except OutOfTime:
             self.search.notes.append(
                 Note(
-                    "the time limit ended before all candidates and the benefit of each float "
-                    "layer were measured; give more time",
+                    f"{JUDGING_END:.0%} of the time limit had passed before all candidates and "
+                    "the benefit of each float layer were measured (the rest is for the final "
+                    "ranges and the files); give more time",
                     code="no-time-to-judge",
                 )
             )

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _SHOWN_POINTS = 10
 _NO_FASTER = "no choice of layers in INT8 reached the goal in less time"
 _NO_FASTER_BEFORE_LIMIT = (
-    "the time limit ended before a faster choice of layers in INT8 reached the goal on the "
-    "selection images and the held-out images"
+    "no faster choice of layers in INT8 reached the goal on the selection images and the held-out "
+    "images in the time limit"
 )
 _SiteKey = tuple[str, ...]  # kind and nodes of a site, because sites may have equal names
 

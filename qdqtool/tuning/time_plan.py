@@ -91,10 +91,10 @@ def _describe_limit(time_limit: float, is_short: bool) -> str:
     limit = f"{time_limit:g} s"
     if time_limit % 60 == 0:
         limit = format_count(round(time_limit / 60), "minute")
-    end = "if choices are not measured by then, the search goes on within the time limit of {}"
+    end = f"{SEARCH_END:.0%} of the time limit of {limit}"
     if is_short:
-        end = "the time limit of {} ends the search earlier"
-    return f"; {end.format(limit)}"
+        return f"; the search ends earlier, after {end}"
+    return f"; if choices are not measured by then, the search goes on within {end}"
 
 
 def count_calibration_samples(limit: float, spent: float, seconds_per_sample: float) -> int:

@@ -14,6 +14,7 @@ import pytest
 import qdqtool
 from qdqtool import Tuning, prediction
 from qdqtool.errors import QdqtoolError
+from qdqtool.formats.output import Style
 from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.ir.graph import Model
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
@@ -161,6 +162,20 @@ def test_trade_off_has_whole_names(
     assert lines[index + 1].strip() == below
 
 
+@pytest.mark.parametrize(
+    ("low", "headline", "style"),
+    [
+        (KEEP + 1e-4, "goal met: ", Style.GOOD),
+        (KEEP - 1e-4, "goal met, but not certainly: ", Style.UNCLEAR),
+    ],
+)
+def test_goal_in_the_interval_is_not_certainly_met(
+    tuned: Tuning, low: float, headline: str, style: Style
+) -> None:
+    page = render_tuning(replace(tuned, chosen=replace(tuned.chosen, low=low)), 500)
+    assert page.lines[0].startswith(headline) and page.styles[0] == style
+
+
 def test_each_set_of_images_has_its_goal() -> None:
     tuning = tune(keep=0.5, metric=lambda expected, actual, _: 1e4 * actual["c6.out"].std())
     goals = [
@@ -262,7 +277,7 @@ def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[
         *[
             "Kept in FP16 for accuracy: last convolutions",
             "  last convolutions: c5, c6",
-            "  and 5 that the search did not choose (such as by --head, or without gain in INT8): "
+            "  and 5 that are FP16 by default (such as by --head, or without gain in INT8): "
             "c0, c1, c2, c3, c4",
         ][: 3 * len(sites)],
         "  head: int8",
@@ -459,8 +474,14 @@ def test_sensitivity_is_the_error_of_the_nodes_of_a_site_alone() -> None:
     ("seconds", "workers", "limit", "most", "end"),
     [
         (1.0, 1, None, "", "about 3 minutes with 1 worker (the first runs took 1 s each)"),
-        (0.1, 2, 3600, "at most ", "the search goes on within the time limit of 60 minutes"),
-        (1.0, 1, 90, "at most ", " s each); the time limit of 90 s ends the search earlier"),
+        (0.1, 2, 3600, "at most ", "the search goes on within 70% of the time limit of 60 minutes"),
+        (
+            1.0,
+            1,
+            90,
+            "at most ",
+            " s each); the search ends earlier, after 70% of the time limit of 90 s",
+        ),
     ],
 )
 def test_tune_estimates_its_duration(
