@@ -8,6 +8,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,13 @@ from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count
+from qdqtool.util.text import format_count, format_list
 
 FEW_IMAGES = 100  # fewer images cause a warning; NVIDIA and Ultralytics advise several hundred
 _FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels were not normalized
 _SMALL_INPUT = 1.5 / 255  # smaller maxima cause a warning: pixels were divided by 255 twice
 # Preprocessing names whose input range is compared with YOLO's; None stands for arrays.
+_EVALUATION_FOLDERS = frozenset(("eval", "evaluation", "test", "val", "valid", "validation"))
 _YOLO_RANGES = (None, "yolo", "custom")
 
 Array = npt.NDArray[Any]
@@ -603,18 +605,27 @@ class Dataset:
     def folder_notes(self) -> list[Note]:
         """A note if the files in use are in several subfolders of the folder that the user gave.
 
-        A folder may contain other images than the user expects, such as those of a test set.
+        A folder may contain other images than the user expects, such as those of a test set. The
+        value ``evaluation`` of the note is the first folder whose name is that of such a set, or
+        empty.
         """
         source = self.source
         if not isinstance(source, FilesSource) or source.listed_folder is None:
             return []
         files = [source.paths[index] for index in self.indices or ()]
-        folders = len({file.parent for file in files})
-        if folders < 2:
+        folders = Counter(file.parent.relative_to(source.listed_folder) for file in files)
+        if len(folders) < 2:
             return []
         count = format_count(len(files), "image" if source.is_images else "file")
-        text = f"{count} from {folders} folders in {escape_path(str(source.listed_folder))}"
-        return [Note(text, code="subfolders-read", files=len(files), folders=folders)]
+        shown = [f"{escape_path(str(f))} ({n})" for f, n in folders.items()]
+        text = f"{count} from {len(folders)} folders in {escape_path(str(source.listed_folder))}"
+        text += f": {format_list(shown)}"
+        evaluated = [f for f in folders if _EVALUATION_FOLDERS.intersection(f.parts)]
+        evaluation = str(evaluated[0]) if len(evaluated) < len(folders) and evaluated else ""
+        if evaluation:
+            text += f". Leave out {escape_path(evaluation)} if you evaluate with its images"
+        values = {"files": len(files), "folders": len(folders), "evaluation": evaluation}
+        return [Note(text, code="subfolders-read", **values)]
 
     def forget(self) -> None:
         """Reset skipped images and warnings before another pass over the data."""

@@ -123,7 +123,8 @@ def collect(
     )
     statistics = calibration.run(progress)
     statistics.preprocessing = dataset.source.preprocessing
-    statistics.notes += dataset.folder_notes
+    for note in dataset.folder_notes:
+        (statistics.warnings if note.values["evaluation"] else statistics.notes).append(note)
     _check_finite(statistics, names, loaded)
     return statistics
 

@@ -374,7 +374,8 @@ class _TuningRun:
         )
         self.searched_images = self.ranges_report["images"]
         folders = (*self.sets.complete.folder_notes, *self.sets.measured.folder_notes)
-        self.notes += dict.fromkeys(folders)  # both may be one set
+        warned = self.ranges_report.get("warnings", ())
+        self.notes += dict.fromkeys(n for n in folders if n not in warned)  # both may be one set
         self._record_preprocess()
         self.notes += planner.plan(Configuration()).placement.notes
         if planner.fp16:

@@ -388,15 +388,17 @@ def test_compare_notes_few_images(photos: Path, reference: onnx.ModelProto) -> N
     assert "subfolders-read" not in notes
 
 
-def test_commands_note_that_subfolders_are_read(photos: Path, reference: onnx.ModelProto) -> None:
+def test_commands_name_the_folders_of_the_images(photos: Path, reference: onnx.ModelProto) -> None:
     write_pictures(photos / "test", 2, 64, 48)
     inserted = qdqtool.insert(reference, photos.parent, head="none")
     results = (
-        inserted,
-        qdqtool.compare(reference, reference, data=photos.parent),
-        qdqtool.fix(inserted.model, data=photos.parent),
+        inserted.warnings,
+        qdqtool.compare(reference, reference, data=photos.parent).notes,
+        qdqtool.fix(inserted.model, data=photos.parent).notes,
     )
-    assert all(f"5 images from 2 folders in {photos.parent}" in result.notes for result in results)
+    assert all(
+        re.search(r"5 images.*: photos \(3\), photos/test \(2\). Leave", str(r)) for r in results
+    )
 
 
 def test_compare_refuses_images_for_a_build(

@@ -613,7 +613,7 @@ def test_files_under_a_folder_are_sorted_and_links_are_followed(tmp_path: Path) 
     notes = [(note.code, note.values) for note in (*data.warnings, *data.folder_notes)]
     assert notes == [
         ("dead-links", {"count": 2, "first": "gone.png"}),
-        ("subfolders-read", {"files": 7, "folders": 5}),
+        ("subfolders-read", {"files": 7, "folders": 5, "evaluation": ""}),
     ]
 
 
