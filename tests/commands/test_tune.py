@@ -100,6 +100,10 @@ def test_tune_command_for_pixels_writes_the_same_placement(folder: Path, cli: Cl
     cli(*command)
     assert onnx.load("float.onnx").graph == onnx.load("t.onnx").graph
     assert Model(onnx.load("t_uint8.onnx")).elem_type("images") == onnx.TensorProto.UINT8
-    findings = [f for p in ("t.onnx", "t_uint8.onnx") for f in cli.json("predict", p)["findings"]]
-    heads = [f["severity"] for f in findings if f["code"] == "HEAD-QUANT"]
+    heads = [
+        finding["severity"]
+        for path in ("t.onnx", "t_uint8.onnx")
+        for finding in cli.json("predict", path)["findings"]
+        if finding["code"] == "HEAD-QUANT"
+    ]
     assert heads == 2 * command.count("--tuned") * ["info"]
