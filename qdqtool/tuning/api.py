@@ -374,8 +374,8 @@ class _TuningRun:
         )
         self.searched_images = self.ranges_report["images"]
         folders = (*self.sets.complete.folder_notes, *self.sets.measured.folder_notes)
-        warned = self.ranges_report.get("warnings", ())
-        self.notes += dict.fromkeys(n for n in folders if n not in warned)  # both may be one set
+        for note in dict.fromkeys(folders):  # both may be one set
+            (self.warnings if note.values["evaluation"] else self.notes).append(note)
         self._record_preprocess()
         self.notes += planner.plan(Configuration()).placement.notes
         if planner.fp16:
@@ -386,6 +386,14 @@ class _TuningRun:
             )
         conditions = repr((self.gpu, planner.fp16, sorted(planner.fp32_tensors)))
         planner.costs_by_recipe = self.store.select_costs(_hash_bytes(conditions.encode()))
+
+    def _list_range_warnings(self) -> list[Note]:
+        """Return the warnings of the calibration, without that on the folders of its samples.
+
+        The samples are a part of the images, whose folders have been reported.
+        """
+        warnings = map(Note.from_text, self.ranges_report.get("warnings", ()))
+        return [warning for warning in warnings if warning.code != "subfolders-read"]
 
     def _choose_calibration_samples(self) -> Dataset:
         """Return the samples for the ranges of the search.
@@ -585,7 +593,7 @@ class _TuningRun:
                 *self.small_sets,
                 *self.warnings,
                 *planner.plan(Configuration()).warnings,
-                *self.ranges_report.get("warnings", ()),
+                *self._list_range_warnings(),
                 *summary.warn_unread_images(self.sets),
             ],
             source=self.source.path,

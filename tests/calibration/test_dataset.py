@@ -262,8 +262,11 @@ def test_samples_that_cannot_be_used_are_errors(
 def test_rows_are_joined_to_batches() -> None:
     source = ListSource(ROWS, single_rows=True)
     data = Dataset(source, [InputSpec("x", (3, 1, 1, 2))], 100)
-    groups = [data.group(k) for k in range(len(data))]
-    assert data.batch == 3 and groups == [[0, 1, 2], [3, 4, 5], [6]]
+    assert data.batch == 3 and [data.group(k) for k in range(len(data))] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6],
+    ]
     assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[0, 1, 2], [3, 4, 5], [6, 6, 6]]
     assert data.name(1) == "sample 3" and source.restarts == 1
     sample = data.load(1)

@@ -40,8 +40,10 @@ def test_outputs_have_the_same_number_of_notes(model: str, cli: Cli) -> None:
     findings = cli.json("predict", model)["findings"]
     notes = {f["code"] for f in findings if f["severity"] == "info"}
     assert "CONVERSION" in notes and f"\n{len(notes)} notes with --all: " in cli("predict", model)
-    text = cli("predict", model, "--all")
-    assert set(re.findall("^note ([A-Z0-9-]+) ", text, re.MULTILINE)) == notes
+    assert (
+        set(re.findall("^note ([A-Z0-9-]+) ", cli("predict", model, "--all"), re.MULTILINE))
+        == notes
+    )
     assert cli("predict", model, "--format", "markdown").count("| note |") == len(notes)
     assert f"● {len(notes)} notes (" in report(model).html
 

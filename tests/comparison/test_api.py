@@ -263,8 +263,9 @@ def test_compare_notes_other_constants(value: float, nodes: list[str]) -> None:
         g = Graph()
         x = g.op("Mul", [g.input(1, 1, 8, 8), g.const("stride", np.float32([constant]))], "m")
         models.append(g.model(g.conv(x, "c")))
-    notes = compare(*models).notes
-    assert [n.values["node"] for n in notes if n.code == "other-constants"] == nodes
+    assert [
+        n.values["node"] for n in compare(*models).notes if n.code == "other-constants"
+    ] == nodes
 
 
 def test_compare_layout_changes() -> None:
@@ -438,8 +439,9 @@ def test_agreement_with_old_opset_is_refused_with_advice() -> None:
     data = np.zeros((1, 32, 8, 8), np.float32)
     with pytest.raises(ModelError, match="qdqtool fix", check=has("axis-opset")):
         qdqtool.compare(three_convolutions(), with_old_opset(), data=data)
-    fixed = qdqtool.fix(with_old_opset()).proto
-    assert qdqtool.compare(three_convolutions(), fixed, data=data).agreement
+    assert qdqtool.compare(
+        three_convolutions(), qdqtool.fix(with_old_opset()).proto, data=data
+    ).agreement
 
 
 # Matching of nodes.

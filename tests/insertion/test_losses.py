@@ -274,8 +274,9 @@ def test_text_states_the_error_of_the_proposed_exclusion(
     text = " ".join(str(render(replace(result, choice=choice), 200)).split())
     assert f"error of the activations alone {change.removeprefix('output error ')}" in text
     others = [replace(worst, excluded_error=0.91 * before), replace(worst, excludable=False)]
-    losses = replace(result.losses, tensors=others)
-    assert "Try" not in str(render(replace(result, losses=losses), 200))
+    assert "Try" not in str(
+        render(replace(result, losses=replace(result.losses, tensors=others)), 200)
+    )
 
 
 def test_measure_does_not_confirm_gain_of_single_images() -> None:

@@ -668,3 +668,10 @@ def test_tune_leaves_excluded_convolution_float() -> None:
         proto, images(8, 3, 16, "images", seed=0), keep=0.999, include=["conv"], whole_front=True
     )
     assert tuning.chosen.cost.int8 <= 3 and tuning.front
+
+
+def test_tune_warns_once_of_a_folder_named_test(tmp_path: Path) -> None:
+    for name in ("calib", "test"):
+        write_pictures(tmp_path / name, 4, 64, 48)
+    warnings = qdqtool.tune(resnet(), tmp_path, gpu="T4").warnings
+    assert [note.code for note in warnings].count("subfolders-read") == 1
