@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     "--time-limit",
     type=options.ParsedText(options.parse_seconds),
     metavar="TIME",
-    help="Write the best choice found within this time (600, 10m, 1.5h); 70% of it are for the "
+    help="Write the best choice found within this time (600, 10m, 1.5h); 70% of it is for the "
     "search. Before the first choice is measured, only --state is written.",
 )
 @options.check_timeout_option("Time limit for one call of --metric. [default: 600]")

@@ -232,7 +232,8 @@ def _add_basis(page: TextPage, prediction: Prediction, target: Target) -> None:
         page.add_row("Open question", text)
     if prediction.convolutions and not verdicts.has_no_qdq(prediction):
         page.add_row("Confidence", verdicts.describe_confidence(prediction))
-        if prediction.model.has_float16 and not target.strongly_typed and target.version >= (10, 0):
+        is_weakly_typed = target.has_strong_typing and not target.strongly_typed
+        if prediction.model.has_float16 and is_weakly_typed:
             page.add_row(
                 "Typing",
                 "weakly typed build assumed, which may change the FP16 types of the file. With "

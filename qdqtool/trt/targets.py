@@ -175,6 +175,11 @@ class Target:
         return not self.is_rtx and self.version < (11, 0)
 
     @property
+    def has_strong_typing(self) -> bool:
+        """Whether the float types of a network can be those of the ONNX file (from 10)."""
+        return self.version >= (10, 0)
+
+    @property
     def recovers_scales_on_dla(self) -> bool:
         """Whether the DLA compiler fuses Conv + Add without a scale between Conv and Add.
 
@@ -581,7 +586,7 @@ def strongly_typed(
     """
     if target.strongly_typed:
         return target
-    if target.version < (10, 0):
+    if not target.has_strong_typing:
         raise QdqtoolError(
             f"{request}: {target.name} has no strongly typed networks. Use TensorRT 10 or newer",
             code="unsupported",
