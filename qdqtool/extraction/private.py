@@ -35,7 +35,14 @@ from qdqtool.extraction.reductions import are_positions
 from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
-from qdqtool.ir.metadata import is_marked_part, mark_part, read_tuned_head, record_tuned_head
+from qdqtool.ir.metadata import (
+    is_marked_part,
+    mark_part,
+    read_refused_fixes,
+    read_tuned_head,
+    record_refused_fixes,
+    record_tuned_head,
+)
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.external_data import all_tensors, read_location, to_array
@@ -601,8 +608,10 @@ def _copy_marks(part: Model, private: onnx.ModelProto, names: PrivateNames) -> N
     """Copy the metadata that change findings, with the new names."""
     if is_marked_part(part):
         mark_part(private)
-    tuned = read_tuned_head(part)
-    record_tuned_head(private, (names.names[name] for name in tuned & names.names.keys()))
+    new_names = names.names
+    record_tuned_head(private, (new_names[n] for n in read_tuned_head(part) & new_names.keys()))
+    refused = read_refused_fixes(part)
+    record_refused_fixes(private, ((c, new_names[n]) for c, n in refused if n in new_names))
 
 
 def _list_outcomes(prediction: Prediction) -> list[tuple[object, ...]]:

@@ -526,6 +526,7 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> Iterator[None]:
     session.remove_idle_relus()
     session.record_scales()
     session.drop_outdated_refusals()
+    session.record_refusals()
     session.record_unfixed(requested)
     session.note_added_relus()
     session.note_losses()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
@@ -15,6 +16,7 @@ from qdqtool.fixing.site import FixStep, Place, count_total_loss, select_default
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
+from qdqtool.ir.metadata import read_refused_fixes
 from qdqtool.ir.modelfile import require_weights
 from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding, split_fixable
@@ -35,13 +37,19 @@ def review_promises(model: Model, prediction: Prediction) -> None:
     may differ little, but a further tensor that shares their scale may differ more. Some codes have
     a fix that seldom improves the prediction (ADD-ACT). If it does, the note becomes a finding of
     the usual severity. If a change would not improve the prediction, the savings of its findings
-    are cleared. Findings that need a request are not examined. Nothing changes if a weight file is
-    missing.
+    are cleared. If an earlier call of ``fix`` refused the changes of a finding, ``automatic`` is
+    cleared. Findings that need a request are not examined. Nothing else changes if a weight file
+    is missing.
 
     Args:
         model: The predicted model.
         prediction: The prediction.
     """
+    refused = read_refused_fixes(model)
+    for finding in prediction.findings:
+        if finding.automatic and (finding.code, finding.node) in refused:
+            finding.automatic = False
+            finding.words = partial(_add_refusal, finding.words)
     default, _ = split_fixable(prediction.findings)
     promised = [finding for finding in default if finding.code not in _MODEL_CODES]
     # Fixes outside the steps rewrite quantizers, which enables further fixes.
@@ -56,6 +64,11 @@ def review_promises(model: Model, prediction: Prediction) -> None:
             _review_by_rehearsal(model, prediction, promised)
         for finding in unfixable or ():
             finding.automatic = False
+
+
+def _add_refusal(words: Callable[[Finding], tuple[str, str]], finding: Finding) -> tuple[str, str]:
+    message, fix = words(finding)
+    return message, f"{fix} An earlier call of fix refused this change because of the output error."
 
 
 def _needs_rehearsal(prediction: Prediction, promised: Sequence[Finding]) -> bool:

@@ -31,6 +31,7 @@ from qdqtool.fixing.steps import HALVING_CODES, MODEL_STEPS, STEPS, ModelStep
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.metadata import read_refused_fixes, record_refused_fixes
 from qdqtool.patterns.view import View
 from qdqtool.prediction import choose_typing, predict
 from qdqtool.reasons.finding import Finding, Severity, needs_request
@@ -53,6 +54,11 @@ _MAX_NODES = 20_000  # further tries are permitted until this many nodes were pr
 _NEEDLESS_REFUSALS = (gains.NO_GAIN.code, TOO_COARSE)
 # Codes of the reasons that fixes of other kinds may remove.
 _OUTPUT_REFUSALS = ("distance-grows", "distance-of-part-grows")
+_EARLIER_REFUSAL = Note(
+    "an earlier call of fix refused this change, because the error of the outputs would grow too "
+    "much (`only` tries it again)",
+    code="refused-earlier",
+)
 
 
 @dataclass(slots=True)
@@ -261,6 +267,9 @@ class FixSession:
         self._history = ScaleHistory.from_model(model)
         self._common_scales: list[tuple[FixAttempt, CommonScale]] = []  # kept ones
         self._verdict_note: Note | None = None  # note of the current step on detections
+        # Limits of errors refer to the model that a call starts with. Without this record, a second
+        # call would accept changes that the first call refused.
+        self._refused_earlier = frozenset() if requested else read_refused_fixes(model)
         # For each step that was tried: the model after the step, and the reason of the refusal if
         # the outputs refused all places together and the places were not tried separately.
         self._outcomes: dict[FixStep, tuple[Model, Note | None]] = {}
@@ -388,6 +397,8 @@ class FixSession:
             self._attempt_places.update(dict.fromkeys(site.findings, site.place))
             if site.skip_reason:
                 progress.refuse([site], site.skip_reason)
+            elif not site.findings.isdisjoint(self._refused_earlier):
+                progress.refuse([site], _EARLIER_REFUSAL)
         return list(filter(progress.is_open, sites))
 
     def _choose_refused_sites(
@@ -595,6 +606,20 @@ class FixSession:
         """Write the scales that common scales replaced to the metadata of the fixed model."""
         if self._common_scales:
             self._history.write_to(self.model)
+
+    def record_refusals(self) -> None:
+        """Write the places that the outputs on the samples refused to the metadata of the model.
+
+        Errors are left out: ``fix`` always tries to remove them.
+        """
+        kinds = (_EARLIER_REFUSAL.code, *(_OUTPUT_REFUSALS if self.judge.has_samples else ()))
+        refused = [a for a in self.refused if Note.from_text(a.why_not).code in kinds]
+        places = {place for a in refused for place in ((a.code, a.node), *a.places)}
+        warnings = (f for f in self.prediction.findings if f.severity != Severity.ERROR)
+        places &= {(f.code, f.node) for f in warnings}
+        if places != read_refused_fixes(self.model):
+            self.model = self.model.copy()  # nothing but the metadata may differ from the input
+            record_refused_fixes(self.model.proto, places)
 
     def note_added_relus(self) -> None:
         """Add a note with the number of Relus that fixes added."""

@@ -546,11 +546,9 @@ def _add_fix_commands(
     if default:
         fixed = fixed_model_path(path)
         caution = ""
-        if has_warnings and lacks_images:
-            caution = (
-                "; fix may refuse changes that cost accuracy on your images (on random inputs "
-                "without --calib)"
-            )
+        if has_warnings:
+            random = " (on random inputs without --calib)" if lacks_images else ""
+            caution = f"; fix may refuse changes that cost accuracy on your images{random}"
         only = _select_codes(prediction.findings, default)
         fixed_time = describe_fixed_time(engine_times)
         result = f" ({fixed_time})" if fixed_time else ""

@@ -16,6 +16,7 @@ INPUT_SIZE = "qdqtool.size"  # height and width that the user gave to `insert` o
 PIXEL_FACTOR = "qdqtool.pixel-factor"  # preprocessing factor in the scale of a uint8 input
 PREPROCESS = "qdqtool.preprocess"  # preprocessing of the calibration images, JSON
 SMOOTHED = "qdqtool.smoothed"  # tensors whose outliers were moved into weights, one per line
+_REFUSED_FIXES = "qdqtool.refused-fixes"  # code and node of findings that `fix` left, one per line
 _PART = "qdqtool.part"  # the model is a part of another model, without its detection head
 _TUNED_HEAD = "qdqtool.tuned-head"  # nodes of a head that `tune` chose to quantize, one per line
 
@@ -42,6 +43,18 @@ def record_tuned_head(proto: onnx.ModelProto, nodes: Iterable[str]) -> None:
     """Write the nodes of a head that ``tune`` chose to quantize, if there are any."""
     if names := "\n".join(sorted(nodes)):
         set_metadata(proto, _TUNED_HEAD, names)
+
+
+def read_refused_fixes(model: Model) -> frozenset[tuple[str, str]]:
+    """Return code and node of the findings whose fixes ``fix`` refused because of the outputs."""
+    lines = (line.partition(" ") for line in model.metadata.get(_REFUSED_FIXES, "").splitlines())
+    return frozenset((code, node) for code, _, node in lines)
+
+
+def record_refused_fixes(proto: onnx.ModelProto, places: Iterable[tuple[str, str]]) -> None:
+    """Write code and node of the findings whose fixes the outputs refused, if there are any."""
+    if lines := "\n".join(sorted(f"{code} {node}" for code, node in places)):
+        set_metadata(proto, _REFUSED_FIXES, lines)
 
 
 def mark_part(proto: onnx.ModelProto) -> None:

@@ -147,8 +147,7 @@ def test_extract_leaves_the_model_and_repeats_itself(model: onnx.ModelProto) -> 
 @pytest.mark.parametrize("private", [False, True])
 def test_nodes_at_a_cut_are_no_head(g: Graph, private: bool) -> None:
     x = g.input(1, 4, 8, 8)
-    joined = g.concat([g.conv(x, name, scale=0.05) for name in ("a", "b")], "joined")
-    cut = g.pair(joined, "cut", 0.1)
+    cut = g.pair(g.concat([g.conv(x, n, scale=0.05) for n in ("a", "b")], "joined"), "cut", 0.1)
     model = g.model(g.conv(g.relu(cut, "relu"), "last", scale=0.05))
     part = qdqtool.extract(model, inputs=["x"], outputs=[cut], private=private)
     again = qdqtool.extract(part.model, node=node_names(part.model)[-1], private=private)
@@ -631,8 +630,7 @@ def test_private_names_avoid_original_ones(words: tuple[str, ...]) -> None:
     model.graph.name = words[0]
     for word in words:
         model.metadata_props.add(key=word, value="1")
-    data = extract_head(model).SerializeToString()
-    assert not [word for word in words if word.encode() in data]
+    assert not any(word.encode() in extract_head(model).SerializeToString() for word in words)
 
 
 @pytest.mark.parametrize(("op", "public"), [("FusedConv", True), ("AcmeDetector", False)])
@@ -651,8 +649,9 @@ def test_private_tables_in_attributes_differ() -> None:
     tensor = onnx.numpy_helper.from_array(anchors, "tensor")
     model = with_head(anchors=anchors.tolist(), table=table, tensor=tensor)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
-    resize = onnx.helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
-    append_node(model, resize)
+    append_node(
+        model, onnx.helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
+    )
     proto = qdqtool.extract(model, outputs=["resized"], private=True).proto
     floats, ints, values = proto.graph.node[-2].attribute
     for numbers in (floats.floats, onnx.numpy_helper.to_array(values.t)):

@@ -474,6 +474,16 @@ def test_fix_refuses_changes_that_make_outputs_worse(monkeypatch):
     assert "distance-grows" in {c.why_not.code for c in fixed.refused}
 
 
+def test_later_fix_refuses_what_the_outputs_on_images_refused(monkeypatch):
+    """Without the record, the second call would measure the error from the new model."""
+    with monkeypatch.context() as patch:
+        patch.setattr("qdqtool.fixing.judge.is_growth_permitted", lambda *_, **__: False)
+        proto = qdqtool.fix(residual("float"), "trt8.5", inputs={"x": image(1, 16, 16, 16)}).proto
+    assert not any(f.automatic for f in qdqtool.predict(proto, "trt8.5").findings)
+    assert {c.why_not.code for c in qdqtool.fix(proto, "trt8.5").refused} == {"refused-earlier"}
+    assert qdqtool.fix(proto, "trt8.5", ["SKIP-FLOAT"]).applied
+
+
 # Reasons -----------------------------------------------------------------------------------------
 
 
@@ -537,9 +547,8 @@ def test_fix_refuses_changes_of_a_model_that_does_not_run():
         onnx.helper.make_attribute("unheard_of", 1)
     )
     fixed = qdqtool.fix(proto, "trt8.5")
-    why = fixed.refused[0].why_not
-    assert not fixed.applied
-    assert why.code == "not-comparable" and "unheard_of" in why  # from onnxruntime's message
+    why = fixed.refused[0].why_not  # with onnxruntime's message
+    assert not fixed.applied and why.code == "not-comparable" and "unheard_of" in why
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])

@@ -56,8 +56,9 @@ def head(
     scale: float = 5.0, own: float = 0.008, zero: int = 0, factor: str = "stride"
 ) -> onnx.ModelProto:
     g = Graph()
-    x = g.pair(g.input(1, 16, 8, 8), "stem.in", zero=zero)
-    stem = g.relu(g.conv(x, "stem", 16, scale=None), "r")
+    stem = g.relu(
+        g.conv(g.pair(g.input(1, 16, 8, 8), "stem.in", zero=zero), "stem", 16, scale=None), "r"
+    )
     box, score = (g.conv(stem, name, 8, k=1) for name in ("box", "score"))
     g.const("stride", np.float32(32))
     if factor == "rounded":

@@ -279,8 +279,7 @@ def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None
         largest = max(f.saves_ms or 0 for f in findings)
         assert any(f.automatic for f in findings) == (largest > 0) != is_slower
         assert largest <= fixed.time_before_ms - fixed.time.total_ms + 1e-5
-    slower = [note in f.fix for f in page.findings if f.code == "CONCAT-SCALE"]
-    assert slower == [is_slower] * 2
+    assert [note in f.fix for f in page.findings if f.code == "CONCAT-SCALE"] == [is_slower] * 2
     # TensorRT 10 does not support the GPU, so no time decides on fixes.
     assert {c.code for c in fix(model, gpu="AGX Xavier").applied} == {
         f.code

@@ -440,8 +440,7 @@ def test_finding_about_kernels_of_a_gpu(groups: int, gpu: str, code: str, expect
 
 @pytest.mark.parametrize("sm", ["6.0", "AGX Orin"])
 def test_float_model_has_no_findings_of_a_gpu(sm: str, g: Graph) -> None:
-    proto = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16, scale=None, weights="float"))
-    assert not codes(proto, sm)
+    assert not codes(g.model(g.conv(g.input(1, 16, 8, 8), "a", scale=None, weights="float")), sm)
 
 
 # Device information that trtexec of TensorRT 8.2 to 8.6 prints: SMs, clock, memory, bus, memory clock.

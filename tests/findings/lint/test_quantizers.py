@@ -28,8 +28,7 @@ INTEGERS = np.random.default_rng(0).integers(1, 127, (4, 4, 1, 1)).astype(np.int
 
 def with_half_scale(scale: float) -> onnx.ModelProto:
     g = Graph(opset=19, half=True)
-    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
-    return g.model(g.conv(x, "c1", 16, scale=scale))
+    return g.model(g.conv(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r"), "c1", scale=scale))
 
 
 def channel(position: int, value: float) -> np.ndarray:
