@@ -108,6 +108,8 @@ class Fixed:
             ``Prediction.time``.
         time_before_ms: Estimated milliseconds of the model before fixing. None without `time`, if
             TensorRT rejects the model, or on a GPU without INT8.
+        time_before: Estimate of the model before fixing, whose quantizers may be rewritten in a
+            common form. None without `time`, or on a GPU without INT8.
     """
 
     proto: onnx.ModelProto
@@ -124,6 +126,7 @@ class Fixed:
     time: TimeEstimate | None = None
     time_before_ms: float | None = None
     detections: DetectionVerdict | None = None
+    time_before: TimeEstimate | None = None
 
     def __repr__(self) -> str:
         places = format_count(self.fixed_places().total(), "place")
@@ -336,6 +339,7 @@ def fix(
         time,
         time_before_ms,
         detections,
+        None if speed is None or time is None else speed.time,
     )
 
 

@@ -32,7 +32,7 @@ class SpeedCheck:
     """
 
     def __init__(self, time: TimeEstimate, target: Target) -> None:
-        self._time = time
+        self.time = time
         self._target = target
         self._known: list[tuple[Model, float | None]] = []  # the models compared last
 
@@ -57,7 +57,7 @@ class SpeedCheck:
             if known is model:
                 return ms
         try:
-            return estimate_variant(self._time, model, self._target)
+            return estimate_variant(self.time, model, self._target)
         except QdqtoolError:
             return None
 
@@ -90,7 +90,7 @@ class SpeedCheck:
         if saved_ms is None or saved_ms >= -TOLERANCE_MS:
             return None
         text = (
-            f"the estimated time on {self._time.gpu.name} would rise by {format_ms(-saved_ms)} "
+            f"the estimated time on {self.time.gpu.name} would rise by {format_ms(-saved_ms)} "
             "(`only` applies the change nevertheless)"
         )
         return Note(text, code=SLOWER, ms=-saved_ms)

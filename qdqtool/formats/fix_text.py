@@ -62,9 +62,9 @@ def render(
     """
     page = TextPage(width)
     _add_fix_result(page, fixed)
-    # Fixes rarely change the type of float layers, so the type in the estimate serves both rows.
     times = [] if fixed.time is None else [fixed.time]
-    page.add_row("Before", verdict(fixed.before, times=times))
+    earlier_times = times if fixed.time_before is None else [fixed.time_before]
+    page.add_row("Before", verdict(fixed.before, times=earlier_times))
     page.add_row("After", verdict(fixed.after, times=times) + _describe_slow_places(fixed))
     if fixed.time is not None:
         _add_time(page, fixed, fixed.time)

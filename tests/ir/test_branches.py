@@ -93,8 +93,7 @@ def boolean(name: str, value: bool) -> TensorProto:
 
 
 def run(proto: ModelProto) -> np.ndarray:
-    x = np.random.default_rng(0).normal(0, 1, IMAGE).astype(np.float32)
-    return nets.run(proto, {"x": x})[0]
+    return nets.run(proto, {"x": np.random.default_rng(0).normal(0, 1, IMAGE).astype("float32")})[0]
 
 
 def model_with_loop(body: GraphProto) -> ModelProto:

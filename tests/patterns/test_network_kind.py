@@ -23,8 +23,9 @@ def backbone(g: Graph, side: int = 32) -> str:
 
 
 def classifier(g: Graph, softmax: bool = False) -> str:
-    pooled = g.op("GlobalAveragePool", backbone(g), "pool")
-    scores = g.gemm(g.op("Flatten", pooled, "flat"), "fc", 8)
+    scores = g.gemm(
+        g.op("Flatten", g.op("GlobalAveragePool", backbone(g), "pool"), "flat"), "fc", 8
+    )
     return g.op("Softmax", scores, "prob") if softmax else scores
 
 

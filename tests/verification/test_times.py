@@ -319,8 +319,9 @@ def skip_connection() -> Model:
     """
     g = Graph()
     x = g.pair(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0"), "skip")
-    y = g.add(g.silu(g.conv(x, "c1", 16, scale=None), "s"), x, "sum")
-    return Model(g.model(g.conv(y, "end", 16)))
+    return Model(
+        g.model(g.conv(g.add(g.silu(g.conv(x, "c1", 16, scale=None), "s"), x, "sum"), "end", 16))
+    )
 
 
 SKIP = skip_connection()
