@@ -615,9 +615,12 @@ class FixSession:
         kinds = (_EARLIER_REFUSAL.code, *(_OUTPUT_REFUSALS if self.judge.has_samples else ()))
         refused = [a for a in self.refused if Note.from_text(a.why_not).code in kinds]
         places = {place for a in refused for place in ((a.code, a.node), *a.places)}
+        earlier = read_refused_fixes(self.model)
+        if self._requested:  # changes of other codes were not tried
+            places.update(place for place in earlier if place[0] not in self._requested)
         warnings = (f for f in self.prediction.findings if f.severity != Severity.ERROR)
         places &= {(f.code, f.node) for f in warnings}
-        if places != read_refused_fixes(self.model):
+        if places != earlier:
             self.model = self.model.copy()  # nothing but the metadata may differ from the input
             record_refused_fixes(self.model.proto, places)
 

@@ -22,11 +22,15 @@ _TUNED_HEAD = "qdqtool.tuned-head"  # nodes of a head that `tune` chose to quant
 
 
 def set_metadata(proto: onnx.ModelProto, key: str, text: str) -> None:
-    """Write an entry to the metadata of a model, in place; replace earlier entries of the key."""
+    """Write an entry to the metadata of a model, in place.
+
+    Earlier entries of the key are replaced. An empty text removes them.
+    """
     kept = [entry for entry in proto.metadata_props if entry.key != key]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
-    proto.metadata_props.add(key=key, value=text)
+    if text:
+        proto.metadata_props.add(key=key, value=text)
 
 
 def read_smoothed_tensors(model: Model) -> frozenset[str]:
@@ -41,8 +45,7 @@ def read_tuned_head(model: Model) -> frozenset[str]:
 
 def record_tuned_head(proto: onnx.ModelProto, nodes: Iterable[str]) -> None:
     """Write the nodes of a head that ``tune`` chose to quantize, if there are any."""
-    if names := "\n".join(sorted(nodes)):
-        set_metadata(proto, _TUNED_HEAD, names)
+    set_metadata(proto, _TUNED_HEAD, "\n".join(sorted(nodes)))
 
 
 def read_refused_fixes(model: Model) -> frozenset[tuple[str, str]]:
@@ -52,9 +55,12 @@ def read_refused_fixes(model: Model) -> frozenset[tuple[str, str]]:
 
 
 def record_refused_fixes(proto: onnx.ModelProto, places: Iterable[tuple[str, str]]) -> None:
-    """Write code and node of the findings whose fixes the outputs refused, if there are any."""
-    if lines := "\n".join(sorted(f"{code} {node}" for code, node in places)):
-        set_metadata(proto, _REFUSED_FIXES, lines)
+    """Write code and node of the findings whose fixes the outputs refused, if there are any.
+
+    Earlier entries are replaced.
+    """
+    lines = sorted(f"{code} {node}" for code, node in places)
+    set_metadata(proto, _REFUSED_FIXES, "\n".join(lines))
 
 
 def mark_part(proto: onnx.ModelProto) -> None:

@@ -480,8 +480,10 @@ def test_later_fix_refuses_what_the_outputs_on_images_refused(monkeypatch):
         patch.setattr("qdqtool.fixing.judge.is_growth_permitted", lambda *_, **__: False)
         proto = qdqtool.fix(residual("float"), "trt8.5", inputs={"x": image(1, 16, 16, 16)}).proto
     assert not any(f.automatic for f in qdqtool.predict(proto, "trt8.5").findings)
-    assert {c.why_not.code for c in qdqtool.fix(proto, "trt8.5").refused} == {"refused-earlier"}
-    assert qdqtool.fix(proto, "trt8.5", ["SKIP-FLOAT"]).applied
+    for model in (proto, qdqtool.fix(proto, "trt8.5", ["ADD-BOTH"]).proto):
+        assert {c.why_not.code for c in qdqtool.fix(model, "trt8.5").refused} == {"refused-earlier"}
+    fixed = qdqtool.fix(proto, "trt8.5", ["SKIP-FLOAT"])
+    assert fixed.applied and not fixed.proto.metadata_props
 
 
 # Reasons -----------------------------------------------------------------------------------------

@@ -108,8 +108,7 @@ def test_sites_name_nodes_and_tensors_once() -> None:
 
 
 def test_average_pooling_is_no_residual() -> None:
-    planner = planner_of(resnet(), images(2, 3, 16))
-    kinds = {s.nodes: s.kind for s in sites.find_sites(planner)}
+    kinds = {s.nodes: s.kind for s in sites.find_sites(planner_of(resnet(), images(2, 3, 16)))}
     assert kinds[("avgpool",)] == "pooling"
     assert kinds[("layer1/add",)] == kinds[("layer2/add",)] == "residual"
 

@@ -62,8 +62,9 @@ def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
 
 
 def test_layers_of_a_head_that_tune_quantized_are_notes() -> None:
-    data = images(4, 3, 64, name="images")
-    tuning = qdqtool.tune(detector(), data, keep=0.5, metric=lambda *_: 1.0)
+    tuning = qdqtool.tune(
+        detector(), images(4, 3, 64, name="images"), keep=0.5, metric=lambda *_: 1.0
+    )
     quantized = tuning.chosen.changed
     assert points_of(tuning)["INT8 by default"].metric == 1.0  # although it is not in the front
     assert len(quantized) == 3 and "a note on these layers (HEAD-QUANT)" in str(
