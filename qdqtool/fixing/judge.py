@@ -10,6 +10,7 @@ import onnx
 
 from calibration.session import partial_model
 from qdqtool.fixing.outputs import (
+    PART_SLACK,
     OutputError,
     OutputNoise,
     OutputPart,
@@ -193,7 +194,7 @@ class OutputJudge:
         after = self._measure_noise(part.proto, exact)
         if is_growth_permitted(before, after, criteria.noise_factor, criteria.rounding):
             return None
-        return _describe_growth(before, after)
+        return _describe_growth(before, after, criteria)
 
     def _find_growth(self, noise: OutputNoise, criteria: FixCriteria, parts: bool) -> Note | None:
         """Return a note if the errors grow too much since the start of the step."""
@@ -207,7 +208,7 @@ class OutputJudge:
         if is_growth_permitted(before, noise, factor, criteria.rounding, parts=parts):
             return None
         worst = find_worst_part(before, noise, factor) if parts else None
-        return _describe_growth(before, noise, worst, self.noise)
+        return _describe_growth(before, noise, criteria, worst, self.noise)
 
     def find_nonnegative_tensors(self, model: Model, tensors: Sequence[str]) -> set[str]:
         """Return the tensors of a model that have no negative value on the samples.
@@ -329,6 +330,7 @@ def _to_float_network(model: Model, weights: bool = False) -> Model:
 def _describe_growth(
     before: OutputNoise,
     after: OutputNoise,
+    criteria: FixCriteria,
     part: tuple[str, str] | None = None,
     current: OutputNoise | None = None,
 ) -> Note:
@@ -340,6 +342,7 @@ def _describe_growth(
     Args:
         before: Errors to which the permitted growth refers.
         after: Errors of the refused model.
+        criteria: Permitted growth of the errors.
         part: Output and tensor that identify a part of an output.
         current: Errors after the changes that were kept since `before`.
     """
@@ -349,25 +352,31 @@ def _describe_growth(
     if part is not None:
         output, tensor = part
         kept = None if kept_noise is None else kept_noise.parts.get(part)
+        earlier = before.parts.get(part, 0.0)
+        limit = earlier * criteria.noise_factor + PART_SLACK
         return Note(
             f"the error of '{tensor}' in output '{output}' against the float network would "
-            f"{_describe_error_growth(before.parts.get(part, 0.0), after.parts[part], kept)}",
+            f"{_describe_error_growth(earlier, after.parts[part], limit, kept)}",
             code="distance-of-part-grows",
         )
     worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
     kept = None if kept_noise is None else kept_noise.each.get(worst)
+    earlier = before.each.get(worst, 0.0)
+    limit = earlier * criteria.noise_factor + criteria.rounding
     return Note(
         f"the error of output '{worst}' against the float network would "
-        f"{_describe_error_growth(before.each.get(worst, 0.0), after.each[worst], kept)}",
+        f"{_describe_error_growth(earlier, after.each[worst], limit, kept)}",
         code="distance-grows",
     )
 
 
-def _describe_error_growth(before: float, after: float, kept: float | None) -> str:
-    """Return ``grow from 2% to 5%``, with the present error if `kept` is given."""
+def _describe_error_growth(before: float, after: float, limit: float, kept: float | None) -> str:
+    """Return ``grow from 2% to 5%`` with the limit, and with the present error if it is given."""
+    is_close = f"{after:.2%}" == f"{limit:.2%}"
+    result, highest = (f"{value:{'.4%' if is_close else '.2%'}}" for value in (after, limit))
     if kept is None:
-        return f"grow from {before:.2%} to {after:.2%}"
+        return f"grow from {before:.2%} to {result} (limit {highest})"
     return (
-        f"be {after:.2%} (now {kept:.2%}, {before:.2%} before this kind of fix; the limit is for "
-        "all changes of this kind together)"
+        f"be {result} (now {kept:.2%}, {before:.2%} before this kind of fix; the limit is "
+        f"{highest} for all changes of this kind together)"
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
@@ -211,7 +210,7 @@ def _describe_reasons(fixed: Fixed, code: FindingCode, untried: Mapping[FindingC
     Empty if the reason is unknown for all places. Advice is for places without an automatic fix, if
     ``fix`` handles the code elsewhere.
     """
-    refused = _list_refused_places(fixed)
+    refused = _find_refusing_codes(fixed)
     findings = [f for f in fixed.after.findings if f.code == code]
     reason_of = {id(f): _find_reason(f, refused, untried) for f in findings}
     counts = Counter(filter(None, reason_of.values()))
@@ -224,11 +223,12 @@ def _describe_reasons(fixed: Fixed, code: FindingCode, untried: Mapping[FindingC
 
 
 def _find_reason(
-    finding: Finding, refused: Collection[tuple[str, str]], untried: Mapping[FindingCode, str]
+    finding: Finding, refused: Mapping[tuple[str, str], str], untried: Mapping[FindingCode, str]
 ) -> str:
     """Return why a place remains; empty if the reason is unknown."""
-    if (finding.code, finding.node) in refused:
-        return "reason above"
+    code = refused.get((finding.code, finding.node))
+    if code is not None:
+        return "reason above" if code == finding.code else f"see {code} above"
     if finding.automatic and finding.code in ATTEMPTED_CODES:
         return untried.get(finding.code, "")
     is_note = finding.severity == Severity.INFO and finding.code in ATTEMPTED_CODES
@@ -243,9 +243,10 @@ def _describe_manual_fix(findings: Sequence[Finding], float_type: Precision | No
     return f". {'First: ' if len(findings) > 1 else ''}{f'{node}: ' if node else ''}{fix}"
 
 
-def _list_refused_places(fixed: Fixed) -> set[tuple[str, str]]:
-    places = (((change.code, change.node), *change.places) for change in fixed.refused)
-    return set(itertools.chain.from_iterable(places))
+def _find_refusing_codes(fixed: Fixed) -> dict[tuple[str, str], str]:
+    """Return the code under which the refused change of each place is listed."""
+    own = {(change.code, change.node): str(change.code) for change in fixed.refused}
+    return {place: change.code for change in fixed.refused for place in change.places} | own
 
 
 def _list_untried_codes(fixed: Fixed) -> dict[FindingCode, str]:
@@ -361,7 +362,10 @@ def _add_refused_changes(page: TextPage, fixed: Fixed) -> None:
     for code, changes in _group_by_code(fixed.refused):
         saved_ms = savings.get(code)
         saving = "" if saved_ms is None else f", would save up to {format_ms(saved_ms)}"
-        heading = f"{code} ({_count_refused(fixed, code)}){saving}"
+        count = _count_refused(fixed, code)
+        if saving and count > 1:
+            saving += " together"
+        heading = f"{code} ({count}){saving}"
         groups = _group_by_reason(changes)
         if len(groups) == 1:
             page.fill(f"{heading}: {next(iter(groups))}", 4, "  ")

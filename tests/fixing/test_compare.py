@@ -236,7 +236,7 @@ def test_factor_limits_all_changes_of_a_step_together() -> None:
     assert judge.accept_if_close(models[0], models[1], criteria, fewer_errors=False) is None
     refusal = judge.accept_if_close(models[1], models[2], criteria, fewer_errors=False)
     assert refusal.code == "distance-grows" and all(f"{error:.2%}" in refusal for error in errors)
-    assert "the limit is for all changes of this kind together" in refusal
+    assert f"limit is {1.5 * errors[0]:.2%} for all changes of this kind together" in refusal
     judge.start_step()
     assert judge.accept_if_close(models[1], models[2], criteria, fewer_errors=False) is None
 

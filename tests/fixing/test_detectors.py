@@ -191,13 +191,15 @@ def test_common_scale_that_fix_refuses_is_not_promised(
     ]
     proto = g.model(g.conv(g.concat(pairs, "cat"), "last", 16, scale=0.15))
     findings = {f.code: f for f in qdqtool.predict(proto).findings}
-    assert not findings["CONCAT-SCALE"].automatic
     assert ("SPLIT-SCALE" in findings and "2.2 bits" in findings["SPLIT-SCALE"].fix) == (
         scale == 0.4
     )
     fixed = fix(proto)
     assert ("CONCAT-SCALE", why) in {(c.code, c.why_not.code) for c in fixed.refused}
-    assert not any(f.automatic for f in fixed.after.findings if f.code == "CONCAT-SCALE")
+    assert not any(
+        f.automatic for f in (*findings.values(), *fixed.after.findings) if f.code == "CONCAT-SCALE"
+    )
+    assert "SPLIT-SCALE (1): see CONCAT-SCALE above" in str(render(fixed, "f.onnx", 80))
 
 
 def test_scale_that_other_fixes_make_too_coarse_is_not_promised(g: Graph) -> None:
@@ -208,9 +210,9 @@ def test_scale_that_other_fixes_make_too_coarse_is_not_promised(g: Graph) -> Non
     z = g.conv(g.pair(high, "p1", 0.2), "c1", 8, scale=None)
     parts = [g.pair(low, "p0", 0.1), g.pair(high, "p2", 0.4), g.pair(g.silu(z, "s1"), "p3", 0.3)]
     model = g.model(g.conv(g.concat(parts, "cat"), "c2", 8, scale=0.1))
-    fixed, prediction = fix(model), qdqtool.predict(model)
+    fixed = fix(model)
     assert [c.why_not.code for c in fixed.refused] == ["scale-too-coarse"]
-    marked = {(f.code, f.node) for f in prediction.findings if f.automatic}
+    marked = {(f.code, f.node) for f in qdqtool.predict(model).findings if f.automatic}
     assert fixed.refused[0].places.isdisjoint(marked)
     assert {code for code, _ in marked} == set(codes(fixed))
 
