@@ -274,6 +274,6 @@ def add_fix_savings(
     """Add what automatic fixes save, and withdraw those that ``fix`` does not make, in place."""
     _review_promises(model, prediction)
     if time.is_supported and any(f.automatic for f in prediction.findings):
-        from qdqtool.fixing import api
+        from qdqtool.fixing import savings
 
-        api.add_fix_savings(model, prediction, time, target)
+        savings.add_fix_savings(model, prediction, time, target)

@@ -397,8 +397,9 @@ def describe_slower_fix(finding: Finding, times: Sequence[TimeEstimate]) -> str:
         and finding.code in note.values["codes"]
         and finding.node in note.values["nodes"]
     ]
-    where = f"At {finding.node}, this would make the model slower on {', '.join(slower)}."
-    return where if slower else ""
+    if not slower:
+        return ""
+    return f"At {finding.node}, this would make the model slower on {', '.join(slower)}."
 
 
 def describe_fixed_time(times: Sequence[TimeEstimate]) -> str:

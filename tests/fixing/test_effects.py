@@ -6,9 +6,10 @@ from onnx import numpy_helper
 
 import qdqtool
 from qdqtool.fixing import weights
-from qdqtool.fixing.api import add_fix_savings, fix
+from qdqtool.fixing.api import fix
 from qdqtool.fixing.common_scale import CommonScale, ReplacedScale, ScaleHistory
 from qdqtool.fixing.gains import NO_GAIN, find_objection, find_worsening_changes
+from qdqtool.fixing.savings import add_fix_savings
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.formats.fix_text import render
 from qdqtool.formats.time_text import describe_saving

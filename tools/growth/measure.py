@@ -25,7 +25,8 @@ from typing import Any
 import onnx
 
 import qdqtool
-from qdqtool.fixing.api import add_fix_savings, fix
+from qdqtool.fixing.api import fix
+from qdqtool.fixing.savings import add_fix_savings
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
