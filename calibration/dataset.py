@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -620,8 +620,7 @@ class Dataset:
         shown = [f"{escape_path(str(f))} ({n})" for f, n in folders.items()]
         text = f"{count} from {len(folders)} folders in {escape_path(str(source.listed_folder))}"
         text += f": {format_list(shown)}"
-        evaluated = [f for f in folders if _EVALUATION_FOLDERS.intersection(f.parts)]
-        evaluation = str(evaluated[0]) if len(evaluated) < len(folders) and evaluated else ""
+        evaluation = _find_evaluation_folder(folders)
         if evaluation:
             text += f". Leave out {escape_path(evaluation)} if you evaluate with its images"
         values = {"files": len(files), "folders": len(folders), "evaluation": evaluation}
@@ -633,3 +632,9 @@ class Dataset:
             self._seen.clear()
             self.skipped.clear()
             self.quality = DataQuality()
+
+
+def _find_evaluation_folder(folders: Collection[Path]) -> str:
+    """Return the first folder that is named as a set for evaluation; empty if none or all are."""
+    evaluated = [f for f in folders if _EVALUATION_FOLDERS.intersection(f.parts)]
+    return str(evaluated[0]) if 0 < len(evaluated) < len(folders) else ""

@@ -612,10 +612,8 @@ class FixSession:
 
         Errors are left out: ``fix`` always tries to remove them.
         """
-        kinds = (_EARLIER_REFUSAL.code, *(_OUTPUT_REFUSALS if self.judge.has_samples else ()))
-        refused = [a for a in self.refused if Note.from_text(a.why_not).code in kinds]
-        places = {place for a in refused for place in ((a.code, a.node), *a.places)}
         earlier = read_refused_fixes(self.model)
+        places = self._list_output_refusals()
         if self._requested:  # changes of other codes were not tried
             places.update(place for place in earlier if place[0] not in self._requested)
         warnings = (f for f in self.prediction.findings if f.severity != Severity.ERROR)
@@ -623,6 +621,12 @@ class FixSession:
         if places != earlier:
             self.model = self.model.copy()  # nothing but the metadata may differ from the input
             record_refused_fixes(self.model.proto, places)
+
+    def _list_output_refusals(self) -> set[Place]:
+        """Return the places that the outputs on the samples refused, now or in an earlier call."""
+        kinds = (_EARLIER_REFUSAL.code, *(_OUTPUT_REFUSALS if self.judge.has_samples else ()))
+        refused = [a for a in self.refused if Note.from_text(a.why_not).code in kinds]
+        return set(itertools.chain.from_iterable({(a.code, a.node), *a.places} for a in refused))
 
     def note_added_relus(self) -> None:
         """Add a note with the number of Relus that fixes added."""

@@ -177,11 +177,8 @@ def _add_time(page: TextPage, fixed: Fixed, time: TimeEstimate) -> None:
 def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
     counts = fixed.after.findings_by_code()
     notes = Counter(f.code for f in fixed.after.findings if f.severity == Severity.INFO)
-    serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
-    refused = {(change.code, change.node) for change in fixed.refused}
-    minor = dict.fromkeys(f.code for f in fixed.after.findings if (f.code, f.node) in refused)
-    codes = dict.fromkeys([*serious, *minor])
+    codes = _list_remaining_codes(fixed)
     untried = _list_untried_codes(fixed)
     if codes or losses:
         page.add_heading("Left")
@@ -202,6 +199,15 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
         page.add_command(
             "", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}{options}"
         )
+
+
+def _list_remaining_codes(fixed: Fixed) -> list[FindingCode]:
+    """Return the codes of remaining errors and warnings, then those of notes on refused fixes."""
+    findings = fixed.after.findings
+    refused = {(change.code, change.node) for change in fixed.refused}
+    serious = [f.code for f in findings if f.severity != Severity.INFO]
+    minor = [f.code for f in findings if (f.code, f.node) in refused]
+    return list(dict.fromkeys([*serious, *minor]))
 
 
 def _describe_reasons(fixed: Fixed, code: FindingCode, untried: Mapping[FindingCode, str]) -> str:
