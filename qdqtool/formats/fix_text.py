@@ -366,12 +366,9 @@ def _add_refused_changes(page: TextPage, fixed: Fixed) -> None:
     if fixed.refused:
         page.add_heading("Not applied")
     for code, changes in _group_by_code(fixed.refused):
-        saved_ms = savings.get(code)
-        saving = "" if saved_ms is None else f", would save up to {format_ms(saved_ms)}"
         count = _count_refused(fixed, code)
-        if saving and count > 1:
-            saving += " together"
-        heading = f"{code} ({count}){saving}"
+        saving = f", would save up to {format_ms(savings[code])}" if code in savings else ""
+        heading = f"{code} ({count}){saving}{' together' if saving and count > 1 else ''}"
         groups = _group_by_reason(changes)
         if len(groups) == 1:
             page.fill(f"{heading}: {next(iter(groups))}", 4, "  ")

@@ -160,8 +160,9 @@ def describe_layer_counts(prediction: Prediction, float_type: str | None = None)
     layers = format_layer_counts(convolutions, counts["matrix_products"])
     if float_type is None:
         return layers
-    types = _count_float_types((c.precision for c in prediction.convolutions), float_type)
-    return f"{layers} in {' and '.join(types) or float_type}"
+    types = [c.precision for c in prediction.convolutions if not c.is_product]
+    types += _list_product_types(prediction)
+    return f"{layers} in {' and '.join(_count_float_types(types, float_type)) or float_type}"
 
 
 def describe_layers_by_kind(
@@ -184,13 +185,17 @@ def describe_layers_by_kind(
         shares = {
             t: counts[f"matrix_products_{t.lower()}"] for t in (Precision.INT8, Precision.FP8)
         }
-        types = [c.precision for c in prediction.convolutions if c.is_product]
-        listed = sum(t not in EIGHT_BITS for t in types)
-        # Products of two activations without Q/DQ are counted, but not listed.
-        types += [Precision.FLOAT] * (counts["matrix_products_float"] - listed)
-        rests = _count_float_types(types, float_type)
+        rests = _count_float_types(_list_product_types(prediction), float_type)
         rows["Matrix products"] = _describe_types(shares, total, noun, rests)
     return rows
+
+
+def _list_product_types(prediction: Prediction) -> list[Precision]:
+    """Return the type of each matrix product, ``FLOAT`` if the builder chooses it."""
+    types = [c.precision for c in prediction.convolutions if c.is_product]
+    listed = sum(t not in EIGHT_BITS for t in types)
+    # Products of two activations without Q/DQ are counted, but not listed.
+    return types + [Precision.FLOAT] * (prediction.summary()["matrix_products_float"] - listed)
 
 
 def _count_float_types(types: Iterable[Precision], float_type: str) -> dict[str, int | str]:
@@ -214,17 +219,21 @@ def _describe_convolutions(prediction: Prediction, float_type: str, noun: str) -
     shares = {Precision.INT8: _format_range(int8), Precision.FP8: _format_range(fp8)}
     outputs = ""
     if prediction.conversions is not None and any(to_float):
-        share = f"{_format_range(to_float)} of them "
-        if to_float == quantized:
-            share = "" if max(quantized) == 1 else "all "
         written = (c.output for c in convolutions if c.is_quantized)
         types = " or ".join(_count_float_types(written, float_type)) or float_type
-        outputs = f" ({share}with {types} output)"
+        outputs = f" ({_describe_float_share(to_float, quantized)}with {types} output)"
     rests = _count_float_types((c.precision for c in convolutions), float_type)
     rest = _format_range([len(convolutions) - n for n in quantized])
     if len(rests) < 2:
         rests = {next(iter(rests), float_type): rest} if rest else {}
     return _describe_types(shares, len(convolutions), noun, rests, outputs)
+
+
+def _describe_float_share(to_float: Sequence[int], quantized: Sequence[int]) -> str:
+    """Return how many quantized convolutions write float, such as ``6 of them`` or ``all``."""
+    if to_float != quantized:
+        return f"{_format_range(to_float)} of them "
+    return "" if max(quantized) == 1 else "all "
 
 
 def _count_convolutions(
