@@ -256,8 +256,12 @@ def _goal_level(tuning: Tuning, images: str = "float") -> float:
     return tuning.keep * float(tuning.metric[images])
 
 
-def _format_goal(tuning: Tuning) -> str:
-    return _format_number(_goal_level(tuning), tuning)
+def _format_goal(tuning: Tuning, images: str = "float") -> str:
+    """Return the goal, with more decimals than the metrics if these make it exact."""
+    goal, decimals = _goal_level(tuning, images), _count_decimals(tuning)
+    candidates = range(decimals, MAX_METRIC_DECIMALS + 1)
+    decimals = next((d for d in candidates if abs(goal - round(goal, d)) < 1e-9), decimals)
+    return f"{goal:.{decimals}f}"
 
 
 def _format_number(metric: float, tuning: Tuning) -> str:
@@ -535,7 +539,7 @@ def _describe_goals(tuning: Tuning) -> str:
     if tuning.keep is None:
         return ""
     held_out = _format_goal(tuning)
-    selection = _format_number(_goal_level(tuning, "float_chosen_on"), tuning)
+    selection = _format_goal(tuning, "float_chosen_on")
     if selection == held_out:
         return f"; goal {held_out} on both sets of images"
     return f"; goal {selection} on the selection images and {held_out} on the held-out images"

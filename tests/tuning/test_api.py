@@ -163,17 +163,21 @@ def test_trade_off_has_whole_names(
 
 
 @pytest.mark.parametrize(
-    ("low", "headline", "style"),
+    ("keep", "low", "headline", "style"),
     [
-        (KEEP + 1e-4, "goal met: ", Style.GOOD),
-        (KEEP - 1e-4, "goal met, but not certainly: ", Style.UNCLEAR),
+        (KEEP, KEEP + 1e-4, "goal met: ", Style.GOOD),
+        (KEEP, KEEP - 1e-4, "goal met, but not certainly: ", Style.UNCLEAR),
+        (0.9999, 1.0, "goal met: ", Style.GOOD),
     ],
 )
-def test_goal_in_the_interval_is_not_certainly_met(
-    tuned: Tuning, low: float, headline: str, style: Style
+def test_headline_has_the_exact_goal_and_whether_it_is_certainly_met(
+    tuned: Tuning, keep: float, low: float, headline: str, style: Style
 ) -> None:
-    page = render_tuning(replace(tuned, chosen=replace(tuned.chosen, low=low)), 500)
-    assert page.lines[0].startswith(headline) and page.styles[0] == style
+    page = render_tuning(replace(tuned, keep=keep, chosen=replace(tuned.chosen, low=low)), 500)
+    assert page.lines[0].startswith(headline) and (
+        f"goal {keep}" in page.lines[0],
+        page.styles[0],
+    ) == (True, style)
 
 
 def test_each_set_of_images_has_its_goal() -> None:
