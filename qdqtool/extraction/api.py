@@ -19,7 +19,7 @@ from qdqtool.extraction.invariants import (
     describe_missing,
     has_same_types,
     is_shown_elsewhere,
-    list_places,
+    list_new_codes,
 )
 from qdqtool.extraction.options import SelectionOptions, ShrinkOptions
 from qdqtool.extraction.private import PrivateNames, find_changed_fixes, make_private
@@ -32,7 +32,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.metadata import mark_part
 from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.prediction import predict, predict_part
-from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.reasons.finding import Finding
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util import limits
@@ -458,7 +458,7 @@ class ExtractionJob:
                 code="internal",
             )
         different_fixes = invariants.find_different_fixes(prediction)
-        new_codes = self._list_new_codes(prediction)
+        new_codes = list_new_codes(prediction, self.whole)
         names: PrivateNames | None = None
         rename: _Rename = str
         checked = self.check.describe_behavior() if self.check is not None else ""
@@ -491,18 +491,6 @@ class ExtractionJob:
             names,
             self.is_interrupted,
         )
-
-    def _list_new_codes(self, prediction: Prediction) -> list[str]:
-        """Return the codes of errors and warnings that only the part has."""
-        known = {(f.code, f.node) for f in self.whole.findings}
-        serious = (f for f in prediction.findings if f.severity != Severity.INFO)
-        new = [f for f in serious if (f.code, f.node) not in known]
-        # A finding can list all nodes of a model, so only those of the remaining codes are read.
-        codes = {f.code for f in new}
-        others = (f for f in self.whole.findings if f.code in codes)
-        places = {(f.code, name) for f in others for name in list_places(f)}
-        new = [f for f in new if places.isdisjoint({(f.code, f.node), (f.code, None)})]
-        return list(dict.fromkeys(str(f.code) for f in new))
 
     def _has_false_head(self, prediction: Prediction) -> bool:
         """Return whether nodes at the cut are taken for those of a head."""

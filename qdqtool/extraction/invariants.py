@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
 from qdqtool.findings.identity import finding_key, iterate_consumer_names
-from qdqtool.reasons.finding import Finding
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.util.text import format_list
 
@@ -147,15 +147,35 @@ def _describe_choices(prediction: Prediction, node: str | None) -> str:
     return f"choose from {', '.join(f'{code} ({count})' for code, count in counts.items())}"
 
 
-def list_places(finding: Finding) -> set[str | None]:
-    """Return the names of all nodes that a finding concerns, and None if it may omit some.
+def list_new_codes(part: Prediction, whole: Prediction) -> list[str]:
+    """Return the codes of the errors and warnings that a part has and the whole model has not.
 
-    Some findings report many nodes at once. Their node is only the worst or the first of them.
+    A finding of the whole model can list many nodes: its node is only the worst or the first of
+    them. A finding of the part at a listed node is not new. If a finding may omit nodes from its
+    list, no finding with its code is new.
     """
-    places: set[str | None] = {finding.node, *finding.convolutions, *finding.nodes}
-    if any("node" in cause.reason.identity_excludes for cause in finding.causes):
-        places.add(None)
-    return places
+    serious = (f for f in part.findings if f.severity != Severity.INFO)
+    places = dict.fromkeys((f.code, f.node) for f in serious)
+    known = {(f.code, f.node) for f in whole.findings}
+    # A finding can list all nodes of a model, so only the lists of the remaining codes are read.
+    codes = {code for code, _ in places.keys() - known}
+    codes -= _find_incomplete_codes(whole.findings)
+    known |= _find_listed_places(whole.findings, codes)
+    new = (code for code, node in places if code in codes and (code, node) not in known)
+    return list(dict.fromkeys(map(str, new)))
+
+
+def _find_listed_places(findings: Sequence[Finding], codes: Set[str]) -> set[tuple[str, str]]:
+    """Return the code and the name for each node that a finding with one of the codes lists."""
+    return {
+        (f.code, name) for f in findings if f.code in codes for name in (*f.convolutions, *f.nodes)
+    }
+
+
+def _find_incomplete_codes(findings: Sequence[Finding]) -> set[str]:
+    """Return the codes of the findings that may omit nodes from their lists."""
+    causes = ((f.code, cause) for f in findings for cause in f.causes)
+    return {code for code, cause in causes if "node" in cause.reason.identity_excludes}
 
 
 def is_shown_elsewhere(missing: Finding | ConvOutcome, prediction: Prediction, node: str) -> bool:
