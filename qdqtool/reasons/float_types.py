@@ -57,7 +57,7 @@ class RemainingFloat(Reason):
             engine, and that could use FP16.
         total: Number of all convolutions and matrix products.
         first: The first of these layers that reads or writes FP32; empty if there is none.
-        products: Number of matrix products that read or write FP32.
+        products: Number of matrix products in `total`, of any type.
         quantized: Number of convolutions and matrix products with quantized inputs and weights.
     """
 
