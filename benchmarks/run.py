@@ -26,6 +26,7 @@ from benchmarks.speed import CASES, HEAD, USUAL, compare  # noqa: E402
 DATA = {  # benchmarks that need data of the user; they run only if they are named
     "accuracy": "your models and images",
     "coco": "a YOLO model, and COCO's images and annotations",
+    "detection_counts": "detectors and images",
     "evaluation_images": "a detector and images",
     "fix": "your models and images",
     "pairs": "a folder of published measurements",
