@@ -181,8 +181,9 @@ def _add_verdict(
         from qdqtool.timing.gpus import find_super_variant
 
         add_speed_verdict(page, times, prediction)
+        has_super_mode = prediction.named_target.has_super_mode
         for time in times:
-            if faster := find_super_variant(time.gpu):
+            if has_super_mode and (faster := find_super_variant(time.gpu)):
                 page.fill(
                     f"note: for Super mode (JetPack 6.2), give --gpu '{faster.name}'", 4, "  "
                 )

@@ -211,6 +211,12 @@ class Target:
         return has_patch or numbers[:2] in _JETPACK_MINORS
 
     @property
+    def has_super_mode(self) -> bool:
+        """Whether a JetPack with Super mode (6.2 or later) can have this version: 10.3 or later."""
+        release = version_numbers(self.requested_version)
+        return self.version >= (10, 0) and (release is None or release >= _JETPACK_6)
+
+    @property
     def has_local_functions(self) -> bool:
         """Whether the parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
         return self.is_rtx or self._parser_version >= (9, 0)

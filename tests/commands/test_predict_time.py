@@ -219,6 +219,8 @@ def test_predict_without_gain_meets_no_gain(
         (("Orin Nano 8GB",), True),
         (("Orin Nano 8GB", "--gpu", "L4"), True),
         (("Orin Nano 8GB", "--power", "7W"), False),
+        (("Orin Nano 8GB", "--target", "8.5.2"), False),
+        (("Orin Nano 8GB", "--target", "10.3"), True),
         (("Orin Nano 8GB Super",), False),
         (("RTX 4070",), False),
     ],
