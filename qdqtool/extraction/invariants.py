@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
 from qdqtool.findings.identity import finding_key, iterate_consumer_names
+from qdqtool.findings.report import sort_conversions
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.util.text import format_list
@@ -124,6 +125,8 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     code, colon, number = text.partition(":")
     code = code.strip().upper()
     findings = [f for f in prediction.findings if f.code == code and _is_about_node(f, node)]
+    if code == "CONVERSION":  # predict lists the largest first
+        findings = sort_conversions(findings)
     place = f" at '{node}'" if node is not None else ""
     if not findings:
         choices = _describe_choices(prediction, node)

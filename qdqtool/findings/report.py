@@ -37,6 +37,11 @@ def group_findings(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
+def sort_conversions(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings on Q/DQ layers, those that convert the most values first."""
+    return sorted(findings, key=lambda f: -(f.values or 0))
+
+
 def list_shown_findings(prediction: Prediction) -> list[Finding]:
     """Return the findings that texts and pages show.
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.findings.obstacles import suggest_recipe
-from qdqtool.findings.report import group_findings, list_shown_findings, title_of
+from qdqtool.findings.report import (
+    group_findings,
+    list_shown_findings,
+    sort_conversions,
+    title_of,
+)
 from qdqtool.formats import verdicts
 from qdqtool.formats.float_names import find_float_type, name_floats
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path, wrap_call
@@ -441,10 +446,10 @@ def _add_conversions(page: TextPage, prediction: Prediction, float_type: Precisi
     conversions = [f for f in list_shown_findings(prediction) if f.code in _CONVERSION_CODES]
     if all(f.code == "INPUT-CONVERSION" for f in conversions):
         return
-    conversions.sort(key=lambda f: -(f.values or 0))
-    title = f"Q/DQ layers that remain ({len(conversions)}), the largest first"
-    page.add_heading(f"note CONVERSION  {title}")
-    for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):
+    count = Counter(f.code for f in conversions)
+    codes = ", ".join(f"{code} ({count[code]})" for code in _CONVERSION_CODES if count[code])
+    page.add_heading(f"note {codes}  Remaining Q/DQ, the largest first")
+    for finding in page.iterate_rows(sort_conversions(conversions), _MAX_CONVERSIONS, "    "):
         amount = f" ({_format_amount(finding.values)})" if finding.values else ""
         message = name_floats(finding.message, finding.code, float_type)
         page.fill(f"{message.rstrip('.')}{amount}", 4, "  - ")

@@ -32,7 +32,9 @@ def test_predict_output_file_has_the_text(model: str, cli: Cli) -> None:
 
 def test_predict_lists_the_largest_conversion_first(model: str, cli: Cli) -> None:
     onnx.save(residual("float", channels=24), model)
-    rows = cli("predict", model).partition(", the largest first\n")[2].splitlines()
+    title, _, text = cli("predict", model).partition(", the largest first\n")
+    assert "CONVERSION (2), INPUT-CONVERSION (1)" in title
+    rows = text.splitlines()
     assert "c0.in.Q" in rows[0] and "(6.1 k values)" in rows[0] and "(4.1 k" in rows[1]
 
 

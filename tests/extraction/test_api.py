@@ -14,6 +14,7 @@ import qdqtool
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import api
 from qdqtool.extraction.cut import ModelCutter, ModelPart
+from qdqtool.extraction.invariants import choose_finding
 from qdqtool.extraction.private import PrivateNames, find_changed_fixes, mask_numbers
 from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.ir.graph import Model
@@ -23,6 +24,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.util import limits
 from tests.errors import has
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.findings import test_causes
 from tests.findings.graphs import GRAPHS, concat
 from tests.insertion.nets import run
 from tests.notes import note, note_codes
@@ -732,3 +734,11 @@ def test_private_layer_of_two_nodes_has_both_new_names(g: Graph) -> None:
     layer = f"{names['acme.second.DQ']} + {names['acme.joined.Q']}_clone_0"
     assert [f.node for f in result.prediction.findings if " + " in f.node] == [layer]
     assert layer in {f.node for f in result.shown.findings} and "acme" not in str(result.as_json())
+
+
+def test_choose_finding_counts_conversions_from_the_largest() -> None:
+    prediction = qdqtool.predict(test_causes.residual("float", channels=24))
+    first, second = (f for f in prediction.findings if f.code == "CONVERSION")
+    first.values = 1
+    chosen = [choose_finding(prediction, f"CONVERSION:{n}", None) for n in (1, 2)]
+    assert chosen == [second, first]
