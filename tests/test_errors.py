@@ -44,8 +44,9 @@ def test_error_text_is_one_printable_line() -> None:
 
 
 def test_unknown_gain_note_has_a_reason_without_path(g: Graph) -> None:
-    model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))
-    time = qdqtool.predict(model, "trt8.5", gpu="RTX 3060").time
+    time = qdqtool.predict(
+        g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", gpu="RTX 3060"
+    ).time
     (note,) = (n for n in time["notes"] if n.code == "gain-unknown")
     assert note.values["why"] and not note.values["why"].startswith("model")
 

@@ -92,8 +92,7 @@ def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str]) 
     assert cli.run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    unwrapped = re.sub(r"\\\n +", "", text)
-    assert all(e["run"] in unwrapped for e in EXAMPLES.get(command, []))
+    assert all(e["run"] in re.sub(r"\\\n +", "", text) for e in EXAMPLES.get(command, []))
 
 
 def test_help_of_many_options_has_sections(capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,8 +382,7 @@ def test_answers_for_a_detector_are_short(
     lengths = [len(text.splitlines()) for text in texts]
     assert lengths[0] <= 25 < lengths[1] < lengths[2]
     assert cli.run(["predict", "q.onnx", "--gpu", "RTX 3060", "--format", "json"]) == 0
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    codes = {f["code"] for f in findings}
+    codes = {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert "INPUT-CONVERSION" in codes and all(code in texts[0] for code in codes)
 
 

@@ -404,8 +404,8 @@ def test_svg_arrows_point_down_and_avoid_boxes() -> None:
     pytest.importorskip("fast_sugiyama")
     *s, o = (tensor(name, [8], INT8) for name in ("t", "s0", "s1", "s2", "s3", "s4", "s5", "o"))
     chain = [layer(f"c{i}", "CaskConvolution", [a], [b]) for i, (a, b) in enumerate(pairwise(s))]
-    skip = layer("add", "PointWiseV2", [s[-1], s[1]], [o])  # over several ranks
-    text = format_svg(draw_engine(report(*chain, skip)))
+    # The edge of the Add is over several ranks.
+    text = format_svg(draw_engine(report(*chain, layer("add", "PointWiseV2", [s[-1], s[1]], [o]))))
     rectangles = boxes(text)
     for path in re.findall(r'<path d="(M[^"]*C[^"]*)"', text):
         points = [tuple(map(float, p.split(","))) for p in re.findall(r"[\d.]+,[\d.]+", path)]

@@ -330,8 +330,9 @@ def test_channels_are_counted_for_inputs_of_linear_layers(tmp_path: Path) -> Non
     windows = g.op("Reshape", [relu, g.const("to", np.asarray([2, 12, 8]))], "windows")
     first = g.op("MatMul", [windows, w], "fc")
     turned = g.op("Transpose", sigmoid, "turned", perm=[0, 1, 3, 2])
-    v = g.const("v", RNG.normal(0, 1, (6, 5)), np.float32)
-    second = g.op("MatMul", [turned, v], "turned_fc")
+    second = g.op(
+        "MatMul", [turned, g.const("v", RNG.normal(0, 1, (6, 5)), np.float32)], "turned_fc"
+    )
     samples = [{"x": RNG.normal(0, 1, (1, 4, 6, 8)).astype(np.float32)} for _ in range(3)]
     cache, names = tmp_path / "cache.npz", ["x", relu, windows, sigmoid, turned]
     statistics = collect(g.model(first, second), samples, names, cache=cache, progress=False)

@@ -57,8 +57,9 @@ def fp8(**options: int) -> onnx.ModelProto:
 
 
 def grouped(g: Graph, channels: int) -> onnx.ModelProto:
-    x = g.op("Neg", g.input(1, 2 * channels, 8, 8), "n")
-    return g.model(g.conv(x, "c", 2 * channels, groups=2))
+    return g.model(
+        g.conv(g.op("Neg", g.input(1, 2 * channels, 8, 8), "n"), "c", 2 * channels, groups=2)
+    )
 
 
 def on_gpu(sm: str) -> qdqtool.Prediction:

@@ -92,8 +92,9 @@ def test_folding_keeps_trained_integers(tmp_path: Path) -> None:
     signs = np.sign(model[1].weight.detach().numpy()).reshape(-1, 1, 1, 1)
     np.testing.assert_array_equal(np.round(folded / scale.reshape(-1, 1, 1, 1)), trained * signs)
     expected = nets.evaluate(model, X).numpy()
-    result = run_file(tmp_path / "q.onnx", X)
-    np.testing.assert_allclose(result, expected, atol=0.02 * expected.std())
+    np.testing.assert_allclose(
+        run_file(tmp_path / "q.onnx", X), expected, atol=0.02 * expected.std()
+    )
 
 
 def test_export_keeps_fixed_ranges_of_weights(tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ def test_evidence_has_354_convolutions_of_9_builds() -> None:
 
 
 def test_builds_of_cases_are_described() -> None:
-    names = {name for case in pipeline.cases().values() for name in case.build_names()}
-    assert names <= BUILDS.keys()
+    assert {
+        name for case in pipeline.cases().values() for name in case.build_names()
+    } <= BUILDS.keys()
 
 
 def test_case_names_are_unique_in_their_pass() -> None:

@@ -180,8 +180,9 @@ def quantize_with_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto
     CalibrationDataReader.register(RandomImages)
     g = Graph()
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "a", scale=None, weights="float", bias=True), "r")
-    model = g.model(g.conv(x, "b", scale=None, weights="float", bias=True))
-    onnx.save(model, tmp_path / "float.onnx")
+    onnx.save(
+        g.model(g.conv(x, "b", scale=None, weights="float", bias=True)), tmp_path / "float.onnx"
+    )
     quantize_static(
         str(tmp_path / "float.onnx"),
         str(tmp_path / "q.onnx"),

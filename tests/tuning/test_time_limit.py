@@ -101,8 +101,7 @@ def test_shorter_time_limit_keeps_the_earlier_choice(
 
 def test_accurate_int8_of_an_earlier_run_is_a_complete_result(clock: Clock, tmp_path: Path) -> None:
     options: dict[str, Any] = {"keep": 0.9, "state": tmp_path / "t.tuning"}
-    mapper = slow_mapper(clock, 30.0)
-    first = tune(mapper=mapper, time_limit=200.0, **options)
+    first = tune(mapper=slow_mapper(clock, 30.0), time_limit=200.0, **options)
     assert first.reached and first.chosen.name == "INT8 by default"
     second = tune(time_limit=1e-9, **options)
     assert second.chosen.configuration == first.chosen.configuration
