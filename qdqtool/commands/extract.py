@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     shell_complete=completion.complete_codes,
     multiple=True,
     metavar="CODE[:n]",
-    help="Keep the nodes on which this finding depends (CODE:n: the n-th of this code). May be "
-    "repeated.",
+    help="Keep the nodes on which this finding depends (CODE:n: the n-th of this code in the JSON "
+    "of predict). May be repeated.",
 )
 @click.option(
     "--node",
