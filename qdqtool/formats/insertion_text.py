@@ -295,6 +295,11 @@ def _has_error_of_format(insertion: Insertion) -> bool:
     return insertion.choice is not None and insertion.choice.precision in insertion.choice.errors
 
 
+def _name_error(insertion: Insertion) -> str:
+    """Return the name of the error by which single activations are compared."""
+    return "error of the activations alone" if _has_error_of_format(insertion) else "output error"
+
+
 def _has_quantized_dfl(insertion: Insertion) -> bool:
     findings = [] if insertion.prediction is None else insertion.prediction.findings
     reasons = (cause.reason for finding in findings for cause in finding.causes)
@@ -340,7 +345,7 @@ def _add_activation_losses(
 ) -> None:
     """Add the layers whose inputs cause most of the error."""
     title = _format_title(insertion)
-    error = "error of the activations alone" if _has_error_of_format(insertion) else "output error"
+    error = _name_error(insertion)
     proposed = losses.proposed
     if not proposed:
         page.add_row("", _describe_unconfirmed(losses, len(insertion.activations), float_type))
@@ -437,7 +442,8 @@ def _describe_advised_gain(insertion: Insertion, warning: Note) -> str:
     for loss in losses.tensors:
         if set(loss.readers) == set(reason.consumers):
             cost = _describe_cost(loss, _format_title(insertion))
-            return f" With this `exclude`: output error {_describe_gain(loss, losses)}{cost}."
+            error = _name_error(insertion)
+            return f" With this `exclude`: {error} {_describe_gain(loss, losses)}{cost}."
     return ""
 
 
