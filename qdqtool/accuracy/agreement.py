@@ -52,8 +52,8 @@ _Arrays = Mapping[str, npt.NDArray[Any]]
 _DEFINITIONS = {
     "agreement-map": (
         "Agreement mAP",
-        "average precision (IoU 0.50 to 0.95) of B's detections; A's detections of score 0.25 and "
-        "more are the truth",
+        "average precision (IoU 0.50 to 0.95, all classes ranked together) of B's detections; A's "
+        "detections of score 0.25 and more are the truth",
     ),
     "mask-agreement": (
         "Mask agreement",
