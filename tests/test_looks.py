@@ -81,8 +81,9 @@ def test_only_text_has_color(
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_options_of_examples_exist(command: str) -> None:
-    found = cli.cli.get_command(click.Context(cli.cli), command)
-    options = {s for p in found.params for s in p.opts}
+    options = {
+        s for p in cli.cli.get_command(click.Context(cli.cli), command).params for s in p.opts
+    }
     for example in EXAMPLES[command]:
         assert {w for w in shlex.split(example["run"]) if w.startswith("-")} <= options, example
 

@@ -157,7 +157,8 @@ def command(
             unmet.append(f"--require-gain {require_gain:g} is not met: {reason}")
         else:
             unmet += [line for time in times for line in _describe_unmet_gain(time, require_gain)]
-        return annotations.ModelReview(path, chosen_target.name, prediction, unmet, times)
+        half = not request.no_fp16
+        return annotations.ModelReview(path, chosen_target.name, prediction, unmet, times, half)
 
     results = _review_models(paths, review, chosen_target)
     predictions = [result.prediction for result in results if result.prediction is not None]

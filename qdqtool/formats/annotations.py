@@ -11,10 +11,15 @@ from urllib.parse import quote
 
 from qdqtool.findings import codes
 from qdqtool.findings.report import group_findings, list_shown_findings
-from qdqtool.formats.float_names import find_float_type, name_floats
+from qdqtool.formats.float_names import can_use_fp16, find_float_type, name_floats
 from qdqtool.formats.output import as_options
-from qdqtool.formats.time_text import describe_times
-from qdqtool.formats.verdicts import remarks, speed_verdict, verdict
+from qdqtool.formats.time_text import (
+    describe_slower_fix,
+    describe_times,
+    list_choice_notes,
+    list_time_notes,
+)
+from qdqtool.formats.verdicts import is_analyzed, remarks, speed_verdict, verdict
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Finding
 from qdqtool.trt.result import ConvOutcome, Prediction
@@ -44,6 +49,7 @@ class ModelReview(NamedTuple):
         prediction: The prediction; None if the model cannot be predicted.
         unmet: Requirements that are not met. Without a prediction, the errors that prevent it.
         times: Estimated time on each GPU.
+        half: Whether the builder may use FP16.
     """
 
     path: str
@@ -51,6 +57,7 @@ class ModelReview(NamedTuple):
     prediction: Prediction | None
     unmet: list[str]
     times: Sequence[TimeEstimate] = ()
+    half: bool = True
 
 
 def to_sarif(reviews: Iterable[ModelReview]) -> Json:
@@ -70,9 +77,7 @@ def to_sarif(reviews: Iterable[ModelReview]) -> Json:
 
 def _sarif_run(review: ModelReview) -> Json:
     findings = review.prediction.findings if review.prediction else []
-    float_type = (
-        find_float_type(review.prediction, times=review.times) if review.prediction else None
-    )
+    float_type = _find_float_type(review)
     rules = [
         _sarif_rule(name, review.target) for name in dict.fromkeys(str(f.code) for f in findings)
     ]
@@ -90,7 +95,7 @@ def _sarif_run(review: ModelReview) -> Json:
             positions,
             str(f.code),
             f.severity.word,
-            one_line(as_options(name_floats(f"{f.message} {f.fix}", f.code, float_type))),
+            one_line(" ".join(_describe_finding(f, review, float_type))),
             f.node,
         )
         for f in findings
@@ -109,6 +114,25 @@ def _sarif_run(review: ModelReview) -> Json:
             "summary": review.prediction.summary() if review.prediction else None,
         },
     }
+
+
+def _find_float_type(review: ModelReview) -> Precision | None:
+    """Return the type of layers that are not quantized; None if there are several."""
+    if review.prediction is None:
+        return None
+    half = review.half and can_use_fp16(review.times)
+    return find_float_type(review.prediction, half=half, times=review.times)
+
+
+def _describe_finding(
+    finding: Finding, review: ModelReview, float_type: Precision | None
+) -> tuple[str, str]:
+    """Return the message and the fix of a finding, as options of the command."""
+    message, fix = (
+        as_options(name_floats(text, finding.code, float_type))
+        for text in (finding.message, finding.fix)
+    )
+    return message, f"{fix} {describe_slower_fix(finding, review.times)}".strip()
 
 
 def _sarif_rule(code: str, target: str) -> Json:
@@ -168,13 +192,11 @@ def _markdown_section(review: ModelReview) -> list[str]:
         problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in review.unmet]
         return [title, "", *problems, ""]
     lines = [f"{title} on {review.prediction.target_title}", ""]
-    for time in () if review.prediction.rejected else review.times:
-        if not time.is_supported:
-            lines += [f"{time.gpu.name}: no engine can be built ({time.obstacle}).", ""]
-            continue
-        gain, details = speed_verdict(time).text, describe_times(time)
-        lines += [f"**{_escape_markdown(gain)}** {_escape_markdown(details)}.", ""]
-    lines += [f"**{_escape_markdown(verdict(review.prediction, times=review.times))}**", ""]
+    if not review.prediction.rejected:
+        lines += _markdown_times(review.prediction, review.times)
+    half = review.half and can_use_fp16(review.times)
+    result = verdict(review.prediction, half=half, times=review.times)
+    lines += [f"**{_escape_markdown(result)}**", ""]
     for line in review.unmet:
         lines += [f"❌ **Not met:** {_escape_markdown(one_line(line))}", ""]
     # Types and confidence of a rejected model are hypothetical.
@@ -184,10 +206,27 @@ def _markdown_section(review: ModelReview) -> list[str]:
     findings = list_shown_findings(review.prediction)
     if not findings:
         return [*lines, "No findings.", ""]
-    lines += _finding_table(findings, find_float_type(review.prediction, times=review.times))
+    lines += _finding_table(findings, review)
     if not is_rejected:
         lines += _list_float_layers(review.prediction.convolutions)
     return [*lines, ""]
+
+
+def _markdown_times(prediction: Prediction, times: Sequence[TimeEstimate]) -> list[str]:
+    """Return paragraphs with the times on each GPU, and the notes on them."""
+    lines = []
+    for time in times:
+        if not time.is_supported:
+            lines += [f"{time.gpu.name}: no engine can be built ({time.obstacle}).", ""]
+            continue
+        gain, details = speed_verdict(time).text, describe_times(time)
+        lines += [f"**{_escape_markdown(gain)}** {_escape_markdown(details)}.", ""]
+    if not times or not is_analyzed(prediction):
+        return lines
+    for note in (*list_time_notes(times, prediction), *list_choice_notes(times, prediction)):
+        label = f"{note.label[0].upper()}{note.label[1:]}"
+        lines += [_escape_markdown(f"{label}: {note.text}"), ""]
+    return lines
 
 
 def _list_float_layers(convolutions: Sequence[ConvOutcome]) -> list[str]:
@@ -202,14 +241,13 @@ def _list_float_layers(convolutions: Sequence[ConvOutcome]) -> list[str]:
     return ["", summary, "", *rows, "", "</details>"]
 
 
-def _finding_table(findings: list[Finding], float_type: Precision | None) -> list[str]:
+def _finding_table(findings: list[Finding], review: ModelReview) -> list[str]:
+    """Return a table with a row for each code. The first place is one that ``fix`` repairs."""
     lines = ["| | code | places | first place | fix |", "|---|---|---|---|---|"]
+    float_type = _find_float_type(review)
     for same in group_findings(findings)[:_ROWS]:
-        first = same[0]
-        texts = [
-            as_options(name_floats(text, first.code, float_type))
-            for text in (first.message, first.fix)
-        ]
+        first = min(same, key=lambda f: not f.automatic)
+        texts = _describe_finding(first, review, float_type)
         cells = (first.severity.word, first.code, str(len(same)), *texts)
         lines.append(f"| {' | '.join(map(_table_cell, cells))} |")
     return lines

@@ -53,6 +53,12 @@ def find_float_type(
     return None if several else name_float_type(prediction, half=half)
 
 
+def can_use_fp16(times: Sequence[TimeEstimate]) -> bool:
+    """Return whether the estimates permit FP16 on all GPUs for which an engine can be built."""
+    built = [time for time in times if time.is_supported] or times
+    return all(time.float_type == Precision.FP16 for time in built)
+
+
 def name_floats(text: str, code: str, float_type: Precision | None) -> str:
     """Write the float type of the engine in place of the word "float".
 

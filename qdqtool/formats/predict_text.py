@@ -16,17 +16,18 @@ from qdqtool.findings.report import (
     title_of,
 )
 from qdqtool.formats import verdicts
-from qdqtool.formats.float_names import find_float_type, name_floats
+from qdqtool.formats.float_names import can_use_fp16, find_float_type, name_floats
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path, wrap_call
 from qdqtool.formats.time_text import (
     add_slowest_layers,
     add_speed_verdict,
+    add_time_notes,
     describe_clock,
     describe_fixed_time,
-    describe_repeated_placement,
     describe_request_cost,
     describe_saving,
     describe_slower_fix,
+    list_choice_notes,
     name_fix_gpu,
 )
 from qdqtool.ir.input_shapes import ModelInfo
@@ -100,7 +101,7 @@ def render(
     """
     page = TextPage(width, everything)
     target = target or prediction.choose_typing(prediction.named_target)
-    half = half and _can_use_fp16(times)
+    half = half and can_use_fp16(times)
     is_rejected = prediction.rejected
     engine_times = [] if is_rejected else times
     allowed_type = verdicts.name_float_type(prediction, half=half)
@@ -137,11 +138,6 @@ def _choose_precision(options: NextOptions, times: Sequence[TimeEstimate]) -> Ne
     if any(time.fastest not in (None, Precision.INT8) for time in times):
         return options._replace(precision=" --precision auto")
     return options
-
-
-def _can_use_fp16(times: Sequence[TimeEstimate]) -> bool:
-    built = [time for time in times if time.is_supported] or times
-    return all(time.float_type == Precision.FP16 for time in built)
 
 
 def _add_trace(page: TextPage, prediction: Prediction) -> None:
@@ -183,17 +179,8 @@ def _add_verdict(
                 )
             return
     if times and verdicts.is_analyzed(prediction):
-        from qdqtool.timing.gpus import find_super_variant
-
         add_speed_verdict(page, times, prediction)
-        has_super_mode = prediction.named_target.has_super_mode
-        for time in times:
-            if has_super_mode and (faster := find_super_variant(time.gpu)):
-                page.fill(
-                    f"note: for Super mode (JetPack 6.2), give --gpu '{faster.name}'", 4, "  "
-                )
-        if placement := describe_repeated_placement(times):
-            page.fill(f"note: {placement}", 4, "  ")
+        add_time_notes(page, list_choice_notes(times, prediction))
     elif problem is None:
         text, style = verdicts.quality_verdict(prediction, float_type)
         page.fill(text, 2, "  ", style)
@@ -238,13 +225,8 @@ def _add_basis(page: TextPage, prediction: Prediction, target: Target) -> None:
         page.add_row("Open question", text)
     if prediction.convolutions and not verdicts.has_no_qdq(prediction):
         page.add_row("Confidence", verdicts.describe_confidence(prediction))
-        is_weakly_typed = target.has_strong_typing and not target.strongly_typed
-        if prediction.model.has_float16 and is_weakly_typed:
-            page.add_row(
-                "Typing",
-                "weakly typed build assumed, which may change the FP16 types of the file. With "
-                "--strongly-typed, the prediction is for a build with these types",
-            )
+        if typing := verdicts.describe_assumed_typing(prediction):
+            page.add_row("Typing", typing)
     if target.borrows_rules:
         page.add_row("Rules", target.borrowed_rules)
     if page.everything and prediction.target_evidence:
@@ -478,7 +460,7 @@ def _add_next_steps(
     if notes and not page.everything:
         page.fill(f"{format_count(len(notes), 'note')} with --all: {', '.join(notes)}")
     if times and not any(time.gpu.has_int8 for time in times):
-        flag = " with --fp16" if _can_use_fp16(times) else ""
+        flag = " with --fp16" if can_use_fp16(times) else ""
         page.fill(f"Next: build the float model{flag}, because the GPU has no INT8.")
     else:
         _add_remedies(page, prediction, times, options)

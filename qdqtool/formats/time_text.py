@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style, TextPage, as_options
@@ -35,49 +35,102 @@ _MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of 
 def add_speed_verdict(
     page: TextPage, times: Sequence[TimeEstimate], prediction: Prediction | None = None
 ) -> None:
-    """Add the verdict on the speed, and a table with a row for each type or for each GPU.
+    """Add the verdict on the speed, a table with a row for each type or for each GPU, and notes.
 
-    If the prediction is given, a note explains why ``insert`` is slower than the model.
+    The arguments are those of :func:`list_time_notes`.
     """
-    supported = [time for time in times if time.is_supported]
     if len(times) > 1:
-        labels = _list_columns(times)
-        _add_gpu_table(page, times, labels)
+        _add_gpu_table(page, times, _list_columns(times))
     else:
-        labels = list(list_times(times[0]))
         result = speed_verdict(times[0])
         page.fill(result.text, 4, "  ", result.style)
         _add_time_table(page, times[0])
-    _add_remarks(page, supported if len(times) > 1 else times, name_gpus=len(times) > 1)
-    if supported and any(label.startswith("FP8") for label in labels):
-        page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
-    if prediction is not None and (reason := _explain_slower_insert(prediction, supported)):
-        place = "column INT8 insert" if len(times) > 1 else "row INT8 by qdqtool insert"
-        page.fill(f"note: the {place} is slower because {reason}.", 4, "  ")
+    add_time_notes(page, list_time_notes(times, prediction, everything=page.everything))
 
 
-def _add_remarks(page: TextPage, times: Sequence[TimeEstimate], *, name_gpus: bool) -> None:
-    """Add the remarks on each GPU; a remark on several GPUs is printed once.
+def add_time_notes(page: TextPage, notes: Iterable[TimeNote]) -> None:
+    """Add notes on estimated times."""
+    for note in notes:
+        style = Style.UNCLEAR if note.is_warning else Style.PLAIN
+        page.fill(f"{note.label}: {note.text}", 4, "  ", style)
+
+
+class TimeNote(NamedTuple):
+    """Note or warning on estimated times.
+
+    Attributes:
+        label: ``note`` or ``warning``, with the GPUs if the note is not on all GPUs.
+        text: The text.
+        is_warning: Whether the note is a warning.
+    """
+
+    label: str
+    text: str
+    is_warning: bool = False
+
+
+def list_time_notes(
+    times: Sequence[TimeEstimate],
+    prediction: Prediction | None = None,
+    *,
+    everything: bool = False,
+) -> list[TimeNote]:
+    """Return the notes on estimated times.
 
     Args:
-        page: Page to add to.
+        times: Estimated time on each GPU.
+        prediction: If given, a note explains why ``insert`` is slower than the model.
+        everything: Whether to name small costs of layout changes too.
+    """
+    supported = [time for time in times if time.is_supported]
+    has_several = len(times) > 1
+    notes = _list_remarks(supported if has_several else times, has_several, everything)
+    labels = _list_columns(times) if has_several else list(list_times(times[0]))
+    if supported and any(label.startswith("FP8") for label in labels):
+        notes.append(TimeNote("note", _describe_fp8_basis(supported)))
+    if prediction is not None and (reason := _explain_slower_insert(prediction, supported)):
+        notes.append(TimeNote("note", f"INT8 by qdqtool insert is slower because {reason}."))
+    return notes
+
+
+def list_choice_notes(times: Sequence[TimeEstimate], prediction: Prediction) -> list[TimeNote]:
+    """Return the notes on the choice of the GPU's name and of the placement."""
+    from qdqtool.timing.gpus import find_super_variant
+
+    texts = []
+    if prediction.named_target.has_super_mode:
+        others = filter(None, (find_super_variant(time.gpu) for time in times))
+        texts += [f"for Super mode (JetPack 6.2), give --gpu '{other.name}'" for other in others]
+    texts += filter(None, [describe_repeated_placement(times)])
+    return [TimeNote("note", text) for text in texts]
+
+
+def _list_remarks(
+    times: Sequence[TimeEstimate], name_gpus: bool, everything: bool
+) -> list[TimeNote]:
+    """Return the remarks on each GPU; a remark on several GPUs is returned once.
+
+    Args:
         times: Estimated time on each GPU.
         name_gpus: Whether to name the GPUs of each remark that is not on all GPUs.
+        everything: Whether to name small costs of layout changes too.
     """
     gpus: dict[str, dict[str, str]] = {}  # remark of each GPU, by the remark without the GPU
     for time in times:
-        for remark in _list_remarks(page, time):
+        for remark in _list_gpu_remarks(time, everything):
             general = remark.replace(f" on {time.gpu.name}", " on {}")
             gpus.setdefault(general, {})[time.gpu.name] = remark
+    notes = []
     for general, remarks in gpus.items():
         names, remark = ", ".join(remarks), next(iter(remarks.values()))
         is_on_all = 1 < len(remarks) == len(times)
         is_named = is_on_all or next(iter(remarks)) in remark
         name = f" ({names})" if name_gpus and not is_named else ""
-        text = general.replace(" on {}", f" on {names}")
         is_warning = getattr(remark, "code", "") in _WARNING_NOTES
-        word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
-        page.fill(f"{word}{name}: {as_options(text)}", 4, "  ", style)
+        word = "warning" if is_warning else "note"
+        text = as_options(general.replace(" on {}", f" on {names}"))
+        notes.append(TimeNote(f"{word}{name}", text, is_warning))
+    return notes
 
 
 def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
@@ -288,9 +341,9 @@ def _format_speed(time: TimeEstimate) -> tuple[str, Style]:
     return f"{gain.quantized} {text}" if time.is_float else text, ratio_style(gain)
 
 
-def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
+def _list_gpu_remarks(time: TimeEstimate, everything: bool) -> list[str]:
     texts = []
-    if time.layouts and (page.everything or time.layouts_ms > _MIN_LAYOUTS * time.total_ms):
+    if time.layouts and (everything or time.layouts_ms > _MIN_LAYOUTS * time.total_ms):
         changes = format_count(time.layouts, "change")
         verb = "costs" if time.layouts == 1 else "cost"
         texts.append(f"{changes} of memory layout {verb} {format_ms(time.layouts_ms)}.")

@@ -367,11 +367,26 @@ def describe_moved_quantizer(layer: EngineLayer) -> str:
     return "Q/DQ moves past it" if is_moved else ""
 
 
+def describe_assumed_typing(prediction: Prediction) -> str:
+    """Return a text if a weakly typed build of a file with FP16 types is assumed; else empty."""
+    target = prediction.choose_typing(prediction.named_target)
+    is_weakly_typed = target.has_strong_typing and not target.strongly_typed
+    has_types = prediction.model.has_float16 and not has_no_qdq(prediction)
+    if not (has_types and is_weakly_typed and prediction.convolutions):
+        return ""
+    return (
+        "weakly typed build assumed, which may change the FP16 types of the file. With "
+        "--strongly-typed, the prediction is for a build with these types"
+    )
+
+
 def remarks(prediction: Prediction) -> list[str]:
     """Return paragraphs on the limits of the verdict: assumptions, confidence, missing counts."""
     lines = [describe_assumption(prediction, a) for a in prediction.assumptions]
     if any(c.evidence == "assumed" for c in prediction.convolutions):
         lines.append(f"Confidence: {describe_confidence(prediction)}.")
+    if typing := describe_assumed_typing(prediction):
+        lines.append(f"Typing: {typing}.")
     if prediction.conversions is None and prediction.convolutions:
         lines.append("This target quantizes inside its kernels, so it has no Q/DQ layers.")
     return lines

@@ -39,8 +39,7 @@ def test_predict_lists_the_largest_conversion_first(model: str, cli: Cli) -> Non
 
 
 def test_outputs_have_the_same_number_of_notes(model: str, cli: Cli) -> None:
-    findings = cli.json("predict", model)["findings"]
-    notes = {f["code"] for f in findings if f["severity"] == "info"}
+    notes = {f["code"] for f in cli.json("predict", model)["findings"] if f["severity"] == "info"}
     assert "CONVERSION" in notes and f"\n{len(notes)} notes with --all: " in cli("predict", model)
     assert (
         set(re.findall("^note ([A-Z0-9-]+) ", cli("predict", model, "--all"), re.MULTILINE))

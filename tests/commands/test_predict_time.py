@@ -112,7 +112,19 @@ def test_outputs_name_the_estimated_float_type(model: str, cli: Cli) -> None:
     for text in (*texts, qdqtool.report(model, gpu="L4").html):
         assert "(1 of them with FP32 output)" in text and "conv2 writes float" in text
     assert "  INT8 -> FP32  conv2  + relu2" in texts[0]
+    assert all("2 float layers are estimated in FP32" in text for text in texts)
     assert cli.json(*command)["time"]["fp32_layers"] == 2  # conv2 and the Sigmoid after it
+
+
+@pytest.mark.parametrize("form", ["markdown", "sarif"])
+def test_formats_for_reviews_have_the_types_without_fp16(model: str, cli: Cli, form: str) -> None:
+    text = cli("predict", model, "--no-fp16", "--format", form)
+    assert "writes FP32" in text and "writes FP16" not in text
+
+
+def test_markdown_warns_of_another_batch_than_that_of_the_file(model: str, cli: Cli) -> None:
+    text = cli("predict", model, "--gpu", "L4", "--batch", "8", "--format", "markdown")
+    assert "Warning: the times are for the model exported with batch 8" in text
 
 
 def test_predict_calibrate_with_a_measured_time(model: str, tmp_path: Path, cli: Cli) -> None:

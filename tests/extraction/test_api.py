@@ -740,5 +740,4 @@ def test_choose_finding_counts_conversions_from_the_largest() -> None:
     prediction = qdqtool.predict(test_causes.residual("float", channels=24))
     first, second = (f for f in prediction.findings if f.code == "CONVERSION")
     first.values = 1
-    chosen = [choose_finding(prediction, f"CONVERSION:{n}", None) for n in (1, 2)]
-    assert chosen == [second, first]
+    assert [choose_finding(prediction, f"CONVERSION:{n}", None) for n in (1, 2)] == [second, first]

@@ -257,8 +257,9 @@ def test_dead_scale_of_a_part_is_left(g: Graph) -> None:
 
 def test_dead_part_that_no_layer_reads_becomes_float(g: Graph) -> None:
     """An end-to-end head joins boxes, the best scores and their classes."""
-    w = g.weights("w", (16, 8), "qdq", axis=1)
-    x = g.op("MatMul", [g.pair(g.input(1, 20, 16), "in"), w], "fc")
+    x = g.op(
+        "MatMul", [g.pair(g.input(1, 20, 16), "in"), g.weights("w", (16, 8), "qdq", axis=1)], "fc"
+    )
     scores, _ = g.ops("TopK", [g.op("Sigmoid", x, "s"), g.const("k", np.array([4]))], "top", 2)
     boxes = g.op("Mul", [x, g.const("size", np.float32(640))], "boxes")
     proto = g.model(g.pair(g.op("Concat", [boxes, scores], "all", axis=2), "behind", 5.0))

@@ -11,6 +11,7 @@ from qdqtool.fixing.common_scale import CommonScale, ReplacedScale, ScaleHistory
 from qdqtool.fixing.gains import NO_GAIN, find_objection, find_worsening_changes
 from qdqtool.fixing.savings import add_fix_savings
 from qdqtool.fixing.site import FixCriteria
+from qdqtool.formats.annotations import ModelReview, to_sarif
 from qdqtool.formats.fix_text import render
 from qdqtool.formats.time_text import describe_saving
 from qdqtool.ir.editor import Editor
@@ -261,6 +262,8 @@ def test_slower_fix_needs_a_request(g: Graph, gpu: str, is_slower: bool) -> None
     model = Model(g.model(g.add(*ends, "sum")))
     fixed, requested = fix(model, gpu=gpu), fix(model, only=["CONCAT-SCALE"], gpu=gpu)
     text, note = str(render(fixed, "f.onnx", 80)), f"would make the model slower on Jetson {gpu}."
+    review = ModelReview("f.onnx", "trt10", fixed.after, [], [fixed.time])
+    assert (note in str(to_sarif([review]))) == is_slower
     assert text.count("CONCAT-SCALE (2):") == 2 * is_slower  # not applied, and left
     assert is_slower == any(
         f"CONCAT-SCALE (2 places) {note}" in n

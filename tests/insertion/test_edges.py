@@ -352,8 +352,9 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
         insert_into(k, model, data, target=target, preprocess=preprocess) for k in ("float", kind)
     )
     assert changed.model.graph.input[0].type.tensor_type.elem_type == ELEMENTS[kind]
-    casts = [n for n in nodes_of(changed.model, "Cast") if n.input[0] == "x"]
-    assert len(casts) == (kind == "uint8")
+    assert len([n for n in nodes_of(changed.model, "Cast") if n.input[0] == "x"]) == (
+        kind == "uint8"
+    )
     x = (PIXELS.astype(np.float32) / 255 - mean).astype(np.float16)
     scale = value_of(plain.model, "a/_input_quantizer/scale")
     codes = np.clip(np.rint(x.astype(np.float32) / scale), -128, 127).astype(np.int8)

@@ -138,8 +138,9 @@ def test_half_leaves_integers_other_domains_and_unknown_types(net: Net) -> None:
         "Concat", "sizes", net.op("Shape", "shape", inner), net.const("four", [4], np.int64), axis=0
     )
     mixed = net.op("Mul", "mixed", inner, net.op("Strange", "strange", inner, domain="example"))
-    late = net.op("Relu", "late", mixed)
-    net.output(net.conv("b", net.op("Relu", "r", inner)), net.conv("c", late))
+    net.output(
+        net.conv("b", net.op("Relu", "r", inner)), net.conv("c", net.op("Relu", "late", mixed))
+    )
     proto = net.output(net.op("Identity", "end", shape), dtype=TensorProto.INT64).open_model(19)
     assert convert_to_fp16(Model(proto)) == 5  # a, r, b, late and c
     index = Model(proto)

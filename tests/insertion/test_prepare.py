@@ -383,8 +383,9 @@ def test_computed_parameters_become_constants(net: Net) -> None:
     """
 
     def identity(name: str, shape: tuple[int, ...]) -> str:
-        value = net.const(name, net.rng.uniform(0.5, 1.5, shape))
-        return str(net.op("Identity", f"{name}/i", value))
+        return str(
+            net.op("Identity", f"{name}/i", net.const(name, net.rng.uniform(0.5, 1.5, shape)))
+        )
 
     conv = net.op("Conv", "c", "x", identity("w", (16, 16, 1, 1)), identity("b", (16,)))
     parameters = [identity(p, (16,)) for p in "gdmv"]

@@ -245,8 +245,12 @@ def test_noise_of_values_between_two_integers(tmp_path: Path) -> None:
     for module in model:
         nn.init.dirac_(module.weight)
         nn.init.zeros_(module.bias)
-    values = torch.tensor([0.5, 1.5, 2.5, 126.5])
-    x = values.repeat(64, 16, 1).permute(1, 0, 2).reshape(1, 16, 16, 16)
+    x = (
+        torch.tensor([0.5, 1.5, 2.5, 126.5])
+        .repeat(64, 16, 1)
+        .permute(1, 0, 2)
+        .reshape(1, 16, 16, 16)
+    )
     qat.prepare(model, x, report=None)
     for name in ("0._input_quantizer", "1._input_quantizer"):
         set_amax(model.get_submodule(name), torch.tensor(127.0))

@@ -54,8 +54,9 @@ def simple(**changes: Any) -> onnx.ModelProto:
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     y = g.pair(x, "c1.in", **{"scale": 0.05, **changes})
-    w = g.weights("c1", (16, 16, 1, 1), "qdq")
-    return g.model(g.op("Conv", [y, w], "c1", kernel_shape=[1, 1]))
+    return g.model(
+        g.op("Conv", [y, g.weights("c1", (16, 16, 1, 1), "qdq")], "c1", kernel_shape=[1, 1])
+    )
 
 
 @pytest.mark.parametrize(("target", "code"), [("trt8.5", "FLAG-FP16"), ("trt11", "FLOAT-FP32")])

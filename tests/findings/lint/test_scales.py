@@ -349,8 +349,9 @@ def test_gains_that_spread_are_not_reported(
     gains = np.exp(spread * RNG.normal(0, 1, channels))
     gains[:2] *= factor
     inputs = [g.input(1, 8, channels), g.const("gains", gains, np.float32)]
-    scale = float(4 * gains.max() / 127)
-    x = g.pair(g.op("LayerNormalization", inputs, "norm", axis=-1), "x", scale)
+    x = g.pair(
+        g.op("LayerNormalization", inputs, "norm", axis=-1), "x", float(4 * gains.max() / 127)
+    )
     weights = g.pair(g.const("w", RNG.normal(0, 1, (channels, 4)), np.float32), "wq")
     assert bool(outlier_scales(g.model(g.op("MatMul", [x, weights], "fc")))) is reported
 
