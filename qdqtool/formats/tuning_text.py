@@ -501,8 +501,8 @@ def _explain_chosen(better: Sequence[PlacementResult]) -> str:
     is_measured = all(point.metric is not None for point in better)
     unmeasured = "" if is_measured else " or were not measured there"
     return (
-        "The chosen candidate (*) is the cheapest one that reaches the goal on both sets of "
-        "images. Candidates that are cheaper and at least as accurate on the selection images "
+        "The chosen candidate (*) is the cheapest measured one that reaches the goal on both sets "
+        "of images. Candidates that are cheaper and at least as accurate on the selection images "
         f"miss the goal on the held-out images{unmeasured}"
     )
 
