@@ -734,6 +734,14 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
                 code="taken-as",
             )
         )
+    elif "=" not in name and (size := _find_ignored_size(name, gpu)):
+        notes.append(
+            Note(
+                f"'{name.strip()}' was read as {gpu.name}: the table of GPUs does not have this "
+                f"name with {size}",
+                code="size-ignored",
+            )
+        )
     if clock is not None:
         if not MIN_CLOCK <= clock <= MAX_CLOCK:
             raise QdqtoolError(
@@ -747,6 +755,15 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
         gpu, mode_notes = limit(gpu, power)
         notes += mode_notes
     return replace(gpu, notes=tuple(notes))
+
+
+def _find_ignored_size(name: str, gpu: Gpu) -> str:
+    """Return the memory size in a name if the table of GPUs does not have it; else empty."""
+    normalized = normalize_name(name)
+    size = re.search(r"\b(\d+)gb\b", normalized)
+    if size is None or normalized in _gpus_by_name() or size[0] in normalize_name(gpu.name):
+        return ""
+    return f"{size[1]} GB"
 
 
 def _limit_to_mode(gpu: Gpu, power: str) -> tuple[Gpu, list[Note]]:
