@@ -477,15 +477,17 @@ PARTS = {
     "layout": ("Layout changes", "reformats, which change the memory layout but not the data type"),
     "region": (
         "Unlisted layers",
-        "layers that the simulation does not list: activations after convolutions, reshapes, and "
-        "layers that the build compiles as one (ForeignNode)",
+        "layers that the simulation does not list: activations after convolutions, changes between "
+        "FP32 and FP16, reshapes, and layers that the build compiles as one (ForeignNode)",
     ),
     "edge": (
         "Inputs and outputs",
         "reformats of inputs and outputs, and all time outside of predicted layers",
     ),
 }
-_UNLISTED_PREFIXES = ("PWN after ", "reshape before ", "copy of ")  # names of unlisted kernels
+_REFORMAT = "reformat of "  # prefix of kernels that change the float type of a tensor
+# Names of unlisted kernels, except reformats of inputs and outputs, begin with one of these.
+_UNLISTED_PREFIXES = ("PWN after ", "reshape before ", "copy of ", _REFORMAT)
 
 
 def collect_time(subject: ReportSubject) -> data.EngineTime | None:
@@ -614,7 +616,9 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
         times[time_kind(layer)].append(ms)
         times["layout"] += [change["ms"] for change in layer.layouts]
     fused = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
-    times["region"] = _list_region_times(time.kernels, fused)
+    edges = {f"{_REFORMAT}{tensor}" for tensor in (*subject.model.inputs, *subject.model.outputs)}
+    inner = [kernel for kernel in time.kernels if kernel.name not in edges]
+    times["region"] = _list_region_times(inner, fused)
     sums = {kind: (sum(ms), sum(t > 0 for t in ms)) for kind, ms in times.items() if ms}
     rest, count = _sum_unassigned_kernels(time.kernels, sums)
     if rest > 1e-3:

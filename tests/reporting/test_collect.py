@@ -283,8 +283,11 @@ def test_activation_after_a_convolution_is_an_unlisted_layer(g: Graph) -> None:
     parts = {part.kind: part.layers for part in page.parts}
     assert parts["region"] == 2 and "edge" not in parts
     engine = len(page.model.layers)
-    numbers = f"have {engine + 1} layers, but the prediction has {engine} engine layers (1 without"
-    assert sum(parts.values()) == engine + 1 and numbers in page.parts_note
+    assert (
+        sum(parts.values()) == engine + 1
+        and (f"have {engine + 1} layers, but the prediction has {engine} engine layers (1 without")
+        in page.parts_note
+    )
 
 
 def test_times_of_parts_add_up(files: NetworkFiles) -> None:
