@@ -100,7 +100,8 @@ def list_choice_notes(times: Sequence[TimeEstimate], prediction: Prediction) -> 
     texts = []
     if prediction.named_target.has_super_mode:
         others = filter(None, (find_super_variant(time.gpu) for time in times))
-        texts += [f"for Super mode (JetPack 6.2), give --gpu '{other.name}'" for other in others]
+        names = {other.name for other in others} - {time.gpu.name for time in times}
+        texts += [f"for Super mode (JetPack 6.2), give --gpu '{name}'" for name in sorted(names)]
     texts += filter(None, [describe_repeated_placement(times)])
     return [TimeNote("note", text) for text in texts]
 
