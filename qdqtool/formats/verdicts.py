@@ -15,10 +15,12 @@ from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.trt.result import Assumption, EngineLayer, Prediction
 from qdqtool.util.text import (
     format_count,
+    format_excess,
     format_factor,
     format_layer_counts,
     format_list,
     format_speed,
+    is_small_factor,
 )
 
 if TYPE_CHECKING:
@@ -601,13 +603,16 @@ def format_ratio(gain: SpeedGain) -> str:
 def describe_range(gain: SpeedGain) -> str:
     """Return the range of a gain, such as ``1.3x to 2.2x``.
 
-    If the whole range is a loss, the factors say how many times slower the engine is. If the range
-    includes gain and loss, the factors are ratios of speeds, and "its speed" is added if a loss is
-    likelier.
+    If the whole range is a loss, the factors say how many times slower the engine is. A sure gain
+    or loss below 20 % has a range such as ``5 % to 40 % slower``. If the range includes gain and
+    loss, the factors are ratios of speeds, and "its speed" is added if a loss is likelier.
     """
     is_slower = gain.value < 1
     low, high = gain.low, gain.high
     if gain.is_sure and is_slower:
         low, high = 1 / gain.high, 1 / gain.low
+    if gain.is_sure and is_small_factor(max(gain.value, 1 / gain.value)):
+        direction = "slower" if is_slower else "faster"
+        return f"{format_excess(low)} to {format_excess(high)} {direction}"
     unit = " its speed" if is_slower and not gain.is_sure else ""
     return f"{format_factor(low)} to {format_factor(high)}{unit}"

@@ -173,10 +173,19 @@ def format_factor(factor: float) -> str:
 def format_speed(ratio: float) -> str:
     """Return a ratio of speeds as ``1.7x faster``, or below 20 % as ``15 % slower``."""
     factor = max(ratio, 1 / ratio)
-    percent = 100 * (factor - 1)
-    number = f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}"
-    amount = f"{number} %" if round(percent) < 20 else format_factor(factor)
+    amount = format_excess(factor) if is_small_factor(factor) else format_factor(factor)
     return f"{amount} {'faster' if ratio >= 1 else 'slower'}"
+
+
+def is_small_factor(factor: float) -> bool:
+    """Return whether :func:`format_speed` prints a factor of at least 1 as a percentage."""
+    return round(100 * (factor - 1)) < 20
+
+
+def format_excess(factor: float) -> str:
+    """Return how far a factor is above 1: ``15 %`` for 1.15, ``0.5 %`` for 1.005."""
+    percent = 100 * (factor - 1)
+    return f"{percent:.0f} %" if percent >= 1 else f"{percent:.1g} %"
 
 
 def format_ms(value: float, *, unit: bool = True) -> str:

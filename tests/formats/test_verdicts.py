@@ -47,9 +47,21 @@ def gain_of(low: float, value: float, high: float) -> SpeedGain:
             "about 1.2x slower than FP16, but not certainly (80 % range 0.6x to 1.1x its speed)",
             Style.UNCLEAR,
         ),
-        (gain_of(1.01, 1.03, 1.2), "3 % faster than FP16 (80 % range 1.01x to 1.2x)", Style.GOOD),
-        (gain_of(0.9, 0.952, 0.99), "5 % slower than FP16 (80 % range 1.01x to 1.1x)", Style.BAD),
-        (gain_of(1.01, 1.097, 1.2), "10 % faster than FP16 (80 % range 1.01x to 1.2x)", Style.GOOD),
+        (
+            gain_of(1.01, 1.03, 1.2),
+            "3 % faster than FP16 (80 % range 1 % to 20 % faster)",
+            Style.GOOD,
+        ),
+        (
+            gain_of(0.9, 0.952, 0.99),
+            "5 % slower than FP16 (80 % range 1 % to 11 % slower)",
+            Style.BAD,
+        ),
+        (
+            gain_of(1.01, 1.097, 1.2),
+            "10 % faster than FP16 (80 % range 1 % to 20 % faster)",
+            Style.GOOD,
+        ),
         (
             gain_of(0.8, 1.01, 1.3),
             "about as fast as FP16 (80 % range 0.8x to 1.3x)",
