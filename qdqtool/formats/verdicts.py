@@ -383,12 +383,14 @@ def describe_assumed_typing(prediction: Prediction) -> str:
 
 
 def remarks(prediction: Prediction) -> list[str]:
-    """Return paragraphs on the limits of the verdict: assumptions, confidence, missing counts."""
+    """Return paragraphs on the limits of the verdict, such as assumptions and confidence."""
     lines = [describe_assumption(prediction, a) for a in prediction.assumptions]
     if any(c.evidence == "assumed" for c in prediction.convolutions):
         lines.append(f"Confidence: {describe_confidence(prediction)}.")
     if typing := describe_assumed_typing(prediction):
         lines.append(f"Typing: {typing}.")
+    if rules := prediction.named_target.borrowed_rules:
+        lines.append(f"Rules: {rules}.")
     if prediction.conversions is None and prediction.convolutions:
         lines.append("This target quantizes inside its kernels, so it has no Q/DQ layers.")
     return lines
