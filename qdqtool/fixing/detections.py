@@ -73,9 +73,11 @@ class DetectionVerdict:
 
     def describe_values(self) -> str:
         """Describe the agreement without the name of the metric."""
+        is_unsure = self.low <= 0 <= self.high and self.low < self.high
+        unsure = ", not certain" if is_unsure else ""
         return (
             f"{self.before:.3f} -> {self.after:.3f} (difference {self.low:+.3f} to "
-            f"{self.high:+.3f}) on {format_count(self.images, 'image')} with {self.count} "
+            f"{self.high:+.3f}{unsure}) on {format_count(self.images, 'image')} with {self.count} "
             "detections"
         )
 

@@ -317,8 +317,9 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         page.fill(f"{change}  {error.title}", ROW_COLUMN + 2, " " * ROW_COLUMN, style)
     if fixed.detections is not None:
         text = (
-            f"{fixed.detections.describe_values()}: agreement mAP with this model's float "
-            "activations. Errors of the weights are not included; not comparable between calls."
+            f"{fixed.detections.describe_values()}: agreement mAP with this model's own float "
+            "activations, not with the float model, so errors of the weights are not included. "
+            "Values of two calls of fix cannot be compared."
         )
         page.add_row("Agreement", text)
     if any(error.has_grown for error in fixed.errors):
@@ -344,7 +345,7 @@ def _rate_change(error: OutputError) -> str:
         return "  lost"
     if error.has_grown:
         return "  grew"
-    return "  fell" if error.has_fallen else "  about equal"
+    return "  fell" if error.has_fallen else "  little change"
 
 
 def _add_applied_changes(page: TextPage, fixed: Fixed, places: Counter[str]) -> None:

@@ -71,7 +71,7 @@ def test_fix_prints_the_agreement_before_and_after() -> None:
     assert numbers["before"] == pytest.approx(1.0) and numbers["detections"] == OBJECTS
     text = str(render(fixed, "f.onnx", 200))
     assert f"Agreement        1.000 -> {numbers['after']:.3f}" in text
-    assert "with this model's float activations. Errors of the weights are not included;" in text
+    assert "with this model's own float activations, not with the float model" in text
 
 
 @pytest.mark.parametrize(
