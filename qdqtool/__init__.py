@@ -48,8 +48,8 @@ Most options of the command line are parameters of the same name: ``--max-images
                       layers and trace of the result
 
 Options for checks and texts exist only on the command line: ``--require``, ``--require-gain``,
-``--fail-on``, ``--min-agreement``, ``--allow-partial``, ``--all`` and ``--format``. So do
-``--from-log``, ``--dla-cache``, ``--report`` and ``--verification``.
+``--fail-on``, ``--min-agreement``, ``--allow-partial``, ``--require-shapes``, ``--all`` and
+``--format``. So do ``--from-log``, ``--dla-cache``, ``--report`` and ``--verification``.
 
 ``insert`` measures the output error only with ``losses``: the default is 0, but 8 images on the
 command line (``losses=None``).

@@ -193,7 +193,7 @@ ONLY_COMMAND = {
     "insert": {"calib", "write_table", "gpu"},
     "tune": {"calib", "result", "no_state"},
     "predict": {"trace", "layers", "require_gain", "required", "fail_on", "calib"},
-    "verify": {"from_log", "allow_partial"},
+    "verify": {"from_log", "allow_partial", "require_shapes"},
     "compare": {"more_a", "more_b", "fail_on", "page", "calib", "min_agreement"},
     "report": set(),
     "fix": {"calib", "dla_cache"},

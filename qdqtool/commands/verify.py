@@ -28,6 +28,12 @@ from qdqtool.errors import QdqtoolError, VersionError
     is_flag=True,
     help="Exit 0 if nothing differs, even if parts of the build are missing.",
 )
+@click.option(
+    "--require-shapes",
+    is_flag=True,
+    help="Exit 2 if BUILD lists no shapes: a build of another model with the same layer names "
+    "could pass.",
+)
 @options.output_options
 def command(
     files: tuple[str, ...],
@@ -38,6 +44,7 @@ def command(
     clock: float | None,
     from_log: bool,
     allow_partial: bool,
+    require_shapes: bool,
     answer: options.AnswerWriter,
 ) -> int:
     """Compare the prediction with a real TensorRT build.
@@ -49,7 +56,7 @@ def command(
     Exit codes: 0 everything agrees; 1 something differs; 2 bad input, or parts of the build are
     missing. Missing parts are: an absent or truncated layer listing, or one without data types;
     truncated optimizer passes; a truncated file; unknown data types of convolutions. The optimizer
-    passes, the parse section and the profile may be absent.
+    passes, the parse section, the profile and (without --require-shapes) shapes may be absent.
     """
     from qdqtool.formats.build_text import render_verification
     from qdqtool.verification.api import exit_code, verify, verify_from_log, verify_with_builder
@@ -72,9 +79,11 @@ def command(
         ) from None
     answer.write(
         result.as_json,
-        lambda width: render_verification(result, width, allow_partial=allow_partial),
+        lambda width: render_verification(
+            result, width, allow_partial=allow_partial, require_shapes=require_shapes
+        ),
     )
-    return exit_code(result, allow_partial)
+    return exit_code(result, allow_partial, require_shapes)
 
 
 def _check_arguments(files: int, builder: str | None, from_log: bool, has_gpu: bool) -> None:

@@ -461,17 +461,23 @@ def _describe_time_mismatch(result: Verification) -> str:
 
 
 def render_verification(
-    result: Verification, width: int = 80, *, allow_partial: bool = False
+    result: Verification,
+    width: int = 80,
+    *,
+    allow_partial: bool = False,
+    require_shapes: bool = False,
 ) -> TextPage:
     """Return the text of ``verify``: the verdict, the compared numbers, and the mismatches."""
     from qdqtool.verification.api import exit_code
 
     page = TextPage(width)
-    outcome, consequence, style = _STATUS[exit_code(result, allow_partial)]
+    outcome, consequence, style = _STATUS[exit_code(result, allow_partial, require_shapes)]
     if not (result.mismatches or result.complete):
         consequence = _describe_missing(result)
+    elif outcome == "INCOMPLETE":
+        consequence = "agrees, but lists no shapes to compare"
     exceptions = _describe_exceptions(result)
-    if outcome == "PASS" and any(note.code == "no-shapes" for note in result.notes):
+    if outcome == "PASS" and not result.has_shapes:
         outcome, exceptions = "PASS by names", f"{exceptions}; the build lists no shapes"
     page.fill(f"{outcome}: {_describe_build(result)} {consequence}{exceptions}", style=style)
     page.add_gap()

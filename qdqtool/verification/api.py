@@ -489,14 +489,19 @@ def has_fp32_convolutions(build: Build) -> bool:
     return {t.precision for t in tensors if t.precision.is_float} == {Precision.FP32}
 
 
-def exit_code(result: Verification, allow_partial: bool = False) -> int:
+def exit_code(
+    result: Verification, allow_partial: bool = False, require_shapes: bool = False
+) -> int:
     """Return the exit code of a verification.
 
     0: everything agrees. 1: mismatches. 2: no mismatches, but the build is incomplete or some
-    convolutions are unknown; `allow_partial` turns this 2 into 0.
+    convolutions are unknown; `allow_partial` turns this 2 into 0. With `require_shapes`, a build
+    that lists no shapes also gives 2.
     """
     if result.mismatches:
         return 1
+    if require_shapes and not result.has_shapes:
+        return 2
     return 0 if allow_partial or result.complete else 2
 
 

@@ -89,6 +89,11 @@ class Verification(SavableResult):
         """Whether the build is complete and states the types of all convolutions."""
         return self.build.complete and not self.convolutions.unknown
 
+    @property
+    def has_shapes(self) -> bool:
+        """Whether the build lists shapes, so that a build of another model is detected."""
+        return all(note.code != "no-shapes" for note in self.notes)
+
     def summary(self) -> Json:
         """Return the counts of agreement as JSON values."""
         names = ("convolutions", "layers", "trace", "conversions", "copies")

@@ -249,12 +249,22 @@ def test_verify_of_layer_names_states_that_no_types_were_compared(
     assert exit_code(result, allow_partial) == (0 if allow_partial else 2)
 
 
-def test_verify_without_shapes_passes_by_names_alone() -> None:
+@pytest.mark.parametrize(
+    ("require_shapes", "line"),
+    [
+        (
+            False,
+            "PASS by names: TensorRT 8.4.0 built what was predicted; the build lists no shapes",
+        ),
+        (True, "INCOMPLETE: TensorRT 8.4.0 agrees, but lists no shapes to compare"),
+    ],
+)
+def test_verify_without_shapes_passes_by_names_alone(require_shapes: bool, line: str) -> None:
     facts = BuildFacts(BuildSource.LAYER_JSON, (), "8.4.0", None, True, ())
     result = Verification(facts, notes=[Note("the build lists no shapes", code="no-shapes")])
-    assert render_verification(result, 300).lines[0] == (
-        "PASS by names: TensorRT 8.4.0 built what was predicted; the build lists no shapes"
-    )
+    page = render_verification(result, 300, require_shapes=require_shapes)
+    assert page.lines[0] == line
+    assert exit_code(result, require_shapes=require_shapes) == (2 if require_shapes else 0)
 
 
 def test_verify_notes_begin_with_the_version() -> None:
