@@ -497,8 +497,8 @@ def find_gpu(name: str) -> Gpu:
     suggestions = suggest_names(name)
     hint = f"did you mean {', '.join(suggestions)}? Otherwise " if suggestions else ""
     raise QdqtoolError(
-        f"GPU '{name}' is not in the table; {hint}see 'qdqtool gpus', or describe the GPU: "
-        "`gpu='sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3'`",
+        f"GPU '{name}' is not in the table; {hint}see 'qdqtool gpus', or describe the GPU as in "
+        "this example of an RTX 3060: `gpu='sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3'`",
         code="unknown-choice",
         parameter="gpu",
     )
@@ -509,7 +509,20 @@ def suggest_names(name: str) -> list[str]:
     normalized = normalize_name(name)
     longer = [gpu.name for gpu in _find_longer_names(name, normalized)[:_MAX_SUGGESTIONS]]
     names = {key: gpus[0].name for key, gpus in _gpus_by_name().items()}
-    return longer or nearest_names(normalized, names)
+    return longer or _find_other_orders(normalized) or nearest_names(normalized, names)
+
+
+def _find_other_orders(normalized: str) -> list[str]:
+    """Return the GPUs whose words begin with the words of a name, in any order: ``orin agx 64``."""
+    words = normalized.split()
+    if len(words) < 2:
+        return []
+    names = [
+        gpu.name
+        for gpu in all_gpus()
+        if all(any(w.startswith(word) for w in normalize_name(gpu.name).split()) for word in words)
+    ]
+    return names[:_MAX_SUGGESTIONS]
 
 
 def match_gpus(name: str) -> list[Gpu]:

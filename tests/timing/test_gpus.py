@@ -202,6 +202,7 @@ def test_find_gpu_rejects_unknown_names(text: str, code: str) -> None:
         ("RTX 3066", "RTX 3060", "5060"),
         ("RTX 30600", "RTX 3060", "5060"),
         ("RTX 360", "RTX 3060", "5060"),
+        ("Orin AGX 64", "Jetson AGX Orin 64GB", "RTX"),
         ("L44", "L4", "RTX"),
         ("MX250", "MX350", "RTX"),
         ("jetson", "Jetson", "RTX"),
