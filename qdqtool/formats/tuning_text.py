@@ -233,9 +233,11 @@ def _describe_float_model(tuning: Tuning) -> str:
     placement = placement[0].upper() + placement[1:]
     goal = f"{_format_goal(tuning)} on both the selection and the held-out images"
     if _ended_with_float_model(tuning):
+        has_few = any(note.code == "few-images-to-judge" for note in tuning.notes)
+        more = "more images, " if has_few else ""
         return (
-            f"{placement} reached {goal} in the time limit. {written} Give a longer --time-limit "
-            "or a lower --keep"
+            f"{placement} reached {goal} in the time limit. {written} Give {more}a longer "
+            "--time-limit or a lower --keep"
         )
     return f"{placement} reached {goal}. {written}"
 

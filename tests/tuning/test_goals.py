@@ -21,6 +21,7 @@ from qdqtool.tuning.measure import (
     TuningJob,
     map_on_threads,
 )
+from qdqtool.util.notes import Note
 from qdqtool.util.text import format_ms
 from tests.insertion.nets import detector, images, relative_error
 from tests.notes import note_codes
@@ -203,6 +204,9 @@ def test_budget_that_the_float_model_fits_takes_it(tmp_path: Path) -> None:
     fastest = f"Fastest: INT8 by default, {format_ms(late.cost.ms)} predicted on Tesla T4, "
     assert fastest in text and ", not measured on the held-out images" in text
     assert " only this layer is INT8" in text and "; chosen:" not in text
+    few = Note("few images", code="few-images-to-judge")
+    text = str(render_tuning(replace(tuning, **changes, notes=[few]), 500))
+    assert "unchanged. Give more images, a longer --time-limit or a lower --keep" in text
 
 
 def test_front_has_the_float_model_if_its_time_is_known() -> None:
