@@ -424,6 +424,9 @@ class TimeChange:
         layouts_ms: Difference of the layout changes.
         other_layers_ms: Difference of all other layers.
         other_layers: Number of these layers in the first and in the second model.
+        largest_other_layers: Differences of at most three of these layers by name, the largest
+            first. The times are those of a profile, so they can be a few us longer than in
+            `other_layers_ms`.
     """
 
     total_ms: float
@@ -432,6 +435,7 @@ class TimeChange:
     layouts_ms: float
     other_layers_ms: float
     other_layers: tuple[int, int]
+    largest_other_layers: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""
@@ -439,6 +443,9 @@ class TimeChange:
         return {
             **{name: round(getattr(self, name), 6) for name in names},
             "other_layers": list(self.other_layers),
+            "largest_other_layers": [
+                {"name": name, "ms": round(ms, 6)} for name, ms in self.largest_other_layers.items()
+            ],
         }
 
 

@@ -315,6 +315,9 @@ def _add_time_change(page: TextPage, change: TimeChange | None, gpu: str) -> Non
     ):
         if abs(ms) >= _MIN_MS:
             page.add_lines(f"  {title:<41} {ms:+.4f} ms")
+    for name, ms in change.largest_other_layers.items():
+        if abs(ms) >= _MIN_MS:
+            page.fill(f"about {ms:+.4f} ms: {name}", 6, "    ")
 
 
 def _format_change(separator: str, changes: Iterable[float | None]) -> str:

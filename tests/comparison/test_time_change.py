@@ -52,6 +52,12 @@ def test_parts_of_the_time_change_add_up(
     assert nodes_ms + rest_ms == pytest.approx(
         after.time["total_ms"] - before.time["total_ms"], abs=1e-4
     )
+    old, new = ({layer.name: layer.ms or 0.0 for layer in p.layers} for p in (before, after))
+    assert all(
+        row["ms"] == pytest.approx(new.get(name, 0.0) - old.get(name, 0.0), abs=2e-5)
+        for row in parts["largest_other_layers"]
+        if (name := row["name"]) in old or name in new
+    )
     text = str(render_comparison(comparison)).partition("Time of B minus time of A")[2]
     total, *rows = map(float, re.findall(r"^(?: on|  [nlo]).* ([+-]\S+) ms$", text, re.M))
     assert sum(rows) == pytest.approx(total, abs=2e-4)
