@@ -530,8 +530,9 @@ def test_pipe_without_end_is_read_up_to_a_limit(
     """The limit does not apply to files."""
     monkeypatch.setattr(limits, "PIPED_LOG", size)
     monkeypatch.setattr(limits, "PIPED_LINES", lines)
-    text = b"[TRT] Trace of TensorRT version: 8.5.2\n" + b"[TRT] x\n" * 5000
-    (tmp_path / "log").write_bytes(text)
+    (tmp_path / "log").write_bytes(
+        b"[TRT] Trace of TensorRT version: 8.5.2\n" + b"[TRT] x\n" * 5000
+    )
     assert read_build(str(tmp_path / "log")).lines.total == 5001
     with subprocess.Popen(["yes", "[TRT] x"], stdout=subprocess.PIPE) as endless:
         with pytest.raises(BuildLogError, check=has("file-too-large")):

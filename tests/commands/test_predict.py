@@ -157,7 +157,9 @@ def test_predict_names_the_requested_version(
     text = cli("predict", model, "--target", target)
     assert text.splitlines()[0].endswith(title)
     rules = [line for line in text.splitlines() if line.split()[:1] == ["Rules"]]
-    assert len(rules) == borrows and all(re.search(r"\bTensorRT \d", row) and target in row for row in rules)
+    assert len(rules) == borrows and all(
+        re.search(r"\bTensorRT \d", row) and target in row for row in rules
+    )
     assert cli.json("predict", model, "--target", target)["requested_target"] == target
     markdown = cli("predict", model, "--target", target, "--format", "markdown")
     assert markdown.splitlines()[0].endswith(f" on {title}")

@@ -122,8 +122,9 @@ def test_pair_without_activation_is_not_moved(g: Graph) -> None:
     """TensorRT merges the pair with the pair that feeds the activation."""
     y = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     flat = g.pair(g.op("Flatten", y, "flat"), "a", 0.1)
-    weights = g.pair(g.const("w", np.ones((1024, 4), np.float32)), "w", 0.01)
-    out = g.op("Gemm", [flat, weights], "fc")
+    out = g.op(
+        "Gemm", [flat, g.pair(g.const("w", np.ones((1024, 4), np.float32)), "w", 0.01)], "fc"
+    )
     model = Model(g.model(out, g.op("Tanh", g.pair(y, "b", 0.1), "tanh")))
     refusals = predict(model, "trt8.5").refusals
     (inside,) = (r for r in refusals if isinstance(r, QuantizerInsideActivation))
@@ -150,8 +151,9 @@ def test_sum_is_automatic_if_only_sums_read_the_residual_as_float(
     """
     data = g.input(1, 16, 8, 8)
     first = g.relu(g.conv(data, "c0", 16), "r0")
-    source = first if other == "float block" else data
-    second = g.conv(source, "c1", 16, weights="float", scale=None)
+    second = g.conv(
+        first if other == "float block" else data, "c1", 16, weights="float", scale=None
+    )
     ends = [g.conv(first, "c2", 16)]
     if other == "read by a Q":
         ends.append(g.conv(second, "c3", 16))

@@ -102,8 +102,9 @@ def test_constant_that_half_cannot_hold_keeps_consumer_float(
     """Values too small for half matter only if they are at least a sixteenth of the constant."""
     net = Net(channels=count)
     constant = net.const("k", np.r_[np.ones(count - 1), value].reshape(-1, 1, 1))
-    before = net.conv("b", "x", count, count, 1)
-    after = net.conv("c", net.op(op, "a", before, constant), count, 4, 1)
+    after = net.conv(
+        "c", net.op(op, "a", net.conv("b", "x", count, count, 1), constant), count, 4, 1
+    )
     index = Model(copy_as_fp16(net.output(after).model(19, ir=9)))
     assert [index.elem_type(index.node(name).output) for name in "ba"] == [
         TensorProto.FLOAT16,

@@ -104,8 +104,9 @@ def test_export_keeps_fixed_ranges_of_weights(tmp_path: Path) -> None:
     set_amax(weights, read_amax(weights) * 0.5)  # as if the weights had grown since
     export = qat.export(model, tmp_path / "q.onnx", X)
     expected = nets.evaluate(model, X).numpy()
-    result = run_file(tmp_path / "q.onnx", X)
-    np.testing.assert_allclose(result, expected, atol=0.02 * expected.std())
+    np.testing.assert_allclose(
+        run_file(tmp_path / "q.onnx", X), expected, atol=0.02 * expected.std()
+    )
     assert export.difference < 0.02
 
 

@@ -262,8 +262,7 @@ def test_verify_of_layer_names_states_that_no_types_were_compared(
 def test_verify_without_shapes_passes_by_names_alone(require_shapes: bool, line: str) -> None:
     facts = BuildFacts(BuildSource.LAYER_JSON, (), "8.4.0", None, True, ())
     result = Verification(facts, notes=[Note("the build lists no shapes", code="no-shapes")])
-    page = render_verification(result, 300, require_shapes=require_shapes)
-    assert page.lines[0] == line
+    assert render_verification(result, 300, require_shapes=require_shapes).lines[0] == line
     assert exit_code(result, require_shapes=require_shapes) == (2 if require_shapes else 0)
 
 

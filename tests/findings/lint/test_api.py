@@ -52,8 +52,9 @@ def predicted_codes(proto: onnx.ModelProto, target: str) -> dict[str, int]:
 
 def simple(**changes: Any) -> onnx.ModelProto:
     g = Graph()
-    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
-    y = g.pair(x, "c1.in", **{"scale": 0.05, **changes})
+    y = g.pair(
+        g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r"), "c1.in", **{"scale": 0.05, **changes}
+    )
     return g.model(
         g.op("Conv", [y, g.weights("c1", (16, 16, 1, 1), "qdq")], "c1", kernel_shape=[1, 1])
     )
